@@ -39,7 +39,7 @@ _PUBLIC_MODULES = (
     "stenolog.tokens",
     "stenolog.transfer",
 )
-"""Modules with public names that are not in this one."""
+"""Modules with public names that this package does not export."""
 
 if TYPE_CHECKING:
     from stenolog.agent.instance import AgentInstance, AgentRegistry

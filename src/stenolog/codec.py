@@ -57,7 +57,7 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
 
 
 def _kind_of(message: object) -> str:
-    """Name the type, with a hint for the pydantic objects that the OpenAI client returns."""
+    """Return the type name of a message, with a hint for pydantic objects of the OpenAI client."""
     hint = "; pass message.model_dump(exclude_none=True)" if hasattr(message, "model_dump") else ""
     return type(message).__name__ + hint
 
@@ -77,7 +77,7 @@ def encode_object(fields: dict[str, Any]) -> bytes:
     size = len(payload)
     if size > MAX_MESSAGE_BYTES:
         raise RefusedMessage("", f"{size:,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}")
-    # The number of brackets is an upper bound of the depth, and nearly always low enough.
+    # The nesting depth is at most the number of brackets, which is nearly always below the limit.
     if size > 2 * MAX_DEPTH and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH:
         _check(fields, "", 1)
     return payload
@@ -92,12 +92,12 @@ def _is_all_text(fields: dict[str, Any]) -> bool:
 
 
 def _encode_slowly(fields: dict[str, Any]) -> bytes:
-    """Encode what the fast codec rejects or changes. Raises RefusedMessage."""
+    """Encode a value that the fast codec rejects or changes. Raises RefusedMessage."""
     _check(fields, "", 1)
     try:
         payload = _encode(fields)
     except (TypeError, ValueError):
-        # Lone surrogates, which UTF-8 cannot represent, and subclasses of str, int and float.
+        # The fast codec rejects lone surrogates and subclasses of str, int and float.
         payload = _dumps(fields, separators=(",", ":"), allow_nan=False).encode()
     if decode_object(payload) != _plain(fields):
         raise RefusedMessage("", "it does not come back from JSON as it was given")
@@ -112,7 +112,7 @@ def _dumps(value: Any, **options: Any) -> str:
 
 
 def _check(value: Any, field: str, depth: int) -> None:
-    """Raise RefusedMessage for the first part that JSON cannot represent."""
+    """Raise RefusedMessage for the first value in the message that JSON cannot represent."""
     if isinstance(value, Mapping | list | tuple) and depth > MAX_DEPTH:
         raise RefusedMessage(_shortened(field), f"nested more than {MAX_DEPTH} deep, or in a cycle")
     match value:
@@ -155,7 +155,7 @@ def _check_text(text: str, field: str) -> None:
 
 def _check_digits(number: int, field: str) -> None:
     limit = sys.int_info.default_max_str_digits
-    # 3.32 bits per digit: compute the power only near the limit.
+    # A decimal digit has 3.32 bits. The exact power is slow, so compute it only near the limit.
     if number.bit_length() > limit * 3.32 and abs(number) >= 10**limit:
         raise RefusedMessage(field, f"an integer of more than {limit:,} digits")
 
@@ -174,7 +174,7 @@ def _shortened(field: str) -> str:
 
 
 def digest(payloads: Sequence[bytes]) -> str:
-    """Return a digest of the messages of an idempotency key."""
+    """Return a digest of messages that were appended with one idempotency key."""
     # Imported only when an idempotency key is used.
     from hashlib import blake2b
 
@@ -238,8 +238,8 @@ _decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | Voi
 decode_lines = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode_lines
 """Return all records of a buffer of intact lines.
 
-Raises an error of msgspec if a line has an unknown kind or a lone surrogate; parse the lines one by
-one then.
+Raises an error of msgspec if a line has an unknown kind or a lone surrogate. The caller then parses
+the lines one by one.
 """
 
 
@@ -304,7 +304,7 @@ def intact(line: bytes) -> bool:
 
 
 def count_intact(buffer: bytes) -> int | None:
-    """Return the number of lines, or None unless every line is complete with a correct checksum."""
+    """Count the lines of a buffer; return None if a line is incomplete or its checksum is wrong."""
     find = buffer.find
     crcs, tails = [], []
     start = 0
@@ -312,14 +312,14 @@ def count_intact(buffer: bytes) -> int | None:
         crcs.append(crc32(buffer[start : end - _TAIL]))
         tails.append(buffer[end - _TAIL : end])
         start = end + 1
-    # One comparison of all tails is faster than one per line.
+    # Comparing the ends of all lines at once is faster than comparing line by line.
     if start < len(buffer) or b"".join(tails) != (_TAIL_FORMAT * len(tails)) % tuple(crcs):
         return None
     return len(tails)
 
 
 def parse_line(line: bytes) -> Record | None:
-    """Return the record in a line (without its newline), or None if it is not an intact record."""
+    """Return the record in a line (without its newline), or None if the line is damaged."""
     if not line.startswith(LINE_START) or not intact(line):
         return None
     try:
@@ -337,24 +337,24 @@ def salvage(line: bytes) -> list[Record]:
     Stored messages are never mistaken for records: quotes inside text are escaped, and an object
     inside another one follows a colon, a comma or a bracket.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     end = tried = 0
     for start in _starts(line):
         if start < end:
             continue
         tried += 1
-        if tried > _MOST_STARTS + 2 * len(found):
-            break  # garbage that looks like records
-        crc, begun = 0, start
+        if tried > _MOST_STARTS + 2 * len(records):
+            break  # limits the work for garbage that looks like records
+        crc, summed_upto = 0, start
         for tail in _CRC_TAIL.finditer(line, start):
-            crc, begun = crc32(line[begun : tail.start()], crc), tail.start()
+            crc, summed_upto = crc32(line[summed_upto : tail.start()], crc), tail.start()
             if int(tail[1], 16) == crc:
                 record = parse_line(line[start : tail.end()])
                 if record is not None:
-                    found.append(record)
+                    records.append(record)
                     end = tail.end()
                     break
-    return found
+    return records
 
 
 def _starts(line: bytes) -> Iterator[int]:
@@ -366,7 +366,7 @@ def _starts(line: bytes) -> Iterator[int]:
 
 
 def re_sign(line: bytes) -> bytes | None:
-    """Return the line with a correct checksum if it is otherwise a complete record; else None."""
+    """Return a line with its checksum corrected, or None if the line is not a complete record."""
     text = line[:-_TAIL] if line[-_TAIL:-10] == b',"crc":"' else None
     if text is None:
         return None
@@ -395,7 +395,7 @@ def plain_message(line: bytes) -> bytes | None:
 def _parse_escaped(line: bytes) -> Record | None:
     """Parse a line with a lone surrogate, which the fast decoder rejects.
 
-    The payload is located by position; the envelope is decoded by the standard library.
+    This function locates the payload by its position and decodes the envelope with `json`.
     """
     envelope = _envelope(line)
     kind = envelope.get("kind")
@@ -432,7 +432,7 @@ def _envelope(line: bytes) -> dict[str, Any]:
     import json
 
     try:
-        found: Any = json.loads(line)
+        envelope: Any = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return envelope if isinstance(envelope, dict) else {}

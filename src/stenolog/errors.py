@@ -156,7 +156,7 @@ class StaleCheckpoint(UsageError):
 
 
 class StaleHistory(UsageError):
-    """A message was appended since the caller read the session. Read it again."""
+    """A message was appended since the caller read the session. Read the session again."""
 
     def __init__(self, key: str, expected: int, found: int) -> None:
         self.key = key
@@ -237,7 +237,7 @@ class NotStored(StoreUnavailable):
 
 
 class MaybeStored(StoreUnavailable):
-    """It is unknown whether the call was stored. Retry with the same `once` idempotency key."""
+    """The messages may or may not be stored. Retry with the same idempotency key (`once`)."""
 
 
 class ModelUnavailable(StenologError):
@@ -252,18 +252,18 @@ class DamagedStore(StenologError):
 
 
 class ForeignLog(DamagedStore):
-    """Another program wrote the file. It is not changed."""
+    """Another program wrote the file, so stenolog does not change the file."""
 
 
 class NewerFormat(DamagedStore):
-    """A newer version of stenolog wrote the file. Upgrade to read it."""
+    """A newer version of stenolog wrote the file. Upgrade stenolog to read the file."""
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation, for error messages.
+    """Return the shell command that installs an extra of stenolog, for error messages.
 
-    An installation from a folder, such as a clone, names the folder, because an index may not have
-    the package.
+    If stenolog was installed from a folder, such as a clone, the command names that folder, because
+    a package index may not have stenolog.
     """
     # Imported here, to keep `import stenolog` fast.
     import shlex
@@ -284,7 +284,7 @@ def install_command(extra: str) -> str:
 
 
 def copy_error(error: E) -> E:
-    """Return a copy of an error for one more caller: two threads must not raise the same object."""
+    """Return a copy of an error, because two threads must not raise the same exception object."""
     copied = type(error).__new__(type(error))
     copied.args = error.args
     copied.__dict__.update(error.__dict__)

@@ -1,8 +1,9 @@
-"""The reader of message shapes. Pure.
+"""Reads messages of several providers as typed parts. Pure functions without I/O.
 
-It reads chat messages and Responses items of OpenAI, content blocks of Anthropic, and plain text.
-`read_message` and `read_content` yield typed parts; anything else is an `UnknownPart` with the
-original value, so that nothing is lost. No value makes a function of this module raise.
+The supported formats are chat messages and Responses items of OpenAI, content blocks of Anthropic,
+and plain text. `read_message` and `read_content` yield typed parts. A part of an unknown format
+becomes an `UnknownPart` with the original value, so that no content is lost. Functions of this
+module accept any value and never raise.
 """
 
 import json
@@ -16,7 +17,7 @@ from stenolog.records import Message
 
 Body = dict[str, Any]
 Spot = tuple[int, int]
-"""Index of a message, and index of a call or result in it."""
+"""Index of a message, and index of a tool call or result in that message."""
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 REASONING_FIELDS: Final = (
@@ -35,22 +36,22 @@ UNNAMED: Final = "unknown"
 
 
 class TextPart(Struct, frozen=True):
-    """Text, also the text of a refusal."""
+    """Text of a message; the text of a refusal is a TextPart, too."""
 
     text: str
     value: Any
-    """The part as the message contains it."""
+    """The original part of the message."""
     field: str = ""
-    """Field of `value` that has the text; empty if `value` is the text."""
+    """Field of `value` that contains the text; empty if `value` is the text."""
 
 
 class ThinkingPart(Struct, frozen=True):
-    """Thinking of the model; the text is empty if it is encrypted."""
+    """Thinking of the model. Encrypted thinking has an empty text."""
 
     text: str
     value: Any
     field: str
-    """Field that has the text: of the part, or of the message if `in_content` is False."""
+    """Field with the text: a field of the part, or of the message if `in_content` is False."""
     in_content: bool = True
 
 
@@ -58,7 +59,7 @@ class ImagePart(Struct, frozen=True):
     """An image."""
 
     url: str
-    """Address, or a `data:` URL for embedded images; empty if there is none."""
+    """Address of the image, or a `data:` URL for an embedded image; may be empty."""
     value: Any
     detail: str = ""
 
@@ -71,7 +72,7 @@ class FilePart(Struct, frozen=True):
     """File name or title; may be empty."""
     value: Any
     content: Any = None
-    """Text or parts of a document, transcript of audio; None if there is only encoded data."""
+    """Text or parts of a document, or transcript of audio; None without either."""
     field: str = ""
     """Field of `value` that has the content."""
 
@@ -83,9 +84,9 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     name: str
     arguments: Any
     value: Mapping[str, Any]
-    """The call as the message contains it."""
+    """The original call in the message."""
     field: str = ""
-    """Field of `value` that has name and arguments; empty if `value` itself has them."""
+    """Field of `value` that contains name and arguments; empty if they are fields of `value`."""
     in_content: bool
     """Whether the call is a part of the content, not an item of `tool_calls`."""
 
@@ -106,17 +107,17 @@ class ToolResult(Struct, frozen=True, kw_only=True):
 
 
 class UnknownPart(Struct, frozen=True):
-    """A part, or a field of a message, that this module does not know."""
+    """A part or field of a message whose format this module does not know."""
 
     type: str
-    """Type of the part or name of the field; empty if it has none."""
+    """Type of the part, or name of the field; empty for a part without a type."""
     value: Any
     field: str = "content"
-    """Field of the message that has it."""
+    """Name of the message field that contains the part."""
 
     @property
     def text(self) -> str | None:
-        """The field `text`, if it is text."""
+        """The field `text` of the part; empty if the field is not a string."""
         text = self.value.get("text") if isinstance(self.value, Mapping) else None
         return text if isinstance(text, str) else None
 
@@ -128,7 +129,7 @@ Part = TextPart | ThinkingPart | ImagePart | FilePart | ToolCall | ToolResult | 
 
 
 def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield all parts of a message in the order of reading: thinking, content, tool calls."""
+    """Yield all parts of a message: first the thinking, then the content, then the tool calls."""
     if (item := _read_item(body)) is not None:
         yield from _with_result(item)
         return
@@ -177,8 +178,8 @@ def read_part(part: Any) -> Part:
     reader = _READERS.get(kind)
     if reader is None:
         reader = next((read for end, read in _READERS_BY_END if kind.endswith(end)), None)
-    found = None if reader is None else reader(part)
-    return UnknownPart(kind, part) if found is None else found
+    typed_part = None if reader is None else reader(part)
+    return UnknownPart(kind, part) if typed_part is None else typed_part
 
 
 def read_listed_call(call: Mapping[str, Any]) -> ToolCall:
@@ -209,14 +210,14 @@ def unread_fields(body: Mapping[str, Any]) -> Body:
 
 
 def encoded_data(part: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the media type and the encoded data of a file in a part; empty if there is none."""
-    found = "", ""
+    """Return the media type and the encoded data of a part's file; empty strings without a file."""
+    pair = "", ""
     for inner in (part, *(value for value in part.values() if _is_mapping(value))):
         for name in ("data", "file_data"):
-            if isinstance(data := inner.get(name), str) and len(data) > len(found[1]):
+            if isinstance(data := inner.get(name), str) and len(data) > len(pair[1]):
                 kinds = (inner.get(name) for name in ("media_type", "mime_type", "mimeType"))
-                found = next((kind for kind in kinds if isinstance(kind, str) and kind), ""), data
-    return found
+                pair = next((kind for kind in kinds if isinstance(kind, str) and kind), ""), data
+    return pair
 
 
 _READ_FIELDS: Final = frozenset(
@@ -227,7 +228,7 @@ _READ_FIELDS: Final = frozenset(
 )
 _ARGUMENTS: Final = ("arguments", "input", "args")
 _RESULT_FIELDS: Final = ("output", "outputs", "results", "result")
-"""Fields in which a Responses item has the result of its call."""
+"""Fields of a Responses item that may contain the result of its call."""
 _ITEM_FIELDS: Final = frozenset(
     {
         *("type", "id", "call_id", "tool_use_id", "status", "name", *_ARGUMENTS),
@@ -237,7 +238,7 @@ _ITEM_FIELDS: Final = frozenset(
 
 
 def _read_item(body: Mapping[str, Any]) -> Part | None:
-    """Return a Responses item that is not a message; None for messages."""
+    """Return the typed part of a Responses item; None if the item is a message."""
     if "role" in body or not isinstance(body.get("type"), str):
         return None
     item = read_part(body)
@@ -247,7 +248,7 @@ def _read_item(body: Mapping[str, Any]) -> Part | None:
 
 
 def _with_result(part: Part) -> Iterator[Part]:
-    """Yield a part, and the result if a Responses item has both a call and its result."""
+    """Yield a part, then the result of its call if the Responses item contains that, too."""
     yield part
     if isinstance(part, ToolCall) and part.in_content:
         for name in _RESULT_FIELDS:
@@ -286,7 +287,7 @@ def _read_thinking(part: Mapping[str, Any]) -> ThinkingPart:
 
 
 def _joined(value: Any) -> str:
-    """Return a text of thinking: text, or a list of blocks."""
+    """Return thinking as one text; `value` is a string or a list of blocks."""
     if isinstance(value, str):
         return value
     blocks = value if isinstance(value, list) else []
@@ -305,9 +306,9 @@ _THOUGHTS: Final = ("thinking", "text", "reasoning", "summary", "content")
 
 
 def _read_image(part: Mapping[str, Any]) -> ImagePart:
-    given = part.get("image_url")
-    detail = given.get("detail") if _is_mapping(given) else part.get("detail")
-    url = given.get("url") if _is_mapping(given) else given
+    image = part.get("image_url")
+    detail = image.get("detail") if _is_mapping(image) else part.get("detail")
+    url = image.get("url") if _is_mapping(image) else image
     if url is None:
         source = part.get("source")
         kind, data = encoded_data(part)
@@ -319,8 +320,8 @@ def _read_image(part: Mapping[str, Any]) -> ImagePart:
 
 def _read_file(part: Mapping[str, Any]) -> FilePart:
     kind: str = part["type"]
-    given = (part.get(name) for name in (kind, "source"))
-    inner: Mapping[str, Any] = next((one for one in given if _is_mapping(one)), {})
+    sources = (part.get(name) for name in (kind, "source"))
+    inner: Mapping[str, Any] = next((source for source in sources if _is_mapping(source)), {})
     names = (inner.get("filename"), part.get("filename"), part.get("title"), part.get("name"))
     name = next((name for name in names if isinstance(name, str)), "")
     word: Any = next((word for word in ("audio", "video") if word in kind), "file")
@@ -345,7 +346,7 @@ def _read_use(part: Mapping[str, Any]) -> ToolCall:
 
 
 def _read_call(part: Mapping[str, Any]) -> ToolCall:
-    """Read a Responses item that is a call. Calls of other tools than functions have any fields."""
+    """Return a Responses item as a tool call. A call of a built-in tool may have any fields."""
     field = next((name for name in _ARGUMENTS if name in part), None)
     kind = part["type"].removesuffix("_call")
     named = _text(part.get("name")) or (UNNAMED if kind in ("function", "custom_tool") else kind)
@@ -404,7 +405,7 @@ def seq_of(message: Message | Mapping[str, Any]) -> int | None:
 
 
 def role_of(body: Mapping[str, Any]) -> str:
-    """Return the role, or empty text if it is not a role of the providers' APIs."""
+    """Return the role of a message; empty if no provider's API has that role."""
     role = body.get("role")
     return role if isinstance(role, str) and role in ROLES else ""
 
@@ -431,7 +432,7 @@ def results_of(body: Mapping[str, Any]) -> list[ToolResult]:
 
 
 def has_text(body: Mapping[str, Any]) -> bool:
-    """Whether this is a user message with content other than tool results."""
+    """Whether a message is a user message with content other than tool results."""
     if body.get("role") != "user":
         return False
     content = body.get("content")
@@ -442,8 +443,9 @@ def has_text(body: Mapping[str, Any]) -> bool:
 def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
     """Return the position of the result for each answered call.
 
-    A result answers the newest call with its id; without an id, the first open call of the newest
-    message with calls. A call that reuses an id replaces earlier open calls with that id.
+    A result with an id answers the newest call with that id. A result without an id answers the
+    first open call of the newest message with calls. A call that reuses an id replaces earlier open
+    calls with that id.
     """
     answers: dict[Spot, Spot] = {}
     open_by_id: dict[str, list[Spot]] = {}
@@ -491,7 +493,7 @@ def text_parts_of(body: Mapping[str, Any]) -> str:
 
 
 def type_of(part: Any) -> str:
-    """Return the type of a part; empty if it has none."""
+    """Return the type of a part; empty for a part without a type."""
     kind = part.get("type") if _is_mapping(part) else None
     return kind if isinstance(kind, str) else ""
 
@@ -544,5 +546,5 @@ def _has_text(part: Mapping[str, Any]) -> bool:
 
 
 def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    # Nearly always a dictionary; checking for an abstract class is several times slower.
+    # Check for `dict` first: a check for an abstract class is several times slower.
     return type(value) is dict or isinstance(value, Mapping)

@@ -39,7 +39,7 @@ class _Content(Struct, gc=False):
     content: Any = None
 
 
-# Skipping the other fields is several times faster than decoding them.
+# Decoding only some fields is several times faster than decoding the whole object.
 _decode_role = msgspec.json.Decoder(_Role).decode
 _decode_content = msgspec.json.Decoder(_Content).decode
 
@@ -63,9 +63,9 @@ class Message(
 ):
     """An immutable message, as returned by a store.
 
-    It reads like the stored object: `m["role"]`, `m.get("tool_calls")`, `dict(m)`. The fields are
-    attributes, too, except where `Message` has an attribute of the same name. `role` and `content`
-    always exist: a message without them has the role "" and the content None.
+    A Message reads like the stored object: `m["role"]`, `m.get("tool_calls")`, `dict(m)`. Each
+    stored field is an attribute, too, unless `Message` has an attribute of the same name. `role`
+    and `content` always exist: a message without them has the role "" and the content None.
 
     Each access decodes the stored JSON. Call `to_dict()` once to read many fields.
     """
@@ -87,7 +87,7 @@ class Message(
 
     @property
     def role(self) -> str:
-        """The field `role` of the stored object; an empty text if it has none."""
+        """The field `role` of the stored object; empty if the object has no role."""
         try:
             role: str = _decode_role(self._body).role
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -96,7 +96,7 @@ class Message(
 
     @property
     def content(self) -> Any:
-        """The field `content` of the stored object; None if it has none."""
+        """The field `content` of the stored object; None if the object has no content."""
         try:
             return _decode_content(self._body).content
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -105,10 +105,10 @@ class Message(
     def to_dict(self) -> dict[str, Any]:
         """Return a copy of the stored object."""
         try:
-            found: dict[str, Any] = _decode(self._body)
+            body: dict[str, Any] = _decode(self._body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return decode_object(self._body)
-        return found
+        return body
 
     def to_json(self) -> bytes:
         """Return the stored object as compact JSON, byte for byte as stored."""
@@ -123,11 +123,11 @@ class Message(
             raise AttributeError(f"message {self.seq} has no field {name!r}") from None
 
     def __getitem__(self, name: str) -> Any:
-        # Decoded for each access: a caller that changes a list must not affect other readers.
+        # Decode the message at each access: a caller that changes a list must not affect others.
         return self.to_dict()[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field of the stored object, or `default` if it has none of this name."""
+        """Return a field of the stored object, or `default` if the object lacks the field."""
         return self.to_dict().get(name, default)
 
     def keys(self) -> KeysView[str]:
@@ -164,8 +164,8 @@ class Message(
 
     def __repr__(self) -> str:
         text = bytes(self._body).decode("utf-8", "replace")
-        shown = text if len(text) <= 80 else text[:79] + "…"
-        return f"Message({self.seq}{', hidden' if self.hidden else ''}, {shown})"
+        excerpt = text if len(text) <= 80 else text[:79] + "…"
+        return f"Message({self.seq}{', hidden' if self.hidden else ''}, {excerpt})"
 
 
 # A Struct cannot inherit from an abstract class.
@@ -184,7 +184,7 @@ class Undo(Struct, frozen=True, omit_defaults=True):
     was: str | None = None
     """The previous summary, if the operation changed it."""
     elsewhere: bool = False
-    """Whether the other fields are only in the change record, to keep states short."""
+    """Whether only the change record has the other fields, which keeps states short."""
 
 
 class Change(Struct, frozen=True, omit_defaults=True):
@@ -203,7 +203,10 @@ class Change(Struct, frozen=True, omit_defaults=True):
 
 
 class Archive(Struct, frozen=True):
-    """An archive file with the start of a log. Its first line names the previous archive."""
+    """An archive file with the start of a log.
+
+    The first line of the file names the previous archive.
+    """
 
     name: str
     first: int
@@ -224,7 +227,7 @@ class DeletedAs(Struct, frozen=True):
 
     key: str
     name: str
-    """Name of the file in the trash. In a file of any other name this record has no effect."""
+    """Name of the file in the trash. A file with any other name ignores this record."""
 
 
 class State(Struct, omit_defaults=True):
@@ -260,7 +263,7 @@ class Void(Struct, frozen=True, omit_defaults=True):
     """Marks preceding bytes and records as invalid."""
 
     bytes: int
-    """Number of bytes directly before this line that are not a record."""
+    """Number of bytes directly before this line that belong to no record."""
     seqs: list[Span] = []
     """Seqs of an interrupted write, never acknowledged."""
     lost: list[Span] = []
@@ -315,14 +318,14 @@ Record = Message | StateRecord | ChangeRecord | VoidRecord | UnknownRecord
 def decode_object(payload: bytes | Raw) -> dict[str, Any]:
     """Return the JSON object in a stored payload."""
     try:
-        found: dict[str, Any] = _decode(payload)
+        body: dict[str, Any] = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Lone surrogates are stored as escapes, which only the standard library decodes. They are
         # rare, so `json` is imported here and not at start-up.
         from json import loads
 
-        found = loads(bytes(payload))
-    return found
+        body = loads(bytes(payload))
+    return body
 
 
 def timestamp(moment: datetime) -> str:
@@ -331,7 +334,7 @@ def timestamp(moment: datetime) -> str:
 
 
 class SessionInfo(Struct, frozen=True, kw_only=True):
-    """Facts about a session that do not require reading all of it."""
+    """Facts about a session that a store knows without reading all messages."""
 
     key: str
     uid: str
@@ -339,25 +342,25 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     created: datetime
     updated: datetime
     last_seq: int
-    """Seq of the newest message; 0 if there is none."""
+    """Seq of the newest message; 0 for an empty session."""
     floor: int
     visible: int
     """Number of visible messages."""
     count: int
     """Number of all messages, including hidden and archived ones."""
     lost: int
-    """Number of messages lost to damage, as far as found."""
+    """Number of messages known to be lost to damage."""
     damaged: int
     """Number of damaged lines found so far."""
     void_bytes: int
     """Number of bytes of interrupted writes in the log, none of them acknowledged."""
     archived: int
-    """Last archived seq; 0 if there is none."""
+    """Seq of the last archived message; 0 if no message is archived."""
     generation: int
     bytes: int
     """Size of the live log."""
     undoable: int
-    """Number of operations that `undo` can take back."""
+    """Number of operations that `undo` can undo."""
     summary: str
     meta: Mapping[str, Any]
     forked_from: str | None
@@ -366,7 +369,7 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     change: int = 0
     """Number of the newest change to visibility, summary or meta; appends do not count.
 
-    It only grows while the uid stays the same.
+    The number only grows while the uid stays the same.
     """
 
 
@@ -396,7 +399,7 @@ class Trashed(Struct, frozen=True, kw_only=True):
 
     key: str
     uid: str
-    """Identifies the session among all that had this key."""
+    """Identifies the session among all sessions that had the same key."""
     deleted: datetime
     count: int
     """Number of all messages, including hidden and archived ones."""
@@ -408,11 +411,11 @@ class Purged(Struct, frozen=True, kw_only=True):
     messages: int
     """Number of purged messages."""
     first: int
-    """Lowest purged seq; 0 if there is none."""
+    """Lowest purged seq; 0 if no message was purged."""
     last: int
-    """Highest purged seq; 0 if there is none."""
+    """Highest purged seq; 0 if no message was purged."""
     not_reached: tuple[str, ...]
-    """What may still contain the text, one sentence each: forks, the summary, copies."""
+    """Places that may still contain purged text, one sentence each: forks, the summary, copies."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -420,6 +423,6 @@ class Health(Struct, frozen=True, kw_only=True):
 
     ok: bool
     free_bytes: int | None
-    """Free space on the disk of the store; None if that is unknown."""
+    """Free space on the disk of the store; None if unknown."""
     problems: tuple[str, ...]
-    """Problems, each with what to do."""
+    """One text per problem, with the steps that solve the problem."""

@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 MESSAGE: Final = 4
-"""Tokens of a message besides its text: start, role, end."""
+"""Tokens that every message costs in addition to its text: start, role, end."""
 CALL: Final = 6
-"""Tokens of a tool call besides its name, arguments and id."""
+"""Tokens that every tool call costs in addition to its name, arguments and id."""
 TOOLS: Final = 12
-"""Tokens of a request with at least one tool."""
+"""Tokens that a request with at least one tool costs in addition to the tools."""
 TOOL: Final = 4
-"""Tokens of a tool besides its definition."""
+"""Tokens that every tool costs in addition to its definition."""
 IMAGE: Final = 1_445
 """Maximum tokens of an image, counted in tiles of 512 pixels."""
 IMAGE_LOW: Final = 85
@@ -60,13 +60,13 @@ def estimate(text: str) -> int:
     """Return the estimated tokens of a text; 0 only for the empty text."""
     # Keyed by hash, so that the cache holds no texts. A collision only costs accuracy.
     known = (hash(text), len(text))
-    found = _known.get(known)
-    if found is None:
-        found = _counted(text)
+    tokens = _known.get(known)
+    if tokens is None:
+        tokens = _counted(text)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[known] = found
-    return found
+        _known[known] = tokens
+    return tokens
 
 
 def message_tokens(
@@ -74,15 +74,15 @@ def message_tokens(
 ) -> int:
     """Return the estimated tokens of a message in a request.
 
-    All fields count; unknown fields count as JSON. Remove fields that are not sent first, as
+    All fields count; unknown fields count as JSON. A caller removes unsent fields first, as
     `prepare_messages` does.
     """
     fields = message.to_dict() if isinstance(message, Message) else message
-    found = MESSAGE
+    total = MESSAGE
     for name, value in fields.items():
         if name not in _FREE:
-            found += _field(name, value, count)
-    return found
+            total += _field(name, value, count)
+    return total
 
 
 def tools_tokens(
@@ -103,18 +103,19 @@ class Calibration(Struct, frozen=True, kw_only=True):
     def after(self, *, estimated: int, reported: int) -> "Calibration":
         """Return the calibration after one more report, for a request estimated at ratio 1.
 
-        A report without tokens is ignored. An outlier counts as at most twice, or at least half,
-        the current ratio: one wrong report changes little, and a model that really differs is
-        reached after a few reports.
+        A report without tokens is ignored. One report moves the ratio to at most twice and at least
+        half of its value. So a single wrong report changes little, and a few reports are enough to
+        adjust to another model.
         """
         if estimated <= 0 or reported <= 0:
             return self
-        # Limited before the division: the quotient of two integers may exceed a float.
-        seen = min(reported, _HIGHEST * estimated) / estimated
+        # Limit the value before the division: the quotient of two integers may be too large for a
+        # float.
+        measured = min(reported, _HIGHEST * estimated) / estimated
         ratio = min(max(self.ratio, _LOWEST), _HIGHEST)
-        seen = min(max(seen, ratio / 2, _LOWEST), ratio * 2)
+        measured = min(max(measured, ratio / 2, _LOWEST), ratio * 2)
         weight = min(max(self.weight, 0.0) + 1, _REMEMBERED)
-        return Calibration(ratio=ratio + (seen - ratio) / weight, weight=weight)
+        return Calibration(ratio=ratio + (measured - ratio) / weight, weight=weight)
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -172,9 +173,10 @@ _PIECES: Final = "|".join(
 _PART: Final = re.compile(
     "[+/=_-]?[A-Z]{0,16}[a-z]{1,24}|[+/=_-]?[A-Z]{1,16}|[0-9]{1,3}|[ +/=_-]{1,64}"
 )
-"""The pieces of an opaque run."""
+"""Pieces of a run that is neither a word nor a path."""
 _IS_OPAQUE: Final = re.compile(f" ?{_OPAQUE}")
-# Rare in names and paths; about every fourth character in keys, hashes and base64.
+# These changes are rare in names and paths. In keys, hashes and base64, about every fourth
+# character is one.
 _ODD: Final = re.compile("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
 _SIGN: Final = re.compile(f"[^0-9{_LETTERS}]")
 _ACCENT: Final = re.compile(f"[{_ACCENTED}]")
@@ -200,8 +202,8 @@ def _counted(text: str) -> int:
 
 def _foreign(text: str) -> float:
     """Return the extra tokens of long words in a text whose accents show that it is not English."""
-    words = len(_LONGER_WORD.findall(text))
-    return 0.35 * words if len(_ACCENT.findall(text)) * 8 > words else 0.0
+    long_words = len(_LONGER_WORD.findall(text))
+    return 0.35 * long_words if len(_ACCENT.findall(text)) * 8 > long_words else 0.0
 
 
 @lru_cache(maxsize=16_384)
@@ -254,7 +256,7 @@ def _sign(sign: str) -> float:
     if sign in "\u200d\ufe0f":
         return 0.5
     if "\u3000" <= sign < "\u3040" or sign >= "\uff00":
-        # Often one token together with the next Han character.
+        # Such punctuation often forms one token with the next Han character.
         return 0.8
     return 0.3 if sign < "\x80" else 1.6 if "\u2600" <= sign < "\u2c00" else 1.0
 
@@ -277,7 +279,7 @@ _SCRIPTS: Final = (
     ("\u0e80", 0.0, 1.7),  # Lao, Tibetan
     ("\u1000", 0.0, 0.67),  # Myanmar
     ("\u10a0", 0.65, 0.18),  # Georgian
-    ("\u1100", 0.0, 2.2),  # Ethiopic and rarer ones
+    ("\u1100", 0.0, 2.2),  # Ethiopic and rarer scripts
     ("\u1780", 0.0, 0.6),  # Khmer
     ("\u1800", 0.0, 2.2),
     ("\u2e80", 0.34, 0.745),  # Han
@@ -294,7 +296,7 @@ _STARTS: Final = [start for start, _, _ in _SCRIPTS]
 
 
 def _other(piece: str) -> float:
-    """Price a word of a script that is not Latin, or punctuation outside of ASCII."""
+    """Price a word of a non-Latin script, or non-ASCII punctuation."""
     _, once, each = _SCRIPTS[bisect_right(_STARTS, piece[-1]) - 1]
     return max(1.0, once + each * _letters(piece))
 
@@ -302,7 +304,7 @@ def _other(piece: str) -> float:
 # --- the parts of a message ------------------------------------------------------------------
 
 _FREE: Final = frozenset({"role", "type", "signature", "cache_control"})
-"""Fields that are part of the overhead, or not shown to the model."""
+"""Message fields without a price: part of the overhead, or not shown to the model."""
 _PLAIN: Final = frozenset(
     {"name", "tool_call_id", "call_id", "arguments", "refusal", *REASONING_FIELDS[:3]}
 )
@@ -331,11 +333,11 @@ def _further(
     fields: Mapping[str, Any], known: Set[str], count: Callable[[str], int], field: str = ""
 ) -> int:
     """Return the tokens of all fields except `field` and those in `known`."""
-    found = 0
+    total = 0
     for name in fields:
         if name not in known and name != field:
-            found += count(_json({name: fields[name]}))
-    return found
+            total += count(_json({name: fields[name]}))
+    return total
 
 
 def _plain_value(value: Any, count: Callable[[str], int]) -> int:
@@ -354,11 +356,11 @@ def _call(call: Any, count: Callable[[str], int]) -> int:
 def _priced_call(call: ToolCall, count: Callable[[str], int]) -> int:
     """Return the tokens of a tool call: name, arguments, id and other fields."""
     inner = call.value[call.field] if call.field else call.value
-    said = (inner.get("name"), call.arguments, call.value.get("id"))
-    further = _further(inner, _OF_CALL, count)
+    texts = (inner.get("name"), call.arguments, call.value.get("id"))
+    extra = _further(inner, _OF_CALL, count)
     if call.field:
-        further += _further(call.value, _OF_CALL, count, call.field)
-    return CALL + sum(_plain_value(value, count) for value in said) + further
+        extra += _further(call.value, _OF_CALL, count, call.field)
+    return CALL + sum(_plain_value(value, count) for value in texts) + extra
 
 
 def _content(content: Any, count: Callable[[str], int], *, depth: int = 0) -> int:
@@ -384,14 +386,14 @@ def _part(part: Part, count: Callable[[str], int], *, depth: int) -> int:
         case ToolCall() if "input" in value or value.get("type") == "tool_use":
             return _priced_call(part, count)
         case ToolResult() if "output" not in value or value.get("content") is not None:
-            said = _content(part.content, count, depth=depth)
-            said += _plain_value(value.get("tool_use_id"), count)
-            return CALL + said + _further(value, _OF_RESULT, count)
+            total = _content(part.content, count, depth=depth)
+            total += _plain_value(value.get("tool_use_id"), count)
+            return CALL + total + _further(value, _OF_RESULT, count)
         case FilePart() if part.content is not None:
-            said = _content(part.content, count, depth=depth)
+            total = _content(part.content, count, depth=depth)
             if encoded_data(value)[1] != part.content and (encoded := _attached(value, part.kind)):
-                return said + encoded
-            return said + _further(value, _FREE, count, part.field)
+                return total + encoded
+            return total + _further(value, _FREE, count, part.field)
         case FilePart():
             return _attached(value, part.kind) or count(_json(value))
         case UnknownPart() if part.text is not None:
@@ -402,7 +404,7 @@ def _part(part: Part, count: Callable[[str], int], *, depth: int) -> int:
 
 
 def _attached(part: Mapping[str, Any], kind: str) -> int:
-    """Return the tokens of encoded data in a part, by its size; 0 if there is none."""
+    """Return the tokens of a part's encoded data, based on its size; 0 without such data."""
     media_type, data = encoded_data(part)
     if len(data) < _ENCODED:
         return 0

@@ -15,7 +15,7 @@ import pytest
 
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
-from stenolog.testing.model_server_plays import Play
+from stenolog.testing.model_server_plays import ScriptedResponse
 from stenolog.testing.scripted_model import tool_call
 from support.crash.reporting import Say
 from support.gateway.clients import Listener, Talker, wait_for_listeners
@@ -102,7 +102,7 @@ def test_killed_gateway_loses_no_message_in_twenty_rounds(
 def test_openai_client_recovers_after_a_killed_gateway(tmp_path: Path, stream: bool) -> None:
     workspace = str(tmp_path / "workspace")
     # Killed before the first word is said: a stream that has begun, no client asks for again.
-    with ModelServer(_echo, plays=[Play(first_byte=3.0)]) as model:
+    with ModelServer(_echo, plays=[ScriptedResponse(first_byte=3.0)]) as model:
         gateway = Process(tmp_path / "gateway", sessions=workspace, model=model.url).start()
         try:
             client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN, max_retries=10)

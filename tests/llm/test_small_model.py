@@ -40,7 +40,7 @@ def memory(tmp_path: Path, model: SmallModel) -> Iterator[Memory]:
         for asked, answered in TALK:
             store.add_message(KEY, "user", asked)
             store.add_message(KEY, "assistant", answered)
-    with open_memory(tmp_path, ask=model) as opened:
+    with open_memory(tmp_path, complete=model) as opened:
         yield opened
 
 

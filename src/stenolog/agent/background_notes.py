@@ -1,8 +1,8 @@
-"""Background consolidation: one session at a time, preferably while no answer is written.
+"""Background consolidation: writes the notes of one session at a time.
 
-A model on this machine would answer more slowly otherwise. The memory knows which turns have notes,
-so turns left at the end of the program are found at the next start. After a failure a timer starts
-the next attempt, so that an idle agent makes its notes too.
+Consolidation waits for a pause between answers, because a model on this machine would answer more
+slowly otherwise. The memory knows which turns have notes, so the next start finds the turns without
+notes. After a failure a timer starts the next attempt, so that an idle agent writes its notes, too.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from stenolog.errors import StenologError
 from stenolog.memory.consolidation import ConsolidationReport
 
 MAX_WAIT: Final = 30.0
-"""Maximum wait in seconds for a pause between answers; then notes are made anyway."""
+"""Maximum wait in seconds for a pause between answers; after that, notes are written anyway."""
 
 _STORE_RETRY: Final = 60.0
 """Delay in seconds before the next attempt after an error of a store."""
@@ -68,7 +68,10 @@ class BackgroundNotes:
         await self._done.wait()
 
     async def close(self) -> None:
-        """Cancel the task and the timers. Closing the model has ended a request in progress."""
+        """Cancel the task and the timers.
+
+        The caller has closed the model, which ended any request.
+        """
         for key in list(self._timers):
             self._cancel_timer(key)
         await cancel_and_wait([self._task])
@@ -90,7 +93,7 @@ class BackgroundNotes:
             self._done.set()
 
     async def _queue_earlier(self) -> None:
-        """Queue the sessions that an earlier run left."""
+        """Queue the sessions that an earlier run left without notes."""
         memory = self._instance.memory
         if memory is None:
             return
@@ -119,7 +122,7 @@ class BackgroundNotes:
             self.add(key)
 
     def _retry(self, key: str, seconds: float) -> None:
-        """Queue the session after a delay, unless `add` does so first."""
+        """Queue the session after a delay, unless `add` queues it first."""
         self._cancel_timer(key)
         self._timers[key] = _call_later(max(seconds, 0.0), lambda: self.add(key))
 

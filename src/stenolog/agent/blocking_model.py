@@ -14,7 +14,7 @@ from stenolog.providers.chat_model import ChatModel, CompletionFunction, Streame
 class ModelClosing(BaseException):
     """Signals that the agent closes and no answer will come.
 
-    It is not an Exception, because summarizing continues after errors of the model.
+    ModelClosing is not an Exception, because summarizing continues after errors of the model.
     """
 
 
@@ -43,7 +43,10 @@ class BlockingModel:
             del self._thread.model
 
     def by(self, model: ChatModel) -> CompletionFunction:
-        """Return a `CompletionFunction` that always uses this model; `close` cancels it too."""
+        """Return a `CompletionFunction` that always uses this model.
+
+        `close` cancels its calls, too.
+        """
         return partial(self, model=model)
 
     def __call__(
@@ -54,7 +57,7 @@ class BlockingModel:
         max_tokens: int | None = None,
         model: ChatModel | None = None,
     ) -> str:
-        """Return the answer. Raise the errors of the model, and ModelClosing after `close`.
+        """Return the model's answer. Raise the errors of the model, and ModelClosing after `close`.
 
         `model`: None means the model of the current thread.
         """
@@ -75,7 +78,7 @@ class BlockingModel:
                 self._requests.discard(request)
 
     def close(self) -> None:
-        """Cancel the requests in progress and reject new ones."""
+        """Cancel the requests in progress and reject new requests."""
         with self._mutex:
             self._closed = True
             requests = list(self._requests)

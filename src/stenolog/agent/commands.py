@@ -1,7 +1,7 @@
 """Chat commands: messages that start with `/`, the same in every front end.
 
-A command that changes a session needs its lease. While an answer is written, in this or another
-process, the command is rejected with a hint to /stop.
+A command that changes a session needs the session's lease. While this or another process writes an
+answer, the command is rejected with a hint to /stop.
 """
 
 import re
@@ -36,7 +36,7 @@ from stenolog.stores.base import Store
 
 _LISTED: Final = 15
 _MAX_SEARCHED: Final = 2_000
-"""Maximum number of sessions that are searched for those of one user."""
+"""Maximum number of sessions to search for the sessions of one user."""
 _WIDTH: Final = 40
 
 
@@ -75,17 +75,17 @@ class ParsedCommand(Struct, frozen=True):
 
     name: str
     argument: str
-    """The text after the name; empty if there is none."""
+    """The text after the command name; may be empty."""
 
 
 def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand | None:
     """Return the command in a message; None for any other message, including `//text`."""
     if not isinstance(content, str) or not content.startswith("/"):
         return None
-    found = re.match(r"/([a-zA-Z_]+)(?:@\w+)?(?:\s+(.*))?\Z", content.strip(), re.DOTALL)
-    if found is None:
+    match = re.match(r"/([a-zA-Z_]+)(?:@\w+)?(?:\s+(.*))?\Z", content.strip(), re.DOTALL)
+    if match is None:
         return None
-    return ParsedCommand(found[1].lower(), (found[2] or "").strip())
+    return ParsedCommand(match[1].lower(), (match[2] or "").strip())
 
 
 def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | None = None) -> str:
@@ -97,8 +97,8 @@ def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | Non
 def sibling_key(key: str, thread: str = "") -> str:
     """Return a key for a new session of the same user.
 
-    Raises UsageError if `key` is not of the form channel:sender: its user is unknown, and two users
-    must never be mistaken for one.
+    Raises UsageError if `key` is not of the form channel:sender, because its user is unknown. Two
+    users must never be mistaken for the same user.
     """
     parts = split_key(key)
     if parts is None:
@@ -136,7 +136,7 @@ class CommandRunner:
         self._all_sessions = all_sessions
         self._run = turns.threads.run
         self._seen = 0
-        """The last seq of the session when the command arrived."""
+        """Last seq of the session when the command arrived."""
 
     async def run(self, on_event: EventHandler) -> Answer:
         """Run the command and return its result in Markdown, even if the store fails."""
@@ -167,8 +167,8 @@ class CommandRunner:
             return self._reply(_BUSY)
         except StenologError as error:
             # Users can correct a wrong command; other errors are for the operator.
-            own = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
-            raised = None if own else error
+            is_user_error = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
+            raised = None if is_user_error else error
             return Answer(key=self._key, text=_sentence(error), outcome="command", error=raised)
 
     def _reply(self, text: str, *, key: str = "") -> Answer:
@@ -211,9 +211,9 @@ class CommandRunner:
             undone = await self._run(undo_last, sessions.store, self._key)
         except NothingToUndo:
             return self._reply("Nothing to undo.")
-        shown = f"{_count(undone.shown)} visible again" if undone.shown else "summary restored"
+        effect = f"{_count(undone.shown)} visible again" if undone.shown else "summary restored"
         hidden = f", {_count(undone.hid)} hidden" if undone.hid else ""
-        return self._reply(f"Undid {_OPERATIONS.get(undone.op, undone.op)}: {shown}{hidden}.")
+        return self._reply(f"Undid {_OPERATIONS.get(undone.op, undone.op)}: {effect}{hidden}.")
 
     async def _retry(self, sessions: SessionStore) -> Answer | None:
         return await self._answer_again(sessions, None)
@@ -224,7 +224,7 @@ class CommandRunner:
         return await self._answer_again(sessions, self._argument)
 
     async def _answer_again(self, sessions: SessionStore, new_text: str | None) -> Answer | None:
-        """Hide the messages after the last question, or replace that question with `new_text`."""
+        """Hide the messages after the last question, or replace the question with `new_text`."""
         arrived: list[Message] = []
 
         def up_to_question(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
@@ -276,23 +276,23 @@ class CommandRunner:
     # --- sessions ----------------------------------------------------------------------------
 
     async def _sessions(self) -> Answer:
-        found = await self._run(self._matching)
-        if not found:
+        entries = await self._run(self._matching)
+        if not entries:
             return self._reply("No session matches." if self._argument else "No sessions yet.")
-        return self._reply(_session_list(found))
+        return self._reply(_session_list(entries))
 
     async def _resume(self) -> Answer:
-        wanted = self._argument
-        if not wanted:
+        wanted_key = self._argument
+        if not wanted_key:
             return await self._sessions()
-        found = await self._run(self._matching)
-        exact = [one for one in found if one.key == wanted]
-        if not exact and len(found) > 1:
-            listed = _session_list(found)
+        entries = await self._run(self._matching)
+        exact = [entry for entry in entries if entry.key == wanted_key]
+        if not exact and len(entries) > 1:
+            listed = _session_list(entries)
             return self._reply(f"Several sessions match. Use one of these keys:\n\n{listed}")
-        if not found:
-            return self._reply(f"There is no session {wanted!r}. /sessions lists yours.")
-        chosen = (exact or found)[0]
+        if not entries:
+            return self._reply(f"There is no session {wanted_key!r}. /sessions lists yours.")
+        chosen = (exact or entries)[0]
         title = chosen.title or "(no title)"
         return self._reply(f"Continuing `{chosen.key}`: {title}", key=chosen.key)
 
@@ -305,24 +305,24 @@ class CommandRunner:
         after: str | None = None
         while len(entries) < _MAX_SEARCHED:
             page = catalog.list(prefix=prefix, limit=500, after=after)
-            entries += [one for one in page.entries if self._may_see(one)]
+            entries += [entry for entry in page.entries if self._may_see(entry)]
             after = page.after
             if after is None:
                 break
         if not text:
             return entries
-        wanted = text.casefold()
+        lowered = text.casefold()
         hits = {hit.key for hit in catalog.search(text, prefix=prefix, limit=100).hits}
         return [
-            one
-            for one in entries
-            if wanted in f"{one.key}\n{one.title}".casefold() or one.key in hits
+            entry
+            for entry in entries
+            if lowered in f"{entry.key}\n{entry.title}".casefold() or entry.key in hits
         ]
 
     def _may_see(self, entry: Entry) -> bool:
         """Return whether the user may see a session: the current one, or one of the same sender."""
-        own = bool(self._sender) and entry.sender == self._sender
-        return self._all_sessions or entry.key == self._key or own  # guard: commands-own-sessions
+        mine = bool(self._sender) and entry.sender == self._sender
+        return self._all_sessions or entry.key == self._key or mine  # guard: commands-own-sessions
 
     # --- information -------------------------------------------------------------------------
 
@@ -335,8 +335,8 @@ class CommandRunner:
         context = instance.context(model)
         tokens = context.tokens
         history = instance.sessions.get_history(key)
-        asked = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
-        recalled = instance.recall(asked[-1] if asked else "", key, sender=self._sender)
+        texts = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
+        recalled = instance.recall(texts[-1] if texts else "", key, sender=self._sender)
         window = context.window(key, memory=recalled.block)
         parts = {
             "system prompt": tokens.text(instance.spec.system),
@@ -359,7 +359,7 @@ class CommandRunner:
         ]
         if recalled.found:
             lines += ["", "Recalled for your last message:", ""]
-            lines += [f"- {one.text}" for one in recalled.found[:_LISTED]]
+            lines += [f"- {hit.text}" for hit in recalled.found[:_LISTED]]
         return "\n".join(lines)
 
     async def _memory(self) -> Answer:
@@ -406,8 +406,8 @@ class CommandRunner:
 
     async def _help(self) -> Answer:
         lines = [
-            f"- `/{name}{' ' if one.arguments else ''}{one.arguments}` {one.help}"
-            for name, one in COMMANDS.items()
+            f"- `/{name}{' ' if command.arguments else ''}{command.arguments}` {command.help}"
+            for name, command in COMMANDS.items()
         ]
         return self._reply("\n".join(lines) + "\n\n`//text` sends `/text` to the model.")
 
@@ -429,9 +429,9 @@ _OPERATIONS: Final = {
 
 def _session_list(entries: Sequence[Entry]) -> str:
     lines = [
-        f"- `{one.key}` · {one.count} message{'' if one.count == 1 else 's'} · {_day(one)} · "
-        f"{one.title or '(no title)'}"
-        for one in entries[:_LISTED]
+        f"- `{item.key}` · {item.count} message{'' if item.count == 1 else 's'} · {_day(item)} · "
+        f"{item.title or '(no title)'}"
+        for item in entries[:_LISTED]
     ]
     more = len(entries) - _LISTED
     hint = f"\n\n{more} more; /sessions TEXT narrows the list." if more > 0 else ""
@@ -455,19 +455,19 @@ def _sentence(error: StenologError) -> str:
 
 
 def _last_user_message(history: Sequence[Message]) -> int | None:
-    """Return the index of the last user message with text; None if there is none."""
-    found = [
+    """Return the index of the last user message with text; None if no user message has text."""
+    indexes = [
         index
         for index, message in enumerate(history)
         if has_text(body := message.to_dict()) and text_parts_of(body)
     ]
-    return found[-1] if found else None
+    return indexes[-1] if indexes else None
 
 
 def _end_of_earlier_answers(history: Sequence[Message], last: int) -> int:
     """Return the index after the message at `last` and after the answers to earlier messages.
 
-    Those answers follow it if it was sent while they were written.
+    Such answers follow a message that was sent while the answers were written.
     """
     question = history[last].seq
     for index in range(len(history) - 1, last, -1):

@@ -11,7 +11,7 @@ from stenolog.stores.base import SessionView, Store
 
 NewHistory = Sequence[Message | Mapping[str, Any]]
 RewriteResult = Literal["done", "unchanged", "message arrived"]
-"""unchanged: `make` returned None. message arrived: nothing changed because of a new message."""
+"""Outcome of `replace_history`. A new message, or None from `make`, prevents the change."""
 
 
 def replace_history(
@@ -22,11 +22,11 @@ def replace_history(
 ) -> RewriteResult:
     """Make the messages that `make` returns visible, in one operation of the store.
 
-    `make` gets the visible messages; it returns None to keep them. If a message arrives before the
-    operation is stored, nothing changes. Messages that another process hides at the same time stay
-    hidden. After a crash either the old or the new messages are visible. `view`: a view that the
-    caller has just read. Blocks; only the lease holder may call it. Raises NoSuchSession if the
-    session is gone.
+    `make` receives the visible messages and returns the new messages, or None for no change. If a
+    message arrives before the operation is stored, nothing changes. Messages that another process
+    hides at the same time stay hidden. After a crash either the old or the new messages are
+    visible. `view`: a view that the caller has just read. The call blocks, and only the lease
+    holder may make it. Raises NoSuchSession if the session is gone.
     """
     if view is None:
         view = find_view(sessions, key)
@@ -34,7 +34,7 @@ def replace_history(
     history = make(visible)
     if history is None:
         return "unchanged"
-    # Not `last_seq`, which includes a message whose write another process has not finished.
+    # `last_seq` would be wrong: it includes a message whose write another process has not finished.
     upto = 0 if view is None else view.upto
     try:
         sessions.store.set_history(key, history, expect_last=upto)
@@ -50,8 +50,8 @@ def replace_history(
 def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
     """Hide copies of messages that another process hid after `view` was read.
 
-    The messages at the start that `history` and `view` have in common normally keep their seqs. If
-    `set_history` stored them again, another process has hidden some of them at the same time, for
+    The common first messages of `history` and `view` normally keep their seqs. If `set_history`
+    stored such messages again, another process has hidden some of them at the same time, for
     example with `clear`.
     """
     pairs = zip(view.messages, history, strict=False)
@@ -60,18 +60,18 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
     info = store.info(view.key)
     if info.uid != view.uid or info.last_seq <= view.upto + new:
         return
-    bodies = [one.to_dict() if isinstance(one, Message) else dict(one) for one in history]
-    stored = [one.to_dict() for one in store.get_history(view.key, after=view.upto, full=True)]
-    for kept in range(common):
-        copied = len(bodies) - kept
-        if stored[:copied] == bodies[kept:]:
+    bodies = [item.to_dict() if isinstance(item, Message) else dict(item) for item in history]
+    stored = [item.to_dict() for item in store.get_history(view.key, after=view.upto, full=True)]
+    for position in range(common):
+        copied = len(bodies) - position
+        if stored[:copied] == bodies[position:]:
             last = view.upto + copied - new
             store.hide(view.key, view.upto + 1, last)  # guard: edit-beside-clear
             return
 
 
 def find_view(sessions: SessionStore, key: str, last: int | None = None) -> SessionView | None:
-    """Return a view of a session; None if there is no session."""
+    """Return a view of a session; None if the session does not exist."""
     try:
         return sessions.store.view(key, last)
     except NoSuchSession:
@@ -79,7 +79,7 @@ def find_view(sessions: SessionStore, key: str, last: int | None = None) -> Sess
 
 
 def last_seq(sessions: SessionStore, key: str) -> int:
-    """Return the last seq of a session, hidden messages included; 0 if there is no session."""
+    """Return the last seq of a session, including hidden messages; 0 without a session."""
     try:
         return sessions.store.info(key).last_seq
     except NoSuchSession:

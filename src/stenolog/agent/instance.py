@@ -56,7 +56,10 @@ class AgentInstance:
         open_model: OpenModel | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> None:
-        """Create an agent from open stores, which it closes. Without notes it has no memory."""
+        """Create an agent from open stores.
+
+        `close` of the agent closes the stores. Without `notes` the agent has no memory.
+        """
         self.id = spec.id
         self.spec = spec
         self.sessions = sessions
@@ -72,7 +75,7 @@ class AgentInstance:
         self.tool_runner = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
-        self.ask = BlockingModel(model)
+        self.blocking_model = BlockingModel(model)
         self.memory: Memory | None = None
         self.problems: list[str] = []
         """Features that do not work in this run, as sentences for the user."""
@@ -91,7 +94,7 @@ class AgentInstance:
                 notes,
                 agent=spec.id or AGENT,
                 threads=True,
-                ask=self.ask,
+                complete=self.blocking_model,
                 consolidation=spec.consolidation,
                 half_life_days=spec.half_life_days,
                 zone=self._zone,
@@ -138,7 +141,7 @@ class AgentInstance:
 
     @property
     def shared_place(self) -> str | None:
-        """Place of the store that all processes of this agent share; None if it is not in use."""
+        """Place of the store that all processes of the agent share; None if it is not in use."""
         elsewhere = fallback_reason(self.store) is not None
         if elsewhere or isinstance(self.sessions, SessionManager):
             return None
@@ -146,37 +149,37 @@ class AgentInstance:
         return None if address(place).engine == "memory" else place
 
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
-        """Return the key of the session that this key opens, and a view of it.
+        """Return the key of the session that `key` opens, and a view of that session.
 
         The view is None if the session does not exist.
         """
         try:
             view = self.store.view(key)
         except NoSuchSession:
-            own = self.own_key(key)
+            session_key = self.resolve_key(key)
             view = None
-            if own != key:
+            if session_key != key:
                 with suppress(NoSuchSession):
-                    view = self.store.view(own)
-            return own, view
+                    view = self.store.view(session_key)
+            return session_key, view
         return key, view
 
-    def own_key(self, key: str) -> str:
-        """Return the session's key if `key` is an alias, otherwise `key`."""
+    def resolve_key(self, key: str) -> str:
+        """Return the key of the session that `key` names; it differs only if `key` is an alias."""
         try:
-            return self._aliases.own_key(key)
+            return self._aliases.resolve_key(key)
         except StoreUnavailable:
-            return key  # without the store aliases are unknown; accept the message anyway
+            return key  # aliases are unknown without the store; accept the message anyway
 
     # --- models ------------------------------------------------------------------------------
 
     @property
     def model(self) -> ChatModel:
-        """The model of sessions whose user chose no other."""
+        """The default model, for sessions whose user chose no other model."""
         return self._models[""]
 
     def model_for(self, name: str) -> ChatModel:
-        """Return the model with this name. Raise UsageError if users may not choose it."""
+        """Return the model with this name. Raise UsageError if users may not choose this model."""
         if name in ("", "default", self.spec.model, self.model.name):
             return self.model
         if name not in self.spec.models:
@@ -195,7 +198,7 @@ class AgentInstance:
     ) -> ChatModel:
         """Return the model that the meta of a session names, otherwise the agent's model.
 
-        If that model cannot be opened, `notify` gets the reason.
+        If the named model cannot be opened, `notify` receives the reason.
         """
         chosen = meta.get(CHOSEN_MODEL)
         if not isinstance(chosen, str) or not chosen:
@@ -236,7 +239,7 @@ class AgentInstance:
             return self._models[name]
 
     def context(self, model: ChatModel, options: TurnOptions = DEFAULT_OPTIONS) -> Context:
-        """Return the context builder for this model; it also writes summaries."""
+        """Return the context builder for this model, which also writes summaries."""
         with self._opening:
             if model.name not in self._contexts:
                 limits = self.spec.limits
@@ -253,7 +256,7 @@ class AgentInstance:
     def _context(self, model: ChatModel, options: TurnOptions, *, limits: Limits) -> Context:
         return Context(
             self.sessions,
-            self.ask.by(model),
+            self.blocking_model.by(model),
             limits=limits,
             needs=self.spec.needs,
             model=model.name,
@@ -268,14 +271,14 @@ class AgentInstance:
     @property
     def tool_definitions(self) -> list[dict[str, Any]]:
         """Definitions of the agent's tools, in OpenAI's format."""
-        return [one.definition() for one in self._tools.values()]
+        return [tool.definition() for tool in self._tools.values()]
 
     def offered_tools(self, options: TurnOptions) -> list[dict[str, Any]]:
         """Return the tool definitions for a turn: the client's tools, then the agent's."""
-        taken = options.client_tool_names
-        own = self.tool_definitions if options.own_tools else []
-        return [dict(one) for one in options.tools] + [
-            one for one in own if tool_name(one) not in taken
+        client_names = options.client_tool_names
+        agent_tools = self.tool_definitions if options.own_tools else []
+        return [dict(definition) for definition in options.tools] + [
+            definition for definition in agent_tools if tool_name(definition) not in client_names
         ]
 
     def tool(self, name: str) -> Tool | None:
@@ -283,23 +286,23 @@ class AgentInstance:
         return self._tools.get(name)
 
     def tool_context(self, key: str, *, sender: str | None = "") -> ToolContext:
-        """Return facts about a session for its tools; `sender` as in `memory_scope`."""
-        found = (
+        """Return facts about a session for tools that run in it; `sender` as in `memory_scope`."""
+        memory = (
             None
             if self.memory is None
             else lambda question: self.recall(question, key, sender=sender)
         )
-        return ToolContext(key=key, agent=self.id, recall=found, zone=self._zone)
+        return ToolContext(key=key, agent=self.id, recall=memory, zone=self._zone)
 
     def memory_scope(
         self, key: str, *, sender: str | None = "", info: SessionInfo | None = None
     ) -> Scope:
         """Return the memory scope that a verified sender may see in a session.
 
-        It is the sender's scope if the session is empty or belongs to that sender, otherwise the
-        scope of the session alone. `sender`: None means the owner of the session, for turns whose
-        answer only the owner gets. `info`: of the session, if the caller has read it; `key` must
-        not be an alias then. Raises UsageError if the agent has no memory.
+        The scope is the sender's scope if the session is empty or belongs to the sender, otherwise
+        the scope of the session alone. `sender`: None means the owner of the session, for turns
+        whose answer only the owner gets. `info`: info of the session, if the caller has read it;
+        then `key` must not be an alias. Raises UsageError if the agent has no memory.
         """
         if self.memory is None:
             raise UsageError("this agent has no memory in this run")
@@ -309,12 +312,12 @@ class AgentInstance:
             if is_empty:
                 return Scope(agent=scope.agent, who=sender, of="sender")
         if scope.of == "sender" and sender is not None and sender != scope.who:  # guard: own-memory
-            return scope_of(key if info is not None else self.own_key(key), agent=scope.agent)
+            return scope_of(key if info is not None else self.resolve_key(key), agent=scope.agent)
         return scope
 
     def _is_empty(self, key: str) -> bool:
         try:
-            return self.store.info(self.own_key(key)).count == 0
+            return self.store.info(self.resolve_key(key)).count == 0
         except NoSuchSession:
             return True
 
@@ -326,9 +329,9 @@ class AgentInstance:
         sender: str | None = "",
         info: SessionInfo | None = None,
     ) -> RecallResult:
-        """Return memories for a question; nothing if there is no memory or recall fails.
+        """Return memories for a question; an empty result without a memory or if recall fails.
 
-        `sender` (who sees the result) and `info` are as in `memory_scope`.
+        `sender` is the user who sees the result. `sender` and `info` are as in `memory_scope`.
         """
         if self.memory is None or not question.strip():
             return RecallResult()
@@ -344,7 +347,7 @@ class AgentInstance:
         """Write some notes about a session, with the model of that session."""
         if self.memory is None:
             return ConsolidationReport()
-        with self.ask.using(self.model_of(key)):
+        with self.blocking_model.using(self.model_of(key)):
             return self.memory.consolidate(key, most_calls=1)
 
     def health(self) -> Mapping[str, object]:
@@ -359,7 +362,7 @@ class AgentInstance:
 
     def close_stores(self) -> None:
         """Close memory, catalog, notes and sessions. Raise nothing; a second call does nothing."""
-        self.ask.close()
+        self.blocking_model.close()
         for part in (self.memory, self.catalog, self.notes, self.sessions):
             if part is not None:
                 try:
@@ -369,7 +372,7 @@ class AgentInstance:
 
     async def close_models(self) -> None:
         """Close the models, in the event loop that used them. Raise nothing."""
-        self.ask.close()
+        self.blocking_model.close()
         for model in self._models.values():
             try:
                 await model.close()
@@ -406,7 +409,7 @@ def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
 def load_zone(name: str) -> tzinfo:
     """Return the time zone with this name, such as `Europe/Berlin`.
 
-    Empty: the zone of this machine. Raises UsageError for an unknown zone.
+    An empty name means the zone of this machine. Raises UsageError for an unknown zone.
     """
     if not name:
         return _of_machine()
@@ -438,39 +441,39 @@ class AgentRegistry:
         if not agents:
             raise UsageError("a registry needs at least one agent")
         self._agents: dict[str | None, AgentInstance] = {}
-        for one in agents:
-            if one.id in self._agents:
-                raise UsageError(f"there are two agents called {one.id!r}; name them differently")
-            self._agents[one.id] = one
+        for agent in agents:
+            if agent.id in self._agents:
+                raise UsageError(f"there are two agents called {agent.id!r}; name them differently")
+            self._agents[agent.id] = agent
         self._first = agents[0]
 
     def __iter__(self) -> Iterator[AgentInstance]:
         return iter(self._agents.values())
 
     def agent(self, id: str | None = None) -> AgentInstance:
-        """Return the agent with this name; without a name the first. Raise UsageError."""
+        """Return the agent with this name, or the first agent without a name. Raise UsageError."""
         if id is None:
             return self._first
         if id not in self._agents:
-            known = ", ".join(repr(one) for one in self._agents if one is not None) or "none"
+            known = ", ".join(repr(name) for name in self._agents if name is not None) or "none"
             raise UsageError(f"there is no agent {id!r}; known agents: {known}")
         return self._agents[id]
 
     def route(self, channel: str, sender: str = "") -> AgentInstance:
-        """Return the agent with the most specific matching route, otherwise the first."""
-        best, most = self._first, 0
-        for one in self:
-            for route in one.spec.routes:
+        """Return the agent with the most specific matching route, otherwise the first agent."""
+        best, best_length = self._first, 0
+        for instance in self:
+            for route in instance.spec.routes:
                 fits = route.channel in ("", channel) and route.sender in ("", sender)
                 named = 2 * bool(route.sender) + bool(route.channel)
-                if fits and named > most:
-                    best, most = one, named
+                if fits and named > best_length:
+                    best, best_length = instance, named
         return best
 
     async def close(self) -> None:
         """Close every agent. Raise nothing; a second call does nothing."""
-        for one in self:
-            await one.close()
+        for instance in self:
+            await instance.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -38,7 +38,7 @@ _logger = logging.getLogger("stenolog")
 class AgentLoop:
     """Answers user messages for the agents of a registry, in one event loop.
 
-    It owns the registry: `close` drains the turns in progress, then closes agents, models and
+    The loop owns the registry: `close` drains the turns in progress, then closes agents, models and
     stores.
     """
 
@@ -76,19 +76,19 @@ class AgentLoop:
     ) -> Answer:
         """Store a message and answer it, or run a command.
 
-        The message is stored before the model is asked. If this call is cancelled, the answer is
-        stopped and its text so far is kept. `on_event` gets the events, including those of a
-        summary made after the answer. `all_sessions`: commands may list and open the sessions of
-        all users. `allow_commands`: content that starts with / may be a command. `view`: the
-        session of `message.key`, if the caller has read it; that key must not be an alias then.
-        Raises UsageError for a key or a message that can never be stored; errors of the model's
-        server and of the store are in the returned Answer.
+        The message is stored before the model is asked. If this call is cancelled, the answer stops
+        and its text so far is kept. `on_event` receives the events, including those of a summary
+        after the answer. `all_sessions`: commands may list and open the sessions of all users.
+        `allow_commands`: content that starts with / may be a command. `view`: view of the session
+        `message.key`, if the caller has read it; then the key must not be an alias. Raises
+        UsageError for a key or a message that can never be stored. Errors of the model's server and
+        of the store are in the returned Answer.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
         careful = _log_errors(on_event)
         check_sender(message.sender)
-        key = message.key if view is not None else await self._own_key(instance, message.key)
+        key = message.key if view is not None else await self._resolve_key(instance, message.key)
         command = parse_command(message.content) if allow_commands else None
         if command is not None:
             if self._is_known(instance.id, key, message.id):
@@ -119,8 +119,8 @@ class AgentLoop:
             view=view,
         )
 
-    async def _own_key(self, instance: AgentInstance, key: str) -> str:
-        return await self._turns.threads.run(instance.own_key, key)
+    async def _resolve_key(self, instance: AgentInstance, key: str) -> str:
+        return await self._turns.threads.run(instance.resolve_key, key)
 
     async def change_and_answer(
         self,
@@ -134,17 +134,17 @@ class AgentLoop:
     ) -> Answer:
         """Run `change` while holding the lease, then answer unanswered messages.
 
-        If `change` returns an Answer, return it. `view`: the session of `key`, if the caller has
-        read it; that key must not be an alias then. Errors of the store and of the model's server
-        are in the returned Answer; raises UsageError.
+        If `change` returns an Answer, return that Answer. `view`: view of the session `key`, if the
+        caller has read it; then `key` must not be an alias. Errors of the store and of the model's
+        server are in the returned Answer. Raises UsageError.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        own = key if view is not None else await self._own_key(instance, key)
+        session_key = key if view is not None else await self._resolve_key(instance, key)
         try:
             return await self._turns.run_exclusive(
                 instance,
-                own,
+                session_key,
                 change,
                 on_event=_log_errors(on_event),
                 wait=True,
@@ -155,8 +155,8 @@ class AgentLoop:
             is_reported = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
             if isinstance(error, UsageError) and not is_reported:
                 raise
-            cause = await self._turns.error_for_client(instance, own, error)
-            return Answer(key=own, text=str(cause), outcome="failed", error=cause)
+            cause = await self._turns.error_for_client(instance, session_key, error)
+            return Answer(key=session_key, text=str(cause), outcome="failed", error=cause)
 
     def _is_known(self, agent: str | None, key: str, id: str) -> bool:
         """Return whether this process ran a command with this id; remember the id."""
@@ -188,24 +188,24 @@ class AgentLoop:
         """Run `change` while holding the lease, and return its result. Raise SessionBusy."""
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        own = await self._own_key(instance, key)
-        made: list[T] = []
+        session_key = await self._resolve_key(instance, key)
+        results: list[T] = []
 
         async def carried_out(sessions: SessionStore) -> Answer:
-            made.append(await change(sessions))
-            return Answer(key=own, text="", outcome="command")
+            results.append(await change(sessions))
+            return Answer(key=session_key, text="", outcome="command")
 
-        await self._turns.run_exclusive(instance, own, carried_out, on_event=ignore_event)
-        return made[0]
+        await self._turns.run_exclusive(instance, session_key, carried_out, on_event=ignore_event)
+        return results[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
-        """Stop the answer in progress in a session; return False if there is none.
+        """Stop the answer in progress in a session; return False if no answer is in progress.
 
-        The text so far is stored, marked as interrupted, when this returns.
+        When this call returns, the text so far is stored and marked as interrupted.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        return await self._turns.stop(instance, await self._own_key(instance, key))
+        return await self._turns.stop(instance, await self._resolve_key(instance, key))
 
     async def resume(
         self,
@@ -218,17 +218,18 @@ class AgentLoop:
     ) -> list[Answer]:
         """Resume interrupted turns, or close them with a mark.
 
-        Covers one session, or all sessions of an agent (of every agent if none is named) that the
-        catalog lists as interrupted; the log decides. Skips turns that another process runs, and
-        turns with a message of the last `idle_for` seconds, which another process may be about to
-        resume. `each` is called with every answer as soon as it is complete.
+        `key` selects one session. Otherwise the call covers all sessions of the agent (of every
+        agent without a name) that the catalog lists as interrupted, if the log confirms the
+        interruption. Turns that another process runs are skipped, and turns with a message of the
+        last `idle_for` seconds, which another process may be about to resume. `each` is called with
+        every answer as soon as it is complete.
         """
         self._turns.check_open()
         careful = _log_errors(on_event)
         if key is not None:
             instance = self._registry.agent(agent)
-            own = await self._own_key(instance, key)
-            answer = await self._resumer.resume(instance, own, on_event=careful, idle_for=idle_for)
+            root = await self._resolve_key(instance, key)
+            answer = await self._resumer.resume(instance, root, on_event=careful, idle_for=idle_for)
             return [] if answer is None else [answer]
         agents = list(self._registry) if agent is None else [self._registry.agent(agent)]
         return [
@@ -240,21 +241,21 @@ class AgentLoop:
         ]
 
     async def wait_until_idle(self) -> None:
-        """Wait until summaries and notes are done too, for tests and scripts."""
+        """Wait until turns, summaries and notes are done, for tests and scripts."""
         await self._turns.wait_until_idle()
 
     async def close(self, *, patience: float = 10.0) -> CloseReport:
-        """Wait up to `patience` seconds for turns in progress, cancel the others, close everything.
+        """Wait up to `patience` seconds for turns in progress, then cancel the rest and close.
 
-        Cancelled turns stay in the log and resume at the next start. A second call only returns the
-        same result.
+        Cancelled turns stay in the log and resume at the next start. A second call returns the same
+        result.
         """
-        left = await self._turns.close(patience=patience)
+        report = await self._turns.close(patience=patience)
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         # Closing continues to the end even if the caller is cancelled.
         await asyncio.shield(self._closing)
-        return left
+        return report
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Resuming turns that were interrupted, for example by a killed process."""
+"""Resumes interrupted turns, for example after a process was killed."""
 
 import asyncio
 import logging
@@ -27,13 +27,13 @@ from stenolog.stores.base import SessionView, forked_at
 _MAX_CONCURRENT: Final = 4
 """Maximum number of turns that are resumed at the same time."""
 FIRST_DELAY: Final = 10.0
-"""Delay in seconds after the first failure."""
+"""Delay in seconds after the first failed resume."""
 _MAX_DELAY: Final = 3_600.0
 _MAX_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _LISTED: Final = 5
-"""Maximum number of names in one line."""
+"""Maximum number of session names in one log line."""
 _RECENT: Final = 500
 """Number of recent sessions that are searched for late messages at start-up."""
 
@@ -49,16 +49,16 @@ class Resumer:
         self._idle = IdleSessions()
         self._others = ForeignTurns()
         self._too_old: list[str] = []
-        """Sessions whose turn was closed since the last log line about it."""
+        """Sessions whose turn was closed as too old since the last log line."""
         self._searched: set[str | None] = set()
         """Agents whose recent sessions were searched for late messages."""
 
     async def resume(
         self, instance: AgentInstance, key: str, *, on_event: EventHandler, idle_for: float = 0.0
     ) -> Answer | None:
-        """Resume an unfinished turn, or close it if it is too old; return None if there is none.
+        """Resume an unfinished turn, or close a turn that is too old; return None without a turn.
 
-        Skips a session whose lease another process holds, and one with a message of the last
+        Skips a session whose lease another process holds, and a session with a message of the last
         `idle_for` seconds.
         """
         last, age = await self._turns.threads.run(_last_message, instance, key)
@@ -133,8 +133,8 @@ class Resumer:
         key = session.key
         view = await self._turns.threads.run(_view, sessions, key)
         state = turn_state(view.messages)
-        own = is_own_turn(view.messages, after=forked_at(view.info))
-        if not state.is_unfinished or not own:  # guard: resume-own
+        is_own = is_own_turn(view.messages, after=forked_at(view.info))
+        if not state.is_unfinished or not is_own:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
@@ -164,8 +164,8 @@ class ResumeBackoff:
 
     def is_blocked(self, agent: str | None, key: str, last: int) -> bool:
         """Return whether a session with this last seq must not be resumed now."""
-        found = self._until.get((agent, key))
-        return found is not None and found[0] == last and monotonic() < found[2]
+        failure = self._until.get((agent, key))
+        return failure is not None and failure[0] == last and monotonic() < failure[2]
 
     def record_failure(
         self,
@@ -188,7 +188,7 @@ class ResumeBackoff:
 
 
 class IdleSessions:
-    """Tracks for how long each session has had the same last message.
+    """A tracker of the time for which each session has had the same last message.
 
     The time in a message comes from the machine that wrote it, whose clock may be wrong. This
     process measures with its own clock.
@@ -198,7 +198,7 @@ class IdleSessions:
         self._since: dict[tuple[str | None, str], tuple[int, float]] = {}
 
     def seconds(self, agent: str | None, key: str, last: int) -> float:
-        """Return for how many seconds this process has seen `last` as the last seq."""
+        """Return the number of seconds for which this process has seen `last` as the last seq."""
         now = monotonic()
         seq, since = self._since.pop((agent, key), (last, now))
         if seq != last:
@@ -209,17 +209,17 @@ class IdleSessions:
         return now - since
 
 
-def _interrupted(instance: AgentInstance, others: ForeignTurns) -> list[str]:
+def _interrupted(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
-    The log decides once the session is leased. Sessions of other programs are never leased.
+    The log is checked once the session is leased. Sessions of other programs are never leased.
     """
     keys: dict[str, None] = {}
     after: str | None = None
     while True:
         page = instance.catalog.list(state="interrupted", limit=500, after=after)
         for entry in page.entries:
-            if entry.problem is None and not others.include(instance, entry):
+            if entry.problem is None and not foreign_turns.include(instance, entry):
                 keys[entry.key] = None
         after = page.after
         if after is None:
@@ -229,7 +229,7 @@ def _interrupted(instance: AgentInstance, others: ForeignTurns) -> list[str]:
 def _with_late_message(instance: AgentInstance) -> list[str]:
     """Return the recent sessions that end with a late message.
 
-    The catalog lists them as idle, because their last message is an answer.
+    The catalog lists such sessions as idle, because their last message is an answer.
     """
     keys = []
     for entry in instance.catalog.list(state="idle", limit=_RECENT).entries:
@@ -242,7 +242,7 @@ def _with_late_message(instance: AgentInstance) -> list[str]:
 
 
 def _view(sessions: SessionStore, key: str) -> SessionView:
-    """Return a view of a session after hiding a late message in it."""
+    """Hide a late message of a session, and return a view of the session."""
     view = sessions.store.view(key)
     return sessions.store.view(key) if hide_late_message(sessions, view) else view
 
@@ -257,21 +257,21 @@ def _seconds_since(moment: datetime) -> float:
     return (datetime.now(UTC) - moment).total_seconds()
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, noun: str) -> str:
     """Return a number with its noun: `1 message`, `2 messages`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in its largest unit that divides it: `a day`, `90 minutes`."""
+    """Return a duration as text, in the largest unit that divides it: `a day`, `90 minutes`."""
     whole = round(seconds)
-    size, unit = next((one for one in _UNITS if whole and whole % one[0] == 0), _UNITS[-1])
+    size, unit = next((pair for pair in _UNITS if whole and whole % pair[0] == 0), _UNITS[-1])
     number = whole // size
     return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else count(number, unit)
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return the first names and the number of further ones."""
-    shown = ", ".join(names[:_LISTED])
+    """Return the first names, and the number of the remaining names."""
+    listed = ", ".join(names[:_LISTED])
     more = len(names) - _LISTED
-    return f"{shown} and {more:,} more" if more > 0 else shown
+    return f"{listed} and {more:,} more" if more > 0 else listed

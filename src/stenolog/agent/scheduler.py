@@ -1,8 +1,9 @@
 """Turn scheduler: one turn at a time per session, by a lock in this process and a lease.
 
-A message is stored first. If a turn is running, the message waits for it. That turn may have
-answered the message too, so the next one checks this before it asks the model. Summaries and notes
-are made in the background after the answer; only the summary delays the next turn of the session.
+A message is stored first. If a turn is running, the message waits for it. The running turn may
+answer the new message, too, so the next turn checks the log before it asks the model. Summaries and
+notes are written in the background after the answer. Only the summary delays the next turn of the
+session.
 """
 
 import asyncio
@@ -54,11 +55,11 @@ from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, SessionView, Store
 
 TTL: Final = 20.0
-"""Lifetime of a lease in seconds; it is renewed while the turn runs."""
+"""Lifetime of a lease in seconds; a running turn renews its lease."""
 _LEASE_POLL: Final = 0.1
 """Interval in seconds between attempts to acquire a lease that another process holds."""
 _CANCEL_TIMEOUT: Final = 5.0
-"""Time limit in seconds for cancelled turns to end; after that they are abandoned."""
+"""Time limit in seconds for cancelled turns to end; after that, the turns are abandoned."""
 _RENEWALS: Final = 3
 """Number of renewals within the lifetime of a lease."""
 TAKEN_OVER: Final = "Another process has taken over this turn."
@@ -73,7 +74,7 @@ class CloseReport(Struct, frozen=True, kw_only=True):
     """Unfinished work when the scheduler closes."""
 
     turns: tuple[str, ...] = ()
-    """Sessions with a cancelled turn, whose messages are stored. The next start resumes them."""
+    """Sessions with a cancelled turn, which the next start resumes from the stored messages."""
     not_saved: int = 0
     """Number of messages that could not be stored and are lost with this process."""
     hanging: int = 0
@@ -118,20 +119,20 @@ class ActiveSession:
         self.on_event: EventHandler = ignore_event
         self.users = 0
         self.waiting_messages = 0
-        """Number of messages that are being stored or wait for their answer."""
+        """Number of messages that wait to be stored or answered."""
         self.waits_for_lease = False
         """Whether a turn waits for the lease."""
         self.lock = asyncio.Lock()
-        """Held by a turn, or a change of the session, that runs or waits for the lease."""
+        """Lock of a turn, or a change of the session, that runs or waits for the lease."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether this process has nothing to do in the session."""
+        """Whether this process has no work in the session."""
         return not (self.users or self.unsaved.bodies or self.summarizing or self.task)
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """Hold the lock, after the summary in progress has ended."""
+        """Wait for a summary in progress, then hold the lock."""
         async with self.lock:
             if self.summarizing is not None:
                 await asyncio.wait([self.summarizing])
@@ -147,7 +148,7 @@ class ActiveSession:
             self.waiting_messages -= 1
 
     def cancel(self, reason: CancelReason) -> None:
-        """Cancel the turn. If it is cancelled twice, the first reason is kept."""
+        """Cancel the turn. A second call does not replace the first reason."""
         if self.turn is not None and self.task is not None:
             if not self.turn.cancel_reason:
                 self.turn.cancel_reason = reason
@@ -166,7 +167,7 @@ class ActiveSession:
         )
 
     def unsaved_answer(self, once: str, outcome: Outcome = "elsewhere") -> Answer | None:
-        """Return the unsaved answer to an unsaved message; None if there is none."""
+        """Return the unsaved answer to an unsaved message; None if the message has no answer."""
         text = self.unsaved.answer_to(once)
         if text is None:
             return None
@@ -191,7 +192,7 @@ class TurnScheduler:
         self._no_callers = asyncio.Event()
         self._no_callers.set()
         for instance in registry:
-            instance.ask.bind(self.threads.event_loop)
+            instance.blocking_model.bind(self.threads.event_loop)
             instance.on_summary = partial(self._on_summary, instance)
             if instance.memory is not None and instance.spec.consolidation:
                 self._notes[instance.id] = BackgroundNotes(instance, self.threads)
@@ -226,10 +227,10 @@ class TurnScheduler:
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
-        """Store a message, and run a turn that answers it and all other unanswered messages.
+        """Store a message, and run a turn that answers all unanswered messages.
 
         `view`: an earlier view of the session, so that the turn reads only newer messages. Raises
-        UsageError for a message that can never be stored; errors of the model's server and of the
+        UsageError for a message that can never be stored. Errors of the model's server and of the
         store are in the returned Answer.
         """
         unique = once or new_idempotency_key()
@@ -243,21 +244,21 @@ class TurnScheduler:
             )
             is_new = view is not None and seq is not None and seq > view.upto
             # Another process may have stored and acknowledged a message with an id of the client.
-            own = not once  # guard: withdraw-own-message
-            if own and view is not None and seq is not None and not is_new:
+            is_own = not once  # guard: withdraw-own-message
+            if is_own and view is not None and seq is not None and not is_new:
                 # The session of this view is gone, and the message has created a new session.
                 error = await self.threads.run(_withdraw, instance.store, view, seq, body)
                 return session.failed(error)
             if seq is not None:
                 on_event(MessageStored(seq=seq))
             if once and not is_new:
-                found = await self._find_answer(session, seq, unique)
-                if found is not None:
-                    return found
+                answer = await self._find_answer(session, seq, unique)
+                if answer is not None:
+                    return answer
             async with session.locked():
                 seq = seq or session.unsaved.seq_of(unique)
-                if seq is None and (found := session.unsaved_answer(unique)):
-                    return found
+                if seq is None and (answer := session.unsaved_answer(unique)):
+                    return answer
                 return await self._answer_message(
                     session, seq, unique, on_event, options, view if is_new else None
                 )
@@ -331,7 +332,7 @@ class TurnScheduler:
         return lease
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
-        """Stop the answer in progress in a session and store it; return False if there is none."""
+        """Stop and store the answer in progress in a session; return False without an answer."""
         session = self._active.get((instance.id, key))
         if session is None:
             return False
@@ -346,7 +347,7 @@ class TurnScheduler:
     # --- closing -----------------------------------------------------------------------------
 
     async def close(self, *, patience: float) -> CloseReport:
-        """Wait up to `patience` seconds for turns in progress, then cancel them.
+        """Wait up to `patience` seconds for turns in progress, then cancel the remaining turns.
 
         Cancelled turns stay in the log, and the next start resumes them. If two calls overlap, the
         shorter patience counts.
@@ -358,7 +359,7 @@ class TurnScheduler:
                 self._cancelled.add(session.key)
                 session.cancel("left")
         for instance in self._registry:
-            instance.ask.close()
+            instance.blocking_model.close()
         await self._wait_for_turns(_CANCEL_TIMEOUT)
         for instance in self._registry:
             await self.save_unsaved(instance)
@@ -387,7 +388,7 @@ class TurnScheduler:
             self._drop_if_idle(session)
 
     async def _wait_for_turns(self, patience: float) -> None:
-        """Wait until no turn, background task or caller is left, for at most `patience` seconds."""
+        """Wait up to `patience` seconds until all turns, background tasks and callers are done."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(patience, 0)):
                 while tasks := self._tasks():
@@ -395,7 +396,7 @@ class TurnScheduler:
                 await self._no_callers.wait()
 
     async def wait_until_idle(self) -> None:
-        """Wait until summaries and notes are done too, for tests and scripts."""
+        """Wait until turns, summaries and notes are done, for tests and scripts."""
         while tasks := self._tasks():
             await asyncio.wait(tasks)
         for notes in self._notes.values():
@@ -424,8 +425,8 @@ class TurnScheduler:
                         # The session has just been created; acquire its lease before running the
                         # turn.
                         continue
-                    if seq is None and (found := session.unsaved_answer(once)):
-                        return found
+                    if seq is None and (unsaved := session.unsaved_answer(once)):
+                        return unsaved
                     # The turn first checks whether another process has answered this message.
                     answer, turn = await self.run_turn(
                         session, sessions, seq, on_event, options, view
@@ -443,7 +444,10 @@ class TurnScheduler:
     async def error_for_client(
         self, instance: AgentInstance, key: str, error: StenologError
     ) -> StenologError:
-        """Return the error for the client. A lost lease can mean that the session is gone."""
+        """Return the error for the client.
+
+        After a lost lease, check whether the session still exists.
+        """
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error
         return await self.threads.run(_missing_or, instance.store, key, error)
@@ -522,14 +526,14 @@ class TurnScheduler:
                 try:
                     return await self.acquire_lease(session)
                 except StoreBusy as error:
-                    if seq is not None and (found := await self._read_answer(session, seq)):
-                        return answer_from_log(session.key, found, "elsewhere")
+                    if seq is not None and (answer := await self._read_answer(session, seq)):
+                        return answer_from_log(session.key, answer, "elsewhere")
                     if not is_notified:
                         on_event(Notice(text=f"waiting for another turn in this session: {error}"))
                         is_notified = True
                 except NoSuchSession:
                     if seq is not None:
-                        raise  # the session was purged, with the message
+                        raise  # the session was purged together with the message
                     return None  # the first message of the session is unsaved
                 except StoreClosed:
                     raise
@@ -544,7 +548,7 @@ class TurnScheduler:
         raise StoreClosed(CLOSING)
 
     async def acquire_lease(self, session: ActiveSession) -> Lease:
-        """Acquire the lease of a session if it is free. Raise StoreBusy and NoSuchSession."""
+        """Acquire the lease of a session without waiting. Raise StoreBusy and NoSuchSession."""
         store = session.instance.store
         return await acquire_lease(self.threads, store, session.key, ttl=self._ttl)
 
@@ -563,20 +567,20 @@ class TurnScheduler:
     async def _find_answer(
         self, session: ActiveSession, seq: int | None, once: str
     ) -> Answer | None:
-        """Return the answer to a repeated message, stored or unsaved; None if it has none."""
+        """Return the stored or unsaved answer to a repeated message; None without an answer."""
         if seq is None:
             return session.unsaved_answer(once, "again")
-        found = await self._read_answer(session, seq)
-        return None if found is None else answer_from_log(session.key, found, "again")
+        answer = await self._read_answer(session, seq)
+        return None if answer is None else answer_from_log(session.key, answer, "again")
 
     async def _read_answer(self, session: ActiveSession, seq: int) -> Message | None:
-        """Return the answer to the message at this seq; the message itself if it is hidden."""
+        """Return the answer to the message at a seq; for a hidden message, the message itself."""
         return await self.threads.run(find_answer, session.instance.sessions, session.key, seq)
 
     # --- after the answer --------------------------------------------------------------------
 
     def summarize_later(self, session: ActiveSession, on_event: EventHandler, turn: Turn) -> None:
-        """Summarize in the background; the next turn of the session waits for it."""
+        """Summarize in the background; the next turn of the session waits for the summary."""
         session.summarizing = asyncio.create_task(self._after_answer(session, on_event, turn))
 
     async def _after_answer(
@@ -619,7 +623,7 @@ class TurnScheduler:
 
     @contextmanager
     def use(self, instance: AgentInstance, key: str) -> Iterator[ActiveSession]:
-        """Yield the state of a session and keep it while it is in use."""
+        """Yield the state of a session, and keep the state while a caller uses it."""
         self.check_open()
         place = (instance.id, key)
         if place not in self._active:
@@ -632,7 +636,7 @@ class TurnScheduler:
         finally:
             session.users -= 1
             self._drop_if_idle(session)
-            if not any(one.users for one in self._active.values()):
+            if not any(active.users for active in self._active.values()):
                 self._no_callers.set()
 
     def _drop_if_idle(self, session: ActiveSession) -> None:
@@ -658,9 +662,9 @@ async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float)
 async def renewed_lease(
     threads: Threads, lease: Lease, *, ttl: float, lost: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Renew the lease inside the `async with` block, and release it at the end.
+    """Renew the lease inside the `async with` block, and release the lease at the end.
 
-    `lost` is called when another process has the lease.
+    Calls `lost` when another process has taken the lease.
     """
     renewing = asyncio.create_task(_renew(threads, lease, ttl, lost))
     try:
@@ -692,14 +696,20 @@ def _release(lease: Lease) -> None:
 
 
 def _withdraw(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]) -> NoSuchSession:
-    """Withdraw a message that has created a new session; return the error for it. Blocks."""
+    """Withdraw a message that has created a new session; return the error for the client.
+
+    This call blocks.
+    """
     error = missing_session_error(store, view.key)
     withdraw_message(store, view, seq, body)
     return error
 
 
 def _missing_or(store: Store, key: str, error: StenologError) -> StenologError:
-    """Return the error for a missing session, or `error` if the session exists. Blocks."""
+    """Return the error for a missing session, or `error` if the session exists.
+
+    This call blocks.
+    """
     try:
         store.info(key)
     except NoSuchSession:
@@ -710,7 +720,10 @@ def _missing_or(store: Store, key: str, error: StenologError) -> StenologError:
 
 
 def _summarize(instance: AgentInstance, key: str, turn: Turn) -> bool:
-    """Store the provider's token counts and summarize if needed; return whether it did. Blocks."""
+    """Store the provider's token counts, and summarize the session if needed.
+
+    Return whether a summary was written. This call blocks.
+    """
     turn.report_usage()
     old = turn.view
     view = instance.store.view(key) if old is None else old.merged(instance.store.refresh(old))

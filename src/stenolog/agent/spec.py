@@ -15,7 +15,7 @@ DEFAULT_SYSTEM_PROMPT: Final = (
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """Messages for an agent, by channel and sender. An empty field matches all."""
+    """The messages that an agent gets, by channel and sender. An empty field matches all values."""
 
     channel: str = ""
     sender: str = ""
@@ -27,16 +27,16 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     sessions: str = "./workspace"
     """Place of the sessions, as accepted by `open_sessions`."""
     id: str | None = None
-    """Name of the agent; None if it is the only agent of a workspace without names."""
+    """Name of the agent; None for the only agent of a workspace without agent names."""
     model: str = ""
-    """Name of the model, as in the settings; empty: chosen automatically."""
+    """Name of the model, as in the settings; an empty name is chosen automatically."""
     system: str = DEFAULT_SYSTEM_PROMPT
     limits: Limits = Limits()
     needs: ProviderRequirements = ProviderRequirements()
     max_iterations: int = 25
     """Maximum number of requests to the model per turn."""
     tool_timeout: float = 60.0
-    """Timeout in seconds for tools that define none."""
+    """Timeout in seconds for tools without their own timeout."""
     tool_output_limit: int = 20_000
     """Maximum number of characters of a tool result that the model gets."""
     tools: bool = True
@@ -50,7 +50,7 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     recall_tokens: int = 1_500
     half_life_days: float = 30.0
     zone: str = ""
-    """Time zone of the users, such as `Europe/Berlin`; empty: the zone of this machine."""
+    """Time zone of the users, such as `Europe/Berlin`; if empty, the zone of this machine."""
     resume_within: float = 86_400.0
     """Age in seconds after which an interrupted turn is closed instead of resumed."""
     routes: tuple[Route, ...] = ()

@@ -1,4 +1,4 @@
-"""Thread pools for blocking calls, and waiting that a cancelled task does not give up.
+"""Thread pools for blocking calls, and waits that continue after the task is cancelled.
 
 Stores, model calls and leases have separate pools, so that a summary that takes a minute does not
 delay storing a message or renewing a lease.
@@ -29,8 +29,8 @@ async def wait_shielded(*futures: asyncio.Future[Any]) -> bool:
 async def result_shielded(future: asyncio.Future[T]) -> T:
     """Return the result of a future.
 
-    If the caller is cancelled, wait all the same and raise CancelledError then. The future itself
-    is not cancelled.
+    If the caller is cancelled, wait until the future is done, then raise CancelledError. The future
+    itself is not cancelled.
     """
     if await wait_shielded(future):
         if not future.cancelled():
@@ -40,12 +40,12 @@ async def result_shielded(future: asyncio.Future[T]) -> T:
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
-    """Cancel the tasks and wait for them; return whether the caller was cancelled while waiting."""
-    found = list(tasks)
-    for task in found:
+    """Cancel the tasks and wait until they end; return whether the caller was cancelled, too."""
+    all_tasks = list(tasks)
+    for task in all_tasks:
         task.cancel()
-    cancelled = await wait_shielded(*found)
-    for task in found:
+    cancelled = await wait_shielded(*all_tasks)
+    for task in all_tasks:
         if not task.cancelled():
             task.exception()
     return cancelled
@@ -74,12 +74,16 @@ class Threads:
     async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
         """Run a function that reads or writes a store, and return its result.
 
-        If this is cancelled, it waits until the call has ended: a started write cannot be undone.
+        A cancelled caller still waits until the function has ended, because a started write cannot
+        be undone.
         """
         return await result_shielded(self._begin("store", function, *values, **named))
 
     async def run_model(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
-        """Run a function that may call the model. If cancelled, the call continues."""
+        """Run a function that may call the model.
+
+        If the caller is cancelled, the function continues to run.
+        """
         called = self._begin("ask", function, *values, **named)
         try:
             return await asyncio.shield(called)

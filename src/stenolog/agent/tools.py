@@ -1,8 +1,8 @@
 """Tools: Python functions with type hints that a model can call.
 
-The type hints become the JSON schema for the model, and arguments are checked against them. The
-docstring describes the function, and `Annotated[str, "…"]` describes an argument. A parameter of
-type `ToolContext` is hidden from the model and gets the session of the call.
+The type hints become the JSON schema for the model, and arguments are checked against the schema.
+The docstring describes the function, and `Annotated[str, "…"]` describes an argument. A parameter
+of type `ToolContext` is hidden from the model and gets the session of the call.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     """Key of the session."""
     agent: str | None
     recall: Callable[[str], RecallResult] | None = None
-    """Searches the memory of the session's user; None if the agent has no memory."""
+    """Function that searches the memory of the session's user; None for an agent without memory."""
     zone: tzinfo = UTC
     """Time zone of the user."""
 
@@ -50,15 +50,14 @@ class Tool(Struct, frozen=True, kw_only=True):
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
     call: Callable[[Mapping[str, Any], ToolContext], Any]
-    """Checks the arguments and calls the function. Raises ValidationError."""
+    """Function that checks the arguments and calls the tool. Raises ValidationError."""
     is_async: bool = False
     repeatable: bool = False
-    """Whether an interrupted call may run again: it changes nothing, or repeating it is harmless.
-    """
+    """Whether an interrupted call may run again, because a repeated call is harmless."""
     alone: bool = False
     """Whether the tool must not run concurrently with other tools."""
     timeout: float | None = None
-    """Timeout in seconds; None: the agent's timeout."""
+    """Timeout in seconds; None for the agent's timeout."""
 
     def definition(self) -> dict[str, Any]:
         """Return the definition for the model, in OpenAI's chat format."""
@@ -111,8 +110,8 @@ def tool(
         )
 
         def call(raw: Mapping[str, Any], context: ToolContext) -> Any:
-            found = msgspec.convert(raw, arguments, strict=False)
-            values = {field: getattr(found, field) for field in arguments.__struct_fields__}
+            converted = msgspec.convert(raw, arguments, strict=False)
+            values = {field: getattr(converted, field) for field in arguments.__struct_fields__}
             return function(**values, **({context_name: context} if context_name else {}))
 
         return Tool(
@@ -131,13 +130,13 @@ def tool(
 
 def as_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
-    found: dict[str, Tool] = {}
-    for one in tools:
-        new = one if isinstance(one, Tool) else tool(one)
-        if new.name in found:
+    tools_by_name: dict[str, Tool] = {}
+    for item in tools:
+        new = item if isinstance(item, Tool) else tool(item)
+        if new.name in tools_by_name:
             raise UsageError(f"there are two tools called {new.name!r}; give one another name")
-        found[new.name] = new
-    return found
+        tools_by_name[new.name] = new
+    return tools_by_name
 
 
 def read_arguments(text: str) -> dict[str, Any]:
@@ -145,12 +144,12 @@ def read_arguments(text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the arguments are no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise ValueError("the arguments are no JSON object")  # noqa: TRY004 - of the model, not ours
-    return found
+    return arguments
 
 
 def result_as_text(result: object, *, limit: int) -> str:
@@ -172,7 +171,7 @@ def result_as_text(result: object, *, limit: int) -> str:
 
 
 def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], str]:
-    """Return the fields for the model, and the name of the parameter of type ToolContext."""
+    """Return the parameters for the model, and the name of the ToolContext parameter."""
     try:
         hints = get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
@@ -203,8 +202,10 @@ def _with_description(hint: Any) -> Any:
     """Convert the texts in an `Annotated` hint to msgspec descriptions."""
     if get_origin(hint) is not Annotated:
         return hint
-    kind, *others = get_args(hint)
-    metas = [msgspec.Meta(description=one) if isinstance(one, str) else one for one in others]
+    kind, *annotations = get_args(hint)
+    metas = [
+        msgspec.Meta(description=item) if isinstance(item, str) else item for item in annotations
+    ]
     return Annotated[(kind, *metas)]
 
 
@@ -218,14 +219,14 @@ def _default(value: Any) -> Any:
 
 def _schema(arguments: type[Struct], called: str) -> dict[str, Any]:
     try:
-        (own,), others = msgspec.json.schema_components([arguments], ref_template=_REF + "{name}")
+        (root,), parts = msgspec.json.schema_components([arguments], ref_template=_REF + "{name}")
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"tool {called!r}: a type hint has no JSON schema: {error}") from error
-    found = dict(others.pop(own["$ref"].removeprefix(_REF)))
-    found.pop("title", None)
-    if others:
-        found["$defs"] = others
-    return found
+    schema = dict(parts.pop(root["$ref"].removeprefix(_REF)))
+    schema.pop("title", None)
+    if parts:
+        schema["$defs"] = parts
+    return schema
 
 
 @tool(repeatable=True)
@@ -265,7 +266,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
 
     tools: Mapping[str, Tool]
     timeout: float
-    """Timeout in seconds for tools that define none."""
+    """Timeout in seconds for tools without their own timeout."""
     limit: int
     """Maximum number of characters of a result that the model gets."""
 
@@ -279,7 +280,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
     ) -> None:
         """Run the calls and pass each result to `keep` immediately.
 
-        Tools marked `alone` run one at a time, after the others.
+        Tools marked `alone` run one at a time, after the other tools.
         """
 
         async def one(call: Mapping[str, Any]) -> None:
@@ -296,8 +297,8 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
             await one(call)
 
     def _is_alone(self, call: Mapping[str, Any]) -> bool:
-        found = self.tools.get(call["function"]["name"])
-        return found is not None and found.alone
+        tool = self.tools.get(call["function"]["name"])
+        return tool is not None and tool.alone
 
     async def _result(
         self, call: Mapping[str, Any], context: ToolContext, on_event: EventHandler
@@ -312,7 +313,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         return mark_tool_outcome(body, seconds=took, failed=failed)
 
     async def _outcome(self, name: str, arguments: str, context: ToolContext) -> tuple[bool, str]:
-        """Return whether the call failed, and the text for the model."""
+        """Call a tool; return whether the call failed, and the text for the model."""
         tool = self.tools.get(name)
         if tool is None:
             known = ", ".join(sorted(self.tools)) or "none"
@@ -341,8 +342,8 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
 async def _call(tool: Tool, values: Mapping[str, Any], tool_context: ToolContext) -> Any:
     if tool.is_async:
         return await tool.call(values, tool_context)
-    # A daemon thread, not a pool: a tool that hangs cannot be stopped and must not keep the program
-    # from exiting.
+    # Use a daemon thread instead of a pool: a hanging tool cannot be stopped and must not keep the
+    # program from exiting.
     running = asyncio.get_running_loop()
     done: asyncio.Future[Any] = running.create_future()
     context = contextvars.copy_context()

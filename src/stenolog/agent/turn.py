@@ -63,7 +63,7 @@ _MAX_SAME_ROUNDS: Final = 3
 _LOOKED_BACK: Final = 50
 _CHECKED_MESSAGES: Final = 8
 _MAX_SEARCHES: Final = 3
-"""Number of memory searches before a turn continues without memories."""
+"""Maximum number of memory searches; after that, the turn continues without memories."""
 TRIES: Final = "tries"
 """Meta field of a session that counts how often its open tool calls were repeated."""
 _MAX_TRIES: Final = 3
@@ -79,9 +79,8 @@ HISTORY_CHANGED: Final = (
 CancelReason = Literal["", "left", "lost"]
 """Reason for a cancellation.
 
-left: the program ends; the next start resumes the turn.
-lost: another process has the lease.
-Empty: the answer is no longer wanted.
+left: the program ends, and the next start resumes the turn. lost: another process has the lease.
+empty: the user or client stopped the answer.
 """
 
 
@@ -134,19 +133,19 @@ class Turn:
         self._model_and_seconds = ("", 0.0)
         """Name of the model that answered last, and the seconds it took."""
         self._prompt_tokens: int | None = _NOT_ANSWERED
-        """Tokens that the provider counted in the last request; None if it reports none."""
+        """Tokens that the provider counted in the last request; None if it reported no count."""
         self._final_text = ""
-        """The text of the final answer while it is stored."""
+        """Text of the final answer while the answer is being stored."""
         self._recalled: tuple[str, RecallResult] = ("", RecallResult())
         self._sources: dict[str, tuple[str, int] | None] = {}
         """Sessions of the recalled messages, as returned by `_sources_of`."""
         self._results: dict[str, str] = {}
         self.view = view
-        """The session as this turn has last read it; None before that, or if it does not exist."""
+        """Last view that this turn read; None before the first read, or without a session."""
         self._asked_seqs: frozenset[int] = frozenset()
         """Seqs of the user messages that this turn answers."""
         self._attempt: Attempt | None = None
-        """The last request, until its token count is stored."""
+        """Last request to the model, until its token count is stored."""
         self._written: list[int] = []
         """Seqs of the messages that this turn stored."""
         self._dropped = False
@@ -156,8 +155,8 @@ class Turn:
     async def run(self) -> Answer:
         """Run until the model has answered. Raise the errors of the model and the store.
 
-        If it is cancelled, `cancel_reason` decides: it either stores the text so far with a mark
-        and returns it, or raises and leaves the log unchanged.
+        If the turn is cancelled, `cancel_reason` decides: the turn either stores and returns the
+        text so far with a mark, or raises and leaves the log unchanged.
         """
         try:
             return await self._answer()
@@ -180,23 +179,23 @@ class Turn:
 
     async def close(self, why: str) -> Answer:
         """Close a turn that is not resumed, with a mark that the user sees."""
-        await self._finish_calls(await self._read_state(), again=False)
+        await self._finish_calls(await self._read_state(), repeat=False)
         return await self._interrupt(why, all_answered=True)
 
     async def _answer(self) -> Answer:
-        # With unsaved messages, the log alone does not show what is pending.
+        # With unsaved messages, the log alone does not show the pending calls.
         saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
-        found = await self._request(check=saved)
-        if isinstance(found, Answer):
-            return found
-        request = None if isinstance(found, TurnState) else found
-        if isinstance(found, TurnState):
-            again = await self._run(self._may_repeat_calls, found)
-            await self._finish_calls(found, again=again)
-            if found.client_calls:
+        outcome = await self._request(check=saved)
+        if isinstance(outcome, Answer):
+            return outcome
+        request = None if isinstance(outcome, TurnState) else outcome
+        if isinstance(outcome, TurnState):
+            may_repeat = await self._run(self._may_repeat_calls, outcome)
+            await self._finish_calls(outcome, repeat=may_repeat)
+            if outcome.client_calls:
                 history = () if self.view is None else self.view.messages
                 return self._hand_over_calls(
-                    history, [_call_body(call) for call in found.client_calls]
+                    history, [_call_body(call) for call in outcome.client_calls]
                 )
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
@@ -204,19 +203,19 @@ class Turn:
             request, reply = None, self._streamed
             if not reply.calls:
                 return await self._end(reply)
-            own, of_client = self._split_calls(reply)
+            agent_calls, of_client = self._split_calls(reply)
             body = mark_client_calls(self._with_model(reply), [call["id"] for call in of_client])
             seq = await self._store(body, seen=self._seen)
             if self._dropped:
                 return self._make_answer(reply.text, None)
             self._streamed = StreamedAnswer()
             self._results = {}
-            await self._run_calls(own, cut=reply.finish == "length" and not of_client)
+            await self._run_calls(agent_calls, cut=reply.finish == "length" and not of_client)
             if of_client or self._dropped:
                 return self._make_answer(reply.text, seq, calls=of_client)
             rounds.append(_round(reply.calls, self._results))
             if len(rounds) >= _MAX_SAME_ROUNDS and all(
-                one == rounds[-1] for one in rounds[-_MAX_SAME_ROUNDS:]
+                earlier_round == rounds[-1] for earlier_round in rounds[-_MAX_SAME_ROUNDS:]
             ):
                 return await self._give_up(REPEATED)
         return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
@@ -224,7 +223,7 @@ class Turn:
     def _split_calls(
         self, reply: StreamedAnswer
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the calls that the agent runs, and those that the client runs.
+        """Return the calls that the agent runs, and the calls that the client runs.
 
         If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
@@ -250,10 +249,11 @@ class Turn:
     async def _request(self, *, check: bool) -> "_Request | TurnState | Answer":
         """Read the session and build the next request, in one thread call.
 
-        `check`: return the answer if the log has it already, or the pending calls if tool calls
-        have no result. Raises _HistoryChanged if the question is hidden now.
+        `check`: return an answer that the log already has, or the pending calls if tool calls have
+        no result. Raises _HistoryChanged if the question is hidden now.
         """
-        # Unsaved messages must not be stored while the log is read: they would be sent twice.
+        # Pause writes of unsaved messages while the log is read: otherwise a message would be sent
+        # twice.
         async with self._unsaved.paused():
             unsaved, token = self._unsaved.bodies, self._unsaved.newest_once
             return await self._threads.run_model(self._build, unsaved, token, check=check)
@@ -268,13 +268,13 @@ class Turn:
         view = self._read_question(unsaved)
         state = TurnState() if view is None else turn_state(view.messages)
         self._asked_seqs |= frozenset(state.unanswered)
-        if check and view is not None and (found := self._find_pending(view, state)) is not None:
-            return found
+        if check and view is not None and (pending := self._find_pending(view, state)) is not None:
+            return pending
         model = self._model(view)
         before = self._recalled
         recalled = self._recall(view, unsaved)
         if self._recalled is not before and self._instance.memory is not None:
-            view = self._read_question(unsaved)  # the search took time
+            view = self._read_question(unsaved)  # the session may have changed
         context = self._instance.context(model, self._options)
         self._attempt = context.start_request(
             self._key, memory=recalled.block, unsaved=unsaved, view=view
@@ -296,7 +296,7 @@ class Turn:
         return bool(questions) and questions.isdisjoint(message.seq for message in view.messages)
 
     def _read(self) -> SessionView | None:
-        """Update `view`; return None if the session does not exist because nothing is stored yet.
+        """Update `view`; return None if no message of the session is stored yet.
 
         Raises NoSuchSession if the session is gone.
         """
@@ -317,11 +317,11 @@ class Turn:
         return missing_session_error(self._sessions.store, self._key)
 
     def _find_pending(self, view: SessionView, state: TurnState) -> TurnState | Answer | None:
-        """Return the answer if the log has it, otherwise pending calls; None if there are none."""
+        """Return the answer in the log, otherwise the pending calls; None if there is neither."""
         if self._question_seq:
-            found = find_answer(self._sessions, self._key, self._question_seq, view.messages)
-            if found is not None:
-                return answer_from_log(self._key, found, "elsewhere")
+            answer = find_answer(self._sessions, self._key, self._question_seq, view.messages)
+            if answer is not None:
+                return answer_from_log(self._key, answer, "elsewhere")
         if not state.waits_for_client and view.messages and not state.is_unfinished:
             return _last_answer(self._key, view.messages)
         return state if state.open_calls or state.client_calls else None
@@ -338,7 +338,7 @@ class Turn:
     ) -> RecallResult:
         """Search the memory for the user's newest text, once per text.
 
-        It searches again if a session that it found was deleted or purged since.
+        The search is repeated if a session with recalled messages was deleted or purged since.
         """
         history = () if view is None else view.messages[-_LOOKED_BACK:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
@@ -350,29 +350,30 @@ class Turn:
         self._recalled, self._sources = (question, RecallResult()), {}
         info = None if view is None else view.info
         for _ in range(_MAX_SEARCHES):
-            found = self._instance.recall(
+            recalled = self._instance.recall(
                 question, self._key, sender=self._options.sender, info=info
             )
-            sources = self._sources_of(found)
+            sources = self._sources_of(recalled)
             if None not in sources.values():  # guard: no-recall-of-purged-sessions
-                self._recalled, self._sources = (question, found), sources
+                self._recalled, self._sources = (question, recalled), sources
                 break
         return self._recalled[1]
 
     def _sources_of(self, recalled: RecallResult) -> dict[str, tuple[str, int] | None]:
         """Return uid and generation of the sessions that messages were recalled from.
 
-        The generation increases when messages are purged. None: the session is gone or unreadable.
+        The generation increases when messages are purged. None stands for a session that is gone or
+        unreadable.
         """
-        found: dict[str, tuple[str, int] | None] = {}
-        for one in recalled.found:
-            key = one.source.rpartition(":")[0]
-            if one.kind == "message" and key not in found:
-                found[key] = None
+        sources: dict[str, tuple[str, int] | None] = {}
+        for hit in recalled.found:
+            key = hit.source.rpartition(":")[0]
+            if hit.kind == "message" and key not in sources:
+                sources[key] = None
                 with suppress(StenologError):
                     info = self._instance.store.info(key)
-                    found[key] = info.uid, info.generation
-        return found
+                    sources[key] = info.uid, info.generation
+        return sources
 
     # --- the model ---------------------------------------------------------------------------
 
@@ -430,7 +431,10 @@ class Turn:
     # --- tools -------------------------------------------------------------------------------
 
     async def _run_calls(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
-        """Run tool calls. `cut`: the answer was cut off in the last call, which is not run."""
+        """Run tool calls.
+
+        `cut`: the model's answer was cut off in the last call, which does not run.
+        """
 
         async def keep(result: dict[str, Any]) -> None:
             self._results[result["tool_call_id"]] = result["content"]
@@ -442,16 +446,16 @@ class Turn:
         here = self._instance.tool_context(self._key, sender=self._options.sender)
         await self._instance.tool_runner.run(calls, here, on_event=self._emit, keep=keep)
 
-    async def _finish_calls(self, state: TurnState, *, again: bool) -> None:
+    async def _finish_calls(self, state: TurnState, *, repeat: bool) -> None:
         """Store results for the calls that a killed process left open.
 
-        Repeatable calls run again; the others get a result that says that their effect is unknown.
+        Repeatable calls run again. Other calls get a result that says that their effect is unknown.
         """
         repeated = []
         for call in state.open_calls:
             tool = self._instance.tool(call.name)
             is_whole = call.id and isinstance(call.arguments, str)
-            if again and is_whole and tool is not None and tool.repeatable:
+            if repeat and is_whole and tool is not None and tool.repeatable:
                 repeated.append(_call_body(call))
             else:
                 text = ABANDONED if call.id in state.abandoned else CUT_OFF
@@ -460,10 +464,10 @@ class Turn:
             await self._run_calls(repeated)
 
     def _may_repeat_calls(self, state: TurnState) -> bool:
-        """Return whether open calls may be repeated: only the agent's own, and a few times.
+        """Return whether open calls may be repeated: only the agent's own calls, a few times.
 
-        A tool may kill the program each time. Calls that another program stored, or that a fork
-        copied, do not run here.
+        The number is limited, because a tool may kill the program each time. Calls that another
+        program stored, or that a fork copied, do not run here.
         """
         if not state.open_calls or self.view is None:
             return True
@@ -499,8 +503,8 @@ class Turn:
     async def _give_up(self, text: str) -> Answer:
         self._emit(TextDelta(text=text))
         body = {"role": "assistant", "content": text}
-        seen = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
-        return self._make_answer(text, await self._store(body, seen=seen))
+        basis = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
+        return self._make_answer(text, await self._store(body, seen=basis))
 
     async def _interrupt_shielded(self, why: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
@@ -518,7 +522,7 @@ class Turn:
         for message in history[-_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
             if self._final_text and message.seq > self._seen.upto and content == self._final_text:
-                return self._make_answer(self._final_text, message.seq)  # the stop came too late
+                return self._make_answer(self._final_text, message.seq)  # the answer is complete
         state = turn_state(history)
         for call in state.open_calls:
             await self._store({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
@@ -577,7 +581,7 @@ class Turn:
         self._emit(SaveFailed(count=1, text=HISTORY_CHANGED))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
-        """Append a message if the session still needs it. Blocks.
+        """Append a message if the session still needs it. This call blocks.
 
         Raises NoSuchSession if the session is gone, and _HistoryChanged.
         """
@@ -588,13 +592,13 @@ class Turn:
             except NoSuchSession:
                 raise
             except StenologError:
-                view = before  # the append fails too, and the message stays unsaved
+                view = before  # the append fails as well, and the message stays unsaved
             unchanged = view is None or before.holds(view.uid, view.generation, view.change)
             if view is not None and not unchanged and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
         seq = self._sessions.add_full_message(self._key, body, once=once)
         if seq is not None and self.view is not None and seq <= self.view.upto:
-            # Deleted since the last read: the append has created a new session.
+            # The session was deleted since the last read, so the append has created a new session.
             store = self._instance.store
             withdraw_message(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
             raise SessionDeleted(self._key)
@@ -603,9 +607,9 @@ class Turn:
         return seq
 
     def hide_late_messages(self, store: Store, view: SessionView) -> None:
-        """Hide the messages of this turn if their question was hidden at the same time. Blocks.
+        """Hide the messages of a turn if their question was hidden at the same time.
 
-        `view`: the session after the turn.
+        `view`: the session after the turn. This call blocks.
         """
         if self.view is None or self.view.uid != view.uid or not self._is_orphaned(view):
             return
@@ -615,7 +619,7 @@ class Turn:
                 store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
 
     def _is_needed(self, view: SessionView, body: Mapping[str, Any]) -> bool:
-        """Return whether the visible messages still need this one."""
+        """Return whether the visible messages still need the message `body`."""
         if body.get("role") == "tool":
             calls = turn_state(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
@@ -628,7 +632,7 @@ class Turn:
 def missing_session_error(store: Store, key: str) -> NoSuchSession:
     """Return the error for a deleted or purged session."""
     with suppress(StenologError):
-        if any(one.key == key for one in store.list_trash()):
+        if any(entry.key == key for entry in store.list_trash()):
             return SessionDeleted(key)
     return NoSuchSession(key)
 
@@ -636,20 +640,20 @@ def missing_session_error(store: Store, key: str) -> NoSuchSession:
 def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str, Any]) -> None:
     """Withdraw a message that this process wrote into a new session with the key of `old`.
 
-    Destroys nothing: a new session with only this message goes into the trash; otherwise the
-    message is hidden.
+    No message is destroyed. A new session with only this message goes into the trash; in any other
+    session the message is hidden.
     """
     key = old.key
     with suppress(StenologError):
         new = store.view(key)
         at_seq = [message for message in new.messages if message.seq == seq]
         if new.uid == old.uid or not any(_is_same(message, body) for message in at_seq):
-            return  # the new session was deleted too, or the old one restored
+            return  # the new session was deleted as well, or the old session restored
         if new.info.count == 1:
             trashed = store.delete(key)
             if (trashed.uid, trashed.count) == (new.uid, 1):  # guard: withdraw-one-message
                 return
-            # Another process has just written to the session, or restored the old one.
+            # Another process has just written to the session, or restored the old session.
             store.restore(key, uid=trashed.uid)
             if trashed.uid != new.uid:
                 return
@@ -665,7 +669,7 @@ def find_answer(
 ) -> Message | None:
     """Return the answer to the message at this seq; for a hidden message, the message itself.
 
-    `history`: the visible messages, if the caller has read them. Blocks.
+    `history`: the visible messages, if the caller has read them. This call blocks.
     """
     if history is None:
         history = sessions.get_history(key, after=seq - 1)
@@ -677,7 +681,7 @@ def find_answer(
 
 
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
-    """Return an answer that is in the log, or the notice that its question was hidden."""
+    """Return the Answer for a message of the log, or a notice that the question was hidden."""
     body = message.to_dict()
     if body.get("role") == "assistant":
         text = text_parts_of(body)

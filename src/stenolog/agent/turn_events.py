@@ -14,24 +14,24 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
     """Client-side overrides for one turn. The defaults leave the agent's behaviour unchanged."""
 
     system: str | None = None
-    """System prompt that replaces the agent's."""
+    """System prompt that replaces the agent's system prompt."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the client runs itself, in OpenAI's `tools` format.
 
-    A call to one of them ends the turn; the turn resumes when the client stores the result.
+    A call of such a tool ends the turn. The turn resumes when the client stores the result.
     """
     own_tools: bool = True
-    """Offer the agent's own tools too. A client tool shadows an agent tool of the same name."""
+    """Whether to offer the agent's tools, too. A client tool shadows an agent tool of its name."""
     model: str = ""
-    """Name of the agent's model to use. Empty: the session's current model."""
+    """Name of the agent's model to use. An empty name means the session's current model."""
     schema: Mapping[str, Any] | None = None
     """JSON schema for the answer."""
     max_tokens: int | None = None
     """Maximum length of the answer in tokens."""
     sender: str | None = ""
-    """The verified sender who gets the answer, which decides whose memory the model sees.
+    """The verified sender who gets the answer. The model sees this sender's memory.
 
-    None: the owner of the session, for resumed turns.
+    None means the owner of the session, for resumed turns.
     """
 
     @property
@@ -49,7 +49,7 @@ DEFAULT_OPTIONS: Final = TurnOptions()
 
 
 def tool_name(definition: Mapping[str, Any]) -> str:
-    """Return the name in a tool definition; empty if it has none."""
+    """Return the name in a tool definition; empty for a definition without a name."""
     function = definition.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""
@@ -63,16 +63,16 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     content: str | Sequence[Mapping[str, Any]]
     """Text, or content parts in OpenAI's chat format."""
     id: str = ""
-    """Id given by the source of the message. A second delivery is not stored or answered again."""
+    """Id from the source of the message. A second message with this id is ignored."""
     origin: Mapping[str, Any] | None = None
     """Address for the answer, in the format of the channel; stored with the message."""
     request_digest: str = ""
     """Digest of the HTTP request with this message; stored with the message."""
     sender: str = ""
-    """The user or group chat, such as `telegram:123`, if the front end has verified it.
+    """The user or group chat that the front end has verified, such as `telegram:123`.
 
-    Sessions in which every user message has the same sender share one memory. Leave it empty for
-    values that a client can choose, such as a session key.
+    Sessions in which every user message has the same sender share one memory. The sender must be
+    empty if only the client names it, for example in a session key.
     """
 
 
@@ -138,7 +138,7 @@ class SummaryCreated(Struct, frozen=True, kw_only=True):
 
 
 class SaveFailed(Struct, frozen=True, kw_only=True):
-    """The number of unsaved messages; `text` has the reason and what to do."""
+    """Messages could not be stored; `text` has the reason and what to do."""
 
     count: int
     text: str
@@ -151,9 +151,9 @@ class SaveRecovered(Struct, frozen=True, kw_only=True):
 
 
 TEXT_KEPT: Final = "the text so far is kept"
-"""Part of the notice that an answer broke off. Front ends do not report it twice."""
+"""Part of the notice that an answer broke off. Front ends recognize the notice by this text."""
 RETRY_HINT: Final = ", /retry asks again"
-"""End of that notice; left out where no command can follow."""
+"""End of the notice that an answer broke off; left out where users cannot send commands."""
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -176,18 +176,15 @@ Event = (
     | Notice
 )
 EventHandler = Callable[[Event], None]
-"""Callback for events. It runs in the event loop and must not block; its errors are logged."""
+"""Callback for events, called in the event loop. It must not block; its errors are logged."""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
 """Outcome of a message.
 
-answered: the answer is in the log.
-calls: the client has to run tools first.
-interrupted: the answer was stopped; the text so far is kept.
-failed: the text has the reason; the user's message is kept and unanswered.
-again: the message was answered before.
-elsewhere: another process has the lease, or another turn of this process answered the message.
-command: the message was a command.
+answered: the answer is in the log. calls: the client has to run tools first. interrupted: the
+answer was stopped, and its text so far is kept. failed: the text has the reason, and the user's
+message stays unanswered. again: the message was answered before. elsewhere: another process has the
+lease, or another turn of this process answered the message. command: the message was a command.
 """
 
 
@@ -195,11 +192,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     """The answer to a message or command."""
 
     key: str
-    """Session for the next message: a different one after /new, /fork and /resume."""
+    """Key of the session for the next message, which differs after /new, /fork and /resume."""
     text: str
     outcome: Outcome
     seq: int | None = None
-    """Seq of the answer; None if it is not stored."""
+    """Seq of the answer; None if the answer is not stored."""
     saved: bool = True
     """Whether all messages of the turn are stored."""
     calls: tuple[Mapping[str, Any], ...] = ()

@@ -1,4 +1,4 @@
-"""Which unfinished turns a stenolog agent started: only those are resumed or closed.
+"""Recognizes unfinished turns that a stenolog agent started; only such turns are resumed.
 
 The mark in the user message decides (docs/decisions/0012). Messages stored by another program and
 imported messages have no mark. Messages that a fork copied are resumed in the source session.
@@ -20,7 +20,7 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, forked_at
 
 _TAIL: Final = 50
-"""Number of messages at the end that usually include the last user message."""
+"""Number of newest messages, which usually include the last user message."""
 _REMEMBERED: Final = 100_000
 _SCANNED: Final = 200
 """Number of messages that are searched for the question of an answer."""
@@ -34,12 +34,12 @@ def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
 
 def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
     """Return whether a stenolog agent made the last tool calls, at a seq above `after`."""
-    last = next((one for one in reversed(history) if calls_of(one.to_dict())), None)
+    last = next((message for message in reversed(history) if calls_of(message.to_dict())), None)
     return last is not None and last.seq > after and model_of(last.to_dict()) is not None
 
 
 def read_forked_at(sessions: SessionStore, key: str) -> int:
-    """Return the seq up to which a session was copied from another one, or 0."""
+    """Return the seq up to which a session was copied from another session, or 0."""
     try:
         return forked_at(sessions.store.info(key))
     except NoSuchSession:
@@ -47,10 +47,10 @@ def read_forked_at(sessions: SessionStore, key: str) -> int:
 
 
 def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
-    """Hide a message that a turn stored after its question was hidden. Blocks.
+    """Hide a message that a turn stored after its question was hidden. This call blocks.
 
-    A turn does this itself at its end, unless it is killed before. Returns whether there was such a
-    message. Only the lease holder may call it.
+    A turn hides such a message at its end, unless the process is killed before. Returns whether a
+    message was hidden. Only the lease holder may call this function.
     """
     late = late_message(sessions, view)
     if late is None:
@@ -60,11 +60,11 @@ def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
 
 
 def late_message(sessions: SessionStore, view: SessionView) -> int | None:
-    """Return the seq of a message whose question was hidden before it was stored, or None.
+    """Return the seq of a message that was stored after its question was hidden, or None.
 
-    A turn checks its question before it stores a message, so only the last message can be late. It
-    must be the newest write of the session: if messages were hidden after it, for example by
-    `truncate_history`, the user wants to see it without its question.
+    A turn checks its question before it stores a message, so only the last message can be late. A
+    late message must be the newest write of the session. If messages were hidden later, for example
+    by `truncate_history`, the user wants to see the message without its question.
     """
     info = view.info
     if not view.messages or info.visible == info.count:
@@ -78,9 +78,9 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
     later = [message for message in view.messages if message.seq >= first]
     if _last_user_message(later) is not None:
         return None
-    seen = last_seen_seq(body, last.seq)
+    seen_seq = last_seen_seq(body, last.seq)
     stored = sessions.get_history(view.key, last=_SCANNED, full=True)
-    before = [message for message in stored if message.seq <= seen]
+    before = [message for message in stored if message.seq <= seen_seq]
     question = _last_user_message(before)
     if question is None or not question.hidden:
         return None
@@ -113,4 +113,4 @@ class ForeignTurns:
 
 
 def _last_user_message(history: Sequence[Message]) -> Message | None:
-    return next((one for one in reversed(history) if has_text(one.to_dict())), None)
+    return next((message for message in reversed(history) if has_text(message.to_dict())), None)

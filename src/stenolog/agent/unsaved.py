@@ -1,9 +1,9 @@
 """Unsaved messages of a session: a queue of writes that failed and are retried in order.
 
-Later messages wait for an unsaved one, so the log never contains an answer before its question.
-Every message keeps the idempotency key of its first attempt: if that write did reach the store, the
-retry stores nothing twice. Messages of a turn are written only by the lease holder, and only if the
-log still needs them; another process may have answered in the meantime.
+Later messages wait for an unsaved message, so the log never contains an answer before its question.
+Every message keeps the idempotency key of its first attempt: if the first write did reach the
+store, the retry stores nothing twice. Messages of a turn are written only by the lease holder, and
+only if the log still needs the messages, because another process may have answered in the meantime.
 """
 
 import asyncio
@@ -34,27 +34,27 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
 
 Run = Callable[..., Awaitable[Any]]
-"""Runs a function in a thread and returns its result."""
+"""Function that runs another function in a thread and returns its result."""
 Append = Callable[..., int | None]
-"""Stores a message, with the idempotency key `once=`; returns its seq, or None on failure."""
+"""Function that stores a message with the idempotency key `once=`; returns its seq or None."""
 
 _REMEMBERED: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
-    """The messages that a model got: stored ones up to `upto`, unsaved ones up to `token`."""
+    """The messages that a model got: stored messages up to `upto`, unsaved ones up to `token`."""
 
     upto: int
     token: str = ""
     interrupted: str = ""
-    """Reason why the answer was cut off; empty if it was not."""
+    """Reason why the answer was cut off; empty for a complete answer."""
 
 
 class _Unsaved(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     token: str
     seen: SeenMessages | None
-    """Set for answers: `upto` is stored with the answer, once all messages before it have a seq."""
+    """Messages that an answer is based on; its `upto` is stored once earlier messages have seqs."""
 
     size: int = 0
 
@@ -77,52 +77,53 @@ class UnsavedMessages:
     @property
     def bodies(self) -> list[Mapping[str, Any]]:
         """The unsaved messages, oldest first."""
-        return [one.body for one in self._waiting]
+        return [message.body for message in self._waiting]
 
     @property
     def size(self) -> int:
         """Approximate size of the unsaved messages in bytes."""
-        return sum(one.size for one in self._waiting)
+        return sum(message.size for message in self._waiting)
 
     @property
     def newest_once(self) -> str:
-        """Idempotency key of the newest unsaved message; empty if there is none."""
+        """Idempotency key of the newest unsaved message; empty if all messages are stored."""
         return self._waiting[-1].token if self._waiting else ""
 
     def seq_of(self, token: str) -> int | None:
-        """Return the seq of a message that was unsaved before; None if it is not stored."""
+        """Return the seq of a message that was unsaved before; None if it is not stored yet."""
         return self._stored.get(token)
 
     def answer_to(self, token: str) -> str | None:
-        """Return the text of the unsaved answer to this unsaved message; None if there is none."""
-        tokens = [one.token for one in self._waiting]
-        for one in self._waiting:
-            saw = one.seen is not None and one.seen.token in tokens
-            if saw and not calls_of(one.body) and one.seen is not None:
-                last = tokens.index(one.seen.token)
+        """Return the text of the unsaved answer to an unsaved message; None without an answer."""
+        tokens = [message.token for message in self._waiting]
+        for message in self._waiting:
+            saw = message.seen is not None and message.seen.token in tokens
+            if saw and not calls_of(message.body) and message.seen is not None:
+                last = tokens.index(message.seen.token)
                 if token in tokens[: last + 1]:
-                    return text_parts_of(one.body)
+                    return text_parts_of(message.body)
         return None
 
     async def store_user_message(
         self, sessions: SessionStore, body: Mapping[str, Any], *, on_event: EventHandler, once: str
     ) -> int | None:
-        """Store a user message and return its seq; None if it stays unsaved.
+        """Store a user message and return its seq; None if the message stays unsaved.
 
-        Emits SaveFailed if it stays unsaved. Raises UsageError if the store can never accept it.
+        Emits SaveFailed if the message stays unsaved. Raises UsageError if the store can never
+        accept the message.
         """
         check_key(self._key)
         check_once(once)
         size = len(encode_message(body))
-        one = _Unsaved(body=body, token=once, seen=None, size=size)
+        message = _Unsaved(body=body, token=once, seen=None, size=size)
         async with self._order:
             if any(waits.token == once for waits in self._waiting):
                 return None
             seq = None
             if await self._flush_waiting(sessions, on_event, leased=False):
-                seq = await self._write(sessions, one)
+                seq = await self._write(sessions, message)
             if seq is None:
-                self._waiting.append(one)
+                self._waiting.append(message)
             is_new_failure = seq is None and not any(waits.of_turn for waits in self._waiting)
         if is_new_failure:
             await self._report_failure(sessions, on_event)
@@ -137,24 +138,24 @@ class UnsavedMessages:
         seen: SeenMessages | None = None,
         append: Append | None = None,
     ) -> int | None:
-        """Store a message of a turn and return its seq; None if it stays unsaved.
+        """Store a message of a turn and return its seq; None if the message stays unsaved.
 
-        Only the lease holder may call this. `append` replaces `add_full_message`; it runs in a
-        thread, and its errors are raised here. Raises UsageError if the store can never accept the
-        message, and LeaseLost.
+        Only the lease holder may call this method. `append` replaces `add_full_message`: it runs in
+        a thread, and its errors are raised here. Raises UsageError if the store can never accept
+        the message, and LeaseLost.
         """
         size = len(encode_message(body))
-        one = _Unsaved(body=body, token=secrets.token_hex(12), seen=seen, size=size)
+        message = _Unsaved(body=body, token=secrets.token_hex(12), seen=seen, size=size)
         async with self._order:
             try:
                 seq = None
                 if await self._flush_waiting(sessions, on_event, leased=True):
-                    seq = await self._write(sessions, one, append)
+                    seq = await self._write(sessions, message, append)
             except (LeaseLost, NoSuchSession):
                 self._drop_turn_messages()
                 raise
             if seq is None:
-                self._waiting.append(one)
+                self._waiting.append(message)
         if seq is None:
             await self._report_failure(sessions, on_event)
         return seq
@@ -171,7 +172,7 @@ class UnsavedMessages:
     async def flush(self, sessions: SessionStore, *, on_event: EventHandler) -> bool:
         """Store the unsaved messages and return whether all are stored.
 
-        Only the lease holder may call this. Raises LeaseLost.
+        Only the lease holder may call this method. Raises LeaseLost.
         """
         async with self._order:
             try:
@@ -189,24 +190,24 @@ class UnsavedMessages:
         waited = len(self._waiting)
         if not waited:
             return True
-        if not leased and any(one.of_turn for one in self._waiting):
+        if not leased and any(message.of_turn for message in self._waiting):
             return False
         looked = False
         while self._waiting:
-            one = self._waiting[0]
-            if one.of_turn and not looked:
-                # All messages that this one depends on have a seq by now.
+            message = self._waiting[0]
+            if message.of_turn and not looked:
+                # All messages that the answer depends on have a seq by now.
                 looked = True
-                if await self._is_stale(sessions, one):
+                if await self._is_stale(sessions, message):
                     self._drop_turn_messages(on_event)
                     continue
-            looked = looked and one.of_turn
+            looked = looked and message.of_turn
             try:
-                seq = await self._write(sessions, one)
+                seq = await self._write(sessions, message)
             except LeaseLost:
                 raise
             except UsageError as error:
-                # The store will never accept this message, and it must not block the later ones.
+                # The store will never accept this message, which must not block later messages.
                 on_event(
                     SaveFailed(count=1, text=f"one message cannot be stored and is lost: {error}")
                 )
@@ -214,7 +215,7 @@ class UnsavedMessages:
                 continue
             if seq is None:
                 return False
-            self._stored[one.token] = seq
+            self._stored[message.token] = seq
             while len(self._stored) > _REMEMBERED:
                 del self._stored[next(iter(self._stored))]
             del self._waiting[0]
@@ -222,31 +223,35 @@ class UnsavedMessages:
         return True
 
     def _drop_turn_messages(self, on_event: EventHandler | None = None) -> None:
-        """Drop unsaved messages of turns: all, or with `on_event` those before a user message."""
+        """Drop unsaved messages of turns.
+
+        Without `on_event`, drop all of them; otherwise only messages before a user message.
+        """
         dropped = next(
-            (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
+            (at for at, item in enumerate(self._waiting) if not item.of_turn),
+            len(self._waiting),
         )
         if on_event is None:
-            self._waiting = [one for one in self._waiting if not one.of_turn]
+            self._waiting = [item for item in self._waiting if not item.of_turn]
             return
         del self._waiting[:dropped]
         reason = "another process has answered in the meantime, so this answer is not stored"
         on_event(SaveFailed(count=dropped, text=reason))
 
-    async def _is_stale(self, sessions: SessionStore, one: _Unsaved) -> bool:
+    async def _is_stale(self, sessions: SessionStore, unsaved: _Unsaved) -> bool:
         """Return whether another process has continued the turn of this message."""
         history: list[Message] = await self._run(sessions.get_history, self._key)
         state = turn_state(history)
-        if one.seen is None:
-            wanted = {call.id for call in state.open_calls}
-            return one.body.get("tool_call_id") not in wanted
-        upto = self._upto(one.seen)
+        if unsaved.seen is None:
+            open_ids = {call.id for call in state.open_calls}
+            return unsaved.body.get("tool_call_id") not in open_ids
+        upto = self._upto(unsaved.seen)
         if not any(seq <= upto for seq in state.unanswered):
             return True
-        own = set(self._stored.values())
+        stored_seqs = set(self._stored.values())
         return any(
             message.seq > upto
-            and message.seq not in own
+            and message.seq not in stored_seqs
             and getattr(message, "role", None) != "user"
             for message in history
         )
@@ -255,18 +260,18 @@ class UnsavedMessages:
         return max(seen.upto, self._stored.get(seen.token, 0))
 
     async def _write(
-        self, sessions: SessionStore, one: _Unsaved, append: Append | None = None
+        self, sessions: SessionStore, item: _Unsaved, append: Append | None = None
     ) -> int | None:
-        body = one.body
-        if one.seen is not None:
-            body = mark_seen(body, seen=self._upto(one.seen), interrupted=one.seen.interrupted)
+        body = item.body
+        if item.seen is not None:
+            body = mark_seen(body, seen=self._upto(item.seen), interrupted=item.seen.interrupted)
         if append is None:
             append = partial(sessions.add_full_message, self._key)
-        seq: int | None = await self._run(append, body, once=one.token)
+        seq: int | None = await self._run(append, body, once=item.token)
         if seq is None:
             # The facade does not return the reason. The idempotency key makes a second attempt
             # safe.
-            seq = await self._run(_retry_write, sessions, self._key, body, one.token)
+            seq = await self._run(_retry_write, sessions, self._key, body, item.token)
         return seq
 
     async def _report_failure(self, sessions: SessionStore, on_event: EventHandler) -> None:
@@ -300,12 +305,12 @@ def _retry_write(
 
 
 def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
-    """Return the message at this seq without stenolog's marks; None if it is not readable."""
+    """Return the message at this seq without stenolog's marks; None if it is unreadable."""
     try:
-        found = store.get_history(key, after=seq - 1, full=True)[:1]
+        messages = store.get_history(key, after=seq - 1, full=True)[:1]
     except StenologError:
         return None
-    return without_marks(found[0].to_dict()) if found and found[0].seq == seq else None
+    return without_marks(messages[0].to_dict()) if messages and messages[0].seq == seq else None
 
 
 def _failure_reason(sessions: SessionStore) -> str:

@@ -1,6 +1,6 @@
 """The interface of chat apps: values, protocols, errors and shared rules.
 
-Telegram and webhooks implement it. Another app only needs its own `Channel`.
+Telegram and webhooks implement the interface. Another app only needs its own `Channel`.
 """
 
 import asyncio
@@ -15,8 +15,11 @@ from msgspec import Struct
 from stenolog.sessions.keys import Scope
 
 Destination = Mapping[str, Any]
-"""Destination of an answer, in the app's terms. It is JSON and stored with the user's message. Its
-field `channel` is the name of the channel."""
+"""Destination of an answer, in the app's format.
+
+A destination is JSON and stored with the user's message. The field `channel` is the name of the
+channel.
+"""
 
 
 class IncomingMessage(Struct, frozen=True, kw_only=True):
@@ -27,25 +30,28 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     id: str
     """Id of the message: unique, and the same when the app sends the message again."""
     chat: str | None = None
-    """The group in which it was sent. None: a private chat."""
+    """The group in which the message was sent; None for a private chat."""
     thread: str | None = None
     scope: Scope = "sender"
     origin: Destination | None = None
-    """Destination of the answer. None: it is returned to the caller."""
+    """Destination of the answer; None if the answer is returned to the caller."""
     number: int = 0
-    """Position of the message in its chat. 0: the app has no numbers, and the inbox assigns one."""
+    """Position of the message in its chat; 0 if the app has no numbers and the inbox assigns one.
+    """
 
 
 class AcceptedMessage(Struct, frozen=True, kw_only=True):
     """A message that is being processed."""
 
     durable: asyncio.Future[bool]
-    """True when it is stored or settled, so that the app may forget it; False: the app must resend
-    it."""
+    """Whether the message is stored or settled, so that the app may forget it.
+
+    False means that the app must resend the message.
+    """
 
 
 class MessageReceiver(Protocol):
-    """Where a channel delivers arriving messages."""
+    """The receiver of messages that arrive through a channel."""
 
     def accept(self, arrival: IncomingMessage) -> AcceptedMessage:
         """Start to store and answer a message. Messages of one session keep their order."""
@@ -78,7 +84,10 @@ class Channel(Protocol):
         ...
 
     async def run(self, receiver: MessageReceiver) -> None:
-        """Receive messages until it is cancelled or can never work. Raises nothing else."""
+        """Receive messages until the task is cancelled or the channel can never work.
+
+        Raises no exceptions except CancelledError.
+        """
         ...
 
     async def send(self, origin: Destination, text: str) -> None:
@@ -95,16 +104,16 @@ class Channel(Protocol):
 
 
 class NotSent(Exception):
-    """The app certainly did not get the message; it may be sent again."""
+    """The app certainly did not get the message, so the message may be sent again."""
 
-    def __init__(self, words: str, *, after: float = 0.0) -> None:
+    def __init__(self, message: str, *, after: float = 0.0) -> None:
         self.after = after
         """Seconds to wait before the next attempt, as the app asked."""
-        super().__init__(words)
+        super().__init__(message)
 
 
 class MaybeSent(Exception):
-    """It is unknown whether the app got the message; it must not be sent again."""
+    """It is unknown whether the app got the message, so the message must not be sent again."""
 
 
 class Undeliverable(Exception):
@@ -116,12 +125,12 @@ class Undeliverable(Exception):
 
 
 def uses_tls(url: str) -> bool:
-    """Return whether certificates have to be verified: for every scheme except plain `http`."""
+    """Return whether the URL uses TLS, so that certificates are verified: not plain `http`."""
     return urlsplit(url).scheme != "http"
 
 
 def is_local(url: str) -> bool:
-    """Return whether a URL points to this machine. No proxy is used then."""
+    """Return whether a URL points to this machine, so that no proxy is used."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host)
@@ -139,16 +148,16 @@ _logger = logging.getLogger("stenolog")
 
 
 class AllowList:
-    """The senders that are answered: ids, and names with a leading `@`.
+    """The senders that the agent answers: ids, and names with a leading `@`.
 
-    An empty list allows none.
+    An empty list allows no sender.
     """
 
     def __init__(self, entries: Iterable[str], *, setting: str) -> None:
-        """`setting`: the name of the setting with the list, for the log."""
-        given = [entry.strip() for entry in entries]
-        self._ids = {entry for entry in given if entry and not entry.startswith("@")}
-        self._names = {entry[1:].casefold() for entry in given if entry.startswith("@")} - {""}
+        """Create the list. `setting`: name of the setting with the list, for the log."""
+        stripped = [entry.strip() for entry in entries]
+        self._ids = {entry for entry in stripped if entry and not entry.startswith("@")}
+        self._names = {entry[1:].casefold() for entry in stripped if entry.startswith("@")} - {""}
         self._setting = setting
         self._refused: set[str] = set()
 

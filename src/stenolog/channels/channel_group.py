@@ -40,12 +40,12 @@ class _ChannelSetup(Struct, frozen=True, kw_only=True):
 class Channels:
     """The configured chat apps and webhooks.
 
-    Order of calls: `start`, then the agent's `resume` and `deliver` of its answers; at the end
-    `drain`, `stop_sending`, closing the agent, `close`.
+    The daemon calls `start`, then resumes turns with the agent and passes the answers to `deliver`.
+    At the end it calls `drain` and `stop_sending`, closes the agent, and calls `close`.
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
-        """Create it inside of a running event loop. Raises UsageError for a missing secret.
+        """Create the channels inside a running event loop. Raises UsageError for a missing secret.
 
         `pause`: seconds before failed work is tried again.
         """
@@ -69,7 +69,7 @@ class Channels:
                 hook = Webhook(name, settings.webhooks[name], secret)
                 hooks.append((hook, self._set_up(hook, delivers=hook.replies)))
             self.routes: list[Route] = webhook_routes(hooks)
-            """What the gateway serves besides its own paths; signatures are checked there."""
+            """Routes of the webhooks, for the gateway. The routes check signatures."""
             if token:
                 self._set_up(_telegram(settings, token, self._claims, pause), delivers=True)
         except BaseException:
@@ -90,8 +90,8 @@ class Channels:
     async def deliver(self, answers: Sequence[Answer]) -> None:
         """Deliver answers to messages of these channels. Raises nothing.
 
-        The log contains the destination of each. An answer that a killed process had started to
-        send is not sent again.
+        The log contains the destination of each answer. An answer that a killed process had started
+        to send is not sent again.
         """
         for key in dict.fromkeys(answer.key for answer in answers):
             for instance in self._loop.registry:
@@ -119,7 +119,7 @@ class Channels:
         await asyncio.gather(*sending)
 
     async def close(self) -> None:
-        """Cancel everything that is left, and close. A second call does nothing."""
+        """Cancel all remaining work, and close the channels. A second call does nothing."""
         await self.drain(wait_seconds=0)
         for setup in self._setups:
             await setup.inbox.close()
@@ -135,7 +135,7 @@ class Channels:
             channel=channel.name,
             delivery=delivery,
             register=MessageRegister(self._claims),
-            most=self._settings.gateway.max_turns,
+            limit=self._settings.gateway.max_turns,
         )
         self._setups.append(_ChannelSetup(channel=channel, inbox=inbox, delivery=delivery))
         return inbox
@@ -150,7 +150,7 @@ async def _run(setup: _ChannelSetup) -> None:
 
 def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
     try:
-        # The library is needed only for a bot.
+        # Import the library only if a bot is configured.
         from stenolog.channels.telegram import Telegram
     except ImportError as error:
         raise UsageError(
@@ -160,7 +160,7 @@ def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "
 
 
 def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
-    """Open the store for claims; None if there is only one process."""
+    """Open the store for claims; None if only one process can use the workspace."""
     where = loop.registry.agent().shared_place
     if where is None or not settings.channels.session_persistence:
         return None
@@ -178,14 +178,14 @@ def _webhook_secret(settings: Settings, name: str) -> str:
     return secret
 
 
-def _secret(settings: Settings, given: str, variable: str, setting: str) -> str:
+def _secret(settings: Settings, secret: str, variable: str, setting: str) -> str:
     """Return a secret from the setting or the environment.
 
     Raises UsageError if the variable is empty.
     """
-    if given or not variable:
-        return given
-    found = settings.keys.get(variable, "")
-    if not found:
+    if secret or not variable:
+        return secret
+    value = settings.keys.get(variable, "")
+    if not value:
         raise UsageError(f"{setting} names the variable {variable}, which is not set; set it")
-    return found
+    return value

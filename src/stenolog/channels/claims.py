@@ -1,8 +1,8 @@
-"""Exclusive work of gateways: only one at a time polls an app, or delivers in a conversation.
+"""Claims: only one gateway at a time polls an app, or delivers in a conversation.
 
 Each kind of work is a session in a separate store, in the namespace `channels` of the workspace.
-Its lease marks the process that does the work, and its meta keeps data for the next one. Without
-such a store there is only one process, and an in-memory store is enough.
+The lease of that session marks the process that does the work. The meta keeps data for the next
+process. If only one process can exist, an in-memory store is enough.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Claims:
     """Leases for exclusive work. Owns the store and its threads."""
 
     def __init__(self, store: Store | None = None, *, ttl: float = _TTL) -> None:
-        """Create it inside of a running event loop.
+        """Create the claims inside a running event loop.
 
         `ttl`: maximum seconds to wait for a killed holder.
         """
@@ -41,9 +41,9 @@ class Claims:
     async def held(
         self, name: str, *, wait: bool = True, lost: Callable[[], None] = lambda: None
     ) -> AsyncIterator[None]:
-        """Hold the claim `name`. Raises StoreBusy if it is taken and `wait` is false.
+        """Hold the claim `name`. Raises StoreBusy if the claim is taken and `wait` is false.
 
-        `lost` is called if another process takes it over. Raises errors of the store.
+        `lost` is called if another process takes over the claim. Raises errors of the store.
         """
         self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
@@ -69,7 +69,7 @@ class Claims:
             return {}
 
     async def number_for(self, name: str, token: str, content: str) -> int:
-        """Return the number for an idempotency key: the next one if it is new.
+        """Return the number for an idempotency key. A new key gets the next number.
 
         Raises OnceConflict for other content, and errors of the store.
         """

@@ -2,9 +2,9 @@
 
 The log contains every answer exactly once, but an app cannot guarantee the same: a message that was
 sent just before a crash may or may not have arrived. So a mark in the session's meta is set to
-`sending` before the first piece and to `sent` after the last one. If a process finds `sending`, it
-notifies the user and does not send again. Sending an answer without a mark was never started; it is
-delivered at the next start.
+`sending` before the first piece and to `sent` after the last one. A process that finds `sending`
+notifies the user and does not send the answer again. An answer without a mark was never sent, and
+is delivered at the next start.
 """
 
 import asyncio
@@ -33,33 +33,31 @@ from stenolog.messages import text_parts_of
 from stenolog.records import Message
 
 # --- marks ----------------------------------------------------------------------------------------
-# Delivery marks in a session's meta, and the answers that are due.
-#
-# The mark is `sending` before the first piece of an answer is sent, and `sent` after the last one.
-# So `sending` after a crash means that the outcome is unknown. Answers that were certainly not sent
-# are owed, even if later ones are sent.
+# Delivery marks in a session's meta, and the answers that are due. The mark is `sending` before the
+# first piece of an answer is sent, and `sent` after the last one. So `sending` after a crash means
+# that the outcome is unknown. Answers that were certainly not sent are owed, even if later answers
+# are sent.
 
 
 FIELD: Final = "delivery"
-"""Meta field of a session."""
+"""Meta field of a session that contains its delivery mark."""
 
 State = Literal["sending", "sent", "unsure", "refused", "owed"]
-"""unsure: it may have arrived, and the user was notified. refused: the app rejected it. owed: it
-was certainly not sent."""
+"""State of an answer. owed: certainly not sent. unsure: may have arrived; the user was notified."""
 MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest are kept."""
 
 
 class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far the answers of a session were sent, and the result of the last attempt."""
+    """Progress of delivery in a session, with the result of the last attempt."""
 
     seq: int
-    """The newest answer whose sending was started."""
+    """Seq of the newest answer that a process started to send."""
     state: State = field(name="mark")
-    """State of the answer that was started last, which may be an older, owed one."""
+    """State of the last attempt, which may concern an older, owed answer."""
     origin: Destination
     owed: tuple[int, ...] = ()
-    """Seqs up to `seq` that are still to be sent, in order."""
+    """Seqs of owed answers up to `seq`, in order."""
 
     def fields(self) -> dict[str, Any]:
         """Return the mark as stored in meta."""
@@ -77,20 +75,20 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
 
 def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
-    found = meta.get(FIELD)
-    if not isinstance(found, Mapping):
+    stored = meta.get(FIELD)
+    if not isinstance(stored, Mapping):
         return None
-    listed = found.get("owed")
-    # A damaged list must not lose the mark: without it answers would be sent twice.
-    owed = sorted(one for one in listed if type(one) is int) if isinstance(listed, list) else []
+    listed = stored.get("owed")
+    # A damaged list must not lose the mark: without the mark, answers would be sent twice.
+    owed = sorted(seq for seq in listed if type(seq) is int) if isinstance(listed, list) else []
     try:
-        return msgspec.convert({**found, "owed": owed}, DeliveryMark)
+        return msgspec.convert({**stored, "owed": owed}, DeliveryMark)
     except msgspec.ValidationError:
         return None
 
 
 def is_due(mark: DeliveryMark | None, seq: int) -> bool:
-    """Whether sending the answer at `seq` was never started."""
+    """Whether no process has started to send the answer at `seq`."""
     return mark is None or seq > mark.seq or seq in mark.owed
 
 
@@ -121,27 +119,28 @@ def due_answers(
     after: int = 0,
     allows: Callable[[Destination], bool] = lambda _: False,
 ) -> list[DueAnswer]:
-    """Return the answers to send to a channel, by seq, so that owed ones come first.
+    """Return the answers to send to a channel, by seq, so that owed answers come first.
 
-    Only answers to messages above seq `after` that were stored at or after `since`. The origin of a
-    message is trusted if an agent received the message: the agent writes origin and mark in one
-    append. Older versions wrote the origin without that mark: those are sent if `allows` agrees.
+    The result has only answers to messages above seq `after` that were stored at or after `since`.
+    The origin of a message is trusted if an agent received the message: the agent writes origin and
+    mark in one append. Older versions wrote the origin without a mark. Answers to such messages are
+    sent if `allows` agrees.
     """
-    found: dict[int, DueAnswer] = {}
+    answers: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
         body = message.to_dict()
         origin = origin_of(body)
         if origin is None or origin.get("channel") != channel or message.at < since:
             continue
         if message.seq <= after:
-            continue  # the source of the fork sends it
+            continue  # the source of the fork sends this answer
         if not is_received(body) and not allows(origin):  # guard: deliver-own-origin
             continue
         answer = answer_to(history[index:], message.seq)
         if answer is not None and is_due(mark, answer.seq):
             text = text_parts_of(answer.to_dict())
-            found[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
-    return [found[seq] for seq in sorted(found)]
+            answers[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
+    return [answers[seq] for seq in sorted(answers)]
 
 
 # --- delivery -------------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ UNSURE: Final = (
 _MAX_AGE: Final = timedelta(days=1)
 """Maximum age of a message whose answer is still delivered."""
 _MAX_RETRY_SECONDS: Final = 120.0
-"""Maximum seconds of retries for a message, besides delays that the app asks for."""
+"""Maximum seconds of retries for a message, in addition to delays that the app asks for."""
 _MAX_ATTEMPTS: Final = 5
 _PAGE: Final = 200
 _REMEMBERED: Final = 10_000
@@ -174,10 +173,10 @@ class Delivery:
         pause: float = 1.0,
         allows: Callable[[Destination], bool] = lambda _: False,
     ) -> None:
-        """`pause`: seconds before the first retry of a message that was not sent.
+        """Create the delivery of a channel.
 
-        Later ones wait longer. `allows`: whether the allow list of the channel contains this
-        origin.
+        `pause`: seconds before the first retry of a message that was not sent; later retries wait
+        longer. `allows`: returns whether the allow list of the channel contains an origin.
         """
         self._allows = allows
         self.channel = channel
@@ -187,23 +186,23 @@ class Delivery:
         self._stopping = asyncio.Event()
         self._stopped_sending = False
         self._running: set[asyncio.Task[Any]] = set()
-        """Answers that are being sent."""
+        """Answers that this process is sending now."""
 
     async def deliver(
         self, instance: AgentInstance, answer: Answer, text: str, origin: Destination
     ) -> None:
-        """Send `text` as the answer, unless sending it was started before. Raises nothing.
+        """Send `text` as the answer, unless a process started to send it before. Raises nothing.
 
-        An answer that is not in the log has no mark and is sent without one.
+        An answer that is not in the log is sent without a mark.
         """
         if not text.strip():
             return
         if answer.seq is None:
             await self.tell(origin, text)
             return
-        one = DueAnswer(seq=answer.seq, text=text, origin=origin)
-        if await self._try_deliver(instance, answer.key, one):
-            # The app accepts messages again, so send those that it did not accept before.
+        due = DueAnswer(seq=answer.seq, text=text, origin=origin)
+        if await self._try_deliver(instance, answer.key, due):
+            # The app accepts messages again, so send the owed answers.
             try:
                 await self.catch_up(instance, answer.key, only_owed=True)
             except StenologError as error:
@@ -230,11 +229,11 @@ class Delivery:
     async def recover(self) -> None:
         """Deliver the answers that a killed process left, in all sessions. Raises nothing.
 
-        Answers whose sending was never started are sent; if the outcome is unknown, the user is
-        notified once. If another process is sending in a session, check again until it ends: it may
-        be a killed process whose claim has not expired.
+        Answers that no process started to send are sent. If the outcome of an answer is unknown,
+        the user is notified once. While another process is sending in a session, this method checks
+        again: a killed process keeps its claim until the claim expires.
         """
-        left: list[tuple[AgentInstance, str, bool]] = []
+        remaining: list[tuple[AgentInstance, str, bool]] = []
         since = datetime.now(UTC) - _MAX_AGE
         for instance in self._loop.registry:
             async for entry in self._entries(instance):
@@ -244,9 +243,9 @@ class Delivery:
                 if entry.problem is not None or not (fresh or entry.channel == self.channel.name):
                     continue
                 if not await self._recover_session(instance, entry.key, fresh):
-                    left.append((instance, entry.key, fresh))
-        while left and not await self._is_stopping_within(self._claims.ttl):
-            left = [one for one in left if not await self._recover_session(*one)]
+                    remaining.append((instance, entry.key, fresh))
+        while remaining and not await self._is_stopping_within(self._claims.ttl):
+            remaining = [item for item in remaining if not await self._recover_session(*item)]
 
     async def _recover_session(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
         """Recover one session; return False if another process is sending there."""
@@ -274,7 +273,7 @@ class Delivery:
         self._stopping.set()
 
     async def catch_up(self, instance: AgentInstance, key: str, *, only_owed: bool = False) -> None:
-        """Deliver the answers of a session whose sending was never started, or that are owed."""
+        """Deliver the answers of a session that are owed, or that no process started to send."""
         mark = await self._mark(instance, key)
         if only_owed and (mark is None or not mark.owed):
             return
@@ -288,11 +287,11 @@ class Delivery:
             after=await self._loop.run(read_forked_at, instance.sessions, key),
             allows=self._allows,
         )
-        for one in waiting:
-            if only_owed and mark is not None and one.seq not in mark.owed:
-                continue  # the task that made it is about to send it
-            if one.text.strip():
-                await self._try_deliver(instance, key, one)
+        for due in waiting:
+            if only_owed and mark is not None and due.seq not in mark.owed:
+                continue  # the task that wrote the answer is about to send it
+            if due.text.strip():
+                await self._try_deliver(instance, key, due)
 
     async def _entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
         after: str | None = None
@@ -320,8 +319,8 @@ class Delivery:
                 await self._notify_unsure(instance, key, mark)
 
     def _is_sending(self, mark: DeliveryMark | None) -> bool:
-        own = mark is not None and mark.origin.get("channel") == self.channel.name
-        return own and mark is not None and mark.state == "sending"
+        is_own = mark is not None and mark.origin.get("channel") == self.channel.name
+        return is_own and mark is not None and mark.state == "sending"
 
     async def _notify_unsure(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         # The mark is written first, so that the user is notified at most once.
@@ -341,7 +340,7 @@ class Delivery:
             try:
                 return await running
             except StoreUnavailable as error:
-                # Without a mark it must not be sent.
+                # The mark could not be written, so the answer must not be sent.
                 _logger.warning("answer %s in %r is sent later: %s", answer.seq, key, error)
                 await asyncio.sleep(self._pause * attempt)
             except StenologError as error:
@@ -356,8 +355,8 @@ class Delivery:
             if not is_due(before, answer.seq):
                 return False
             if before is not None and self._is_sending(before):
-                # The process that sent it is gone, and the new mark would replace the only record
-                # of it.
+                # The process that sent the earlier answer is gone, and the new mark would replace
+                # the only record of that answer.
                 await self._notify_unsure(instance, key, before)
             mark = sending_mark(before, answer)
             sent_pieces: list[str] = []
@@ -392,7 +391,7 @@ class Delivery:
             _logger.exception("could not record that an answer in %r was not sent", key)
 
     async def _send(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
-        """Send a text in pieces. `sent_pieces` gets each piece that may have arrived."""
+        """Send a text in pieces. Each piece that may have arrived is added to `sent_pieces`."""
         for piece in split(text, self.channel.limit):
             waited, pause = 0.0, self._pause
             while True:

@@ -1,8 +1,8 @@
-"""The inbox of a channel: stores messages of an app, has them answered, delivers the answers.
+"""The inbox of a channel: stores the messages of an app, and delivers the agent's answers.
 
 Messages of one chat are stored in the order in which they arrived. Chats do not wait for each
-other, and only /stop is processed out of order. A message becomes durable before it is answered: an
-app that resends unconfirmed messages may forget it only when it is durable.
+other, and only /stop is processed out of order. A message becomes durable before the agent answers
+it. An app that resends unconfirmed messages may forget a message only when the message is durable.
 """
 
 import asyncio
@@ -42,10 +42,8 @@ from stenolog.sessions.keys import Origin, key_for, owner_for
 
 # --- going on -------------------------------------------------------------------------------------
 # The session in which a chat continues after /new, /resume and /fork, stored in the meta of the
-# chat's first session.
-#
-# A message that an app sends again after a move belongs to the session in which it was first sent,
-# so the number of the command in its chat is stored too.
+# chat's first session. A message that an app sends again after a move belongs to the session in
+# which it was first sent. So the number of the command in its chat is stored, too.
 
 
 FIELD: Final = "goes_on_in"
@@ -56,20 +54,20 @@ _logger = logging.getLogger("stenolog")
 
 
 class ChatMove(Struct, frozen=True, kw_only=True):
-    """The session in which a chat continues, the number of the command, and the session before."""
+    """The move of a chat to another session, with the command's number and the earlier session."""
 
     key: Annotated[str, Meta(min_length=1)]
     before: Annotated[str, Meta(min_length=1)]
     chat: str = ""
     number: int = 0
     earlier: tuple[tuple[int, str], ...] = ()
-    """Earlier moves of this chat: number of the command, and session before it."""
+    """Earlier moves of this chat: number of the command, and the session before the move."""
 
 
-def session_of(own: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
+def session_of(root: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
     """Return the session of a message, or None for a command that was already executed."""
     if last_move is None:
-        return own
+        return root
     if not arrival.number or not last_move.number or (arrival.chat or "") != last_move.chat:
         return last_move.key
     for number, before in (*last_move.earlier, (last_move.number, last_move.before)):
@@ -90,8 +88,9 @@ def _moves(last_move: ChatMove | None, chat: str) -> tuple[tuple[int, str], ...]
 class ChatSessions:
     """Sessions in which chats continue after /new, /resume and /fork.
 
-    Stored in the meta of the chat's first session. A message that an app sends again after a move
-    belongs to the session before it, so the number of the command is stored too.
+    The moves are stored in the meta of the chat's first session. A message that an app sends again
+    after a move belongs to the session before the move. So the number of the command is stored,
+    too.
     """
 
     def __init__(self, loop: AgentLoop) -> None:
@@ -100,48 +99,48 @@ class ChatSessions:
         """Moves that could not be stored."""
 
     async def session_of(
-        self, instance: AgentInstance, own: str, arrival: IncomingMessage
+        self, instance: AgentInstance, root: str, arrival: IncomingMessage
     ) -> str | None:
-        """Return the session of a message; `own` is the first session of its chat."""
-        return session_of(own, await self._found(instance, own), arrival)
+        """Return the session of a message; `root` is the first session of its chat."""
+        return session_of(root, await self._found(instance, root), arrival)
 
-    async def current_session(self, instance: AgentInstance, own: str) -> str:
+    async def current_session(self, instance: AgentInstance, root: str) -> str:
         """Return the session in which the chat continues now."""
-        last_move = await self._found(instance, own)
-        return own if last_move is None else last_move.key
+        last_move = await self._found(instance, root)
+        return root if last_move is None else last_move.key
 
     async def move(
-        self, instance: AgentInstance, own: str, arrival: IncomingMessage, *, before: str, key: str
+        self, instance: AgentInstance, root: str, arrival: IncomingMessage, *, before: str, key: str
     ) -> None:
         """Record that the chat continues in another session from this message on."""
         chat = arrival.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
-        with suppress(StenologError):  # the command was executed already
-            earlier = _moves(await self._found(instance, own), chat)
+        with suppress(StenologError):  # this command was executed before
+            earlier = _moves(await self._found(instance, root), chat)
         place = ChatMove(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
-        self._kept[instance.id, own] = place
+        self._kept[instance.id, root] = place
         while len(self._kept) > _REMEMBERED_CHATS:
             del self._kept[next(iter(self._kept))]
         try:
             await self._loop.run(
-                instance.store.set_meta, own, **{FIELD: msgspec.to_builtins(place)}
+                instance.store.set_meta, root, **{FIELD: msgspec.to_builtins(place)}
             )
         except StenologError as error:
             _logger.warning(
                 "could not store which session %r continues in; a restart returns to the old one: "
                 "%s",
-                own,
+                root,
                 error,
             )
         else:
-            del self._kept[instance.id, own]
+            del self._kept[instance.id, root]
 
-    async def _found(self, instance: AgentInstance, own: str) -> ChatMove | None:
-        return self._kept.get((instance.id, own)) or await self._stored(instance, own)
+    async def _found(self, instance: AgentInstance, root: str) -> ChatMove | None:
+        return self._kept.get((instance.id, root)) or await self._stored(instance, root)
 
-    async def _stored(self, instance: AgentInstance, own: str) -> ChatMove | None:
+    async def _stored(self, instance: AgentInstance, root: str) -> ChatMove | None:
         try:
-            return read_move((await self._loop.run(instance.store.info, own)).meta)
+            return read_move((await self._loop.run(instance.store.info, root)).meta)
         except NoSuchSession:
             return None
         # Temporary errors are not caught: the message would be stored in the wrong session.
@@ -149,22 +148,21 @@ class ChatSessions:
 
 def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
     """Return the move in a session's meta, or None."""
-    found = meta.get(FIELD)
-    if not isinstance(found, Mapping):
+    stored = meta.get(FIELD)
+    if not isinstance(stored, Mapping):
         return None
     # If details are damaged, the chat still continues in its newest session.
-    for fields in (found, {name: found.get(name) for name in ("key", "before")}):
+    for fields in (stored, {name: stored.get(name) for name in ("key", "before")}):
         with suppress(msgspec.ValidationError):
             return msgspec.convert(fields, ChatMove)
     return None
 
 
 # --- register -------------------------------------------------------------------------------------
-# Numbers for the messages of programs. A message that is sent again keeps its number.
-#
-# Programs send ids without numbers. Without a number, the session of a repeated message would be
-# unknown after the chat moved to another one; and the log contains no commands. So the ids of a
-# chat are stored in a session of the claims store, in the order of their arrival.
+# Numbers for the messages of programs. A message that is sent again keeps its number. Programs send
+# ids without numbers. Without a number, the session of a repeated message would be unknown after
+# the chat moved to another session, and the log contains no commands. So the ids of a chat are
+# stored in a session of the claims store, in the order of their arrival.
 
 
 _UNDONE: Final = "undone-"
@@ -172,40 +170,40 @@ _UNDONE: Final = "undone-"
 
 
 class MessageRegister:
-    """Numbers for the messages of a channel whose app has none."""
+    """Numbers for the messages of a channel whose app has no message numbers."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
 
-    async def number_of(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> int:
-        """Return the number of a message in its chat, or 0 if it cannot be stored.
+    async def number_of(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> int:
+        """Return the number of a message in its chat, or 0 if the number cannot be stored.
 
         Raises OnceConflict if another message had this id.
         """
-        said = _digest(arrival.sender, arrival.text)
-        place = register_name(instance.id, own)
+        content = _digest(arrival.sender, arrival.text)
+        place = register_name(instance.id, root)
         try:
-            return await self._claims.number_for(place, _digest(arrival.id), said)
+            return await self._claims.number_for(place, _digest(arrival.id), content)
         except UsageError:
             raise
         except StenologError as error:
-            # The message is accepted anyway, as if the log could not be written.
+            # Accept the message without a number, as if the log could not be written.
             _logger.warning(
                 "could not store the id of a message in %r; if it is sent again, it may be "
                 "answered twice: %s",
-                own,
+                root,
                 error,
             )
             return 0
 
-    async def begin(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> bool:
-        """Return whether to execute a command: False if any process has started it before.
+    async def begin(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> bool:
+        """Return whether to execute a command: False if any process has started the command before.
 
-        So it is not executed again after a crash either, because it may have had an effect.
+        A command is not executed again after a crash, because it may have had an effect.
         """
         if not arrival.number:
             return True
-        place = register_name(instance.id, own)
+        place = register_name(instance.id, root)
         try:
             # Each attempt has different content, so only one process succeeds.
             await self._claims.number_for(
@@ -222,23 +220,23 @@ class MessageRegister:
             _logger.warning(
                 "could not store that a command in %r was run; if it is sent again, it runs "
                 "again: %s",
-                own,
+                root,
                 error,
             )
         return True
 
-    async def undo(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> None:
-        """Record that a command was rejected, so that it is executed when it is sent again."""
+    async def undo(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> None:
+        """Record that a command was rejected, so that it runs when the app sends it again."""
         if arrival.number:
             with suppress(StenologError):
-                place = register_name(instance.id, own)
+                place = register_name(instance.id, root)
                 await self._claims.note(place, **{f"{_UNDONE}{arrival.number}": True})
 
 
 def _digest(*words: str) -> str:
-    # Makes an idempotency key from any id or text.
-    told = "\0".join(words).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(told).hexdigest()
+    # An id or text becomes an idempotency key.
+    content = "\0".join(words).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).hexdigest()
 
 
 # --- inbox ----------------------------------------------------------------------------------------
@@ -247,7 +245,7 @@ def _digest(*words: str) -> str:
 T = TypeVar("T")
 
 _QUIET: Final = (CLOSING, TAKEN_OVER)
-"""Outcomes without a message: the process that resumes the turn delivers its answer."""
+"""Outcomes that send no text to the user, because the resumed turn's answer is delivered later."""
 _EMPTY_ANSWER: Final = "(The model returned an empty answer.)"
 _NOT_SAVED: Final = "This is not saved yet, because storage is not available right now."
 _REASONS: Final[Mapping[type[StenologError], str]] = {
@@ -268,8 +266,10 @@ class PendingAnswer(AcceptedMessage, frozen=True, kw_only=True):
     """A message that is being processed, and its answer."""
 
     answer: "asyncio.Task[Answer | None]"
-    """None: there is nothing to say. If nothing delivers answers, raises UsageError for a message
-    that can never be stored."""
+    """Future of the answer; its result is None if no answer is due.
+
+    Without a delivery, the future raises UsageError for a message that can never be stored.
+    """
 
 
 class Inbox:
@@ -282,18 +282,18 @@ class Inbox:
         channel: str,
         delivery: Delivery | None = None,
         register: MessageRegister | None = None,
-        most: int = 256,
+        limit: int = 256,
     ) -> None:
-        """Without a `delivery`, answers are returned to the caller.
+        """Create the inbox of a channel.
 
-        `most`: maximum number of messages that are processed at once. `register`: assigns numbers,
-        if the app has none.
+        Without a `delivery`, answers are returned to the caller. `most`: maximum number of messages
+        that are processed at once. `register`: assigns numbers, if the app has no numbers.
         """
         self._loop = loop
         self._channel = channel
         self._delivery = delivery
         self._register = register
-        self._most = most
+        self._most = limit
         self._chat_sessions = ChatSessions(loop)
         self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
             WeakValueDictionary()
@@ -327,8 +327,8 @@ class Inbox:
     def recover(self) -> None:
         """Start to deliver answers that a killed process did not deliver."""
         if self._delivery is not None:
-            # A separate task: if the caller is cancelled, messages that are being sent still
-            # arrive.
+            # Use a separate task, so that messages that are being sent still arrive if the caller
+            # is cancelled.
             _start_task(self._delivery.recover(), self._recovering)
 
     async def drain(self, wait_seconds: float) -> None:
@@ -343,7 +343,7 @@ class Inbox:
             self._delivery.stop_recovering()
 
     async def close(self) -> None:
-        """Cancel running tasks. Answers that are complete stay in the log."""
+        """Cancel running tasks. Complete answers stay in the log."""
         await cancel_and_wait(self._tasks | self._recovering)
 
     # --- one message -------------------------------------------------------------------------
@@ -354,9 +354,9 @@ class Inbox:
         try:
             return await self._answered(arrival, durable)
         except StoreClosed:
-            return None  # the app sends it again at the next start
+            return None  # the app sends the message again at the next start
         except UsageError as error:
-            # It can never be stored, however often it is sent.
+            # The message can never be stored, however often the app sends it.
             _settle(durable, True)
             if self._delivery is None:
                 raise
@@ -368,7 +368,7 @@ class Inbox:
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
             if (durable.done() and durable.result()) or self._crashes_too_often(arrival):
-                # The app does not send it again.
+                # The app does not send the message again.
                 _settle(durable, True)
                 await self._say(arrival, _INTERNAL_ERROR)
             return None
@@ -381,15 +381,15 @@ class Inbox:
         instance = self._loop.registry.route(self._channel, arrival.sender)
         base = key_for(self._origin_of(arrival), scope=arrival.scope)
         task = _MessageTask(self, arrival, durable)
-        asked = commands.parse_command(arrival.text)
-        if asked is not None and asked.name == "stop":
-            # /stop does not wait: it ends the turn that the others wait for.
-            again = await self._begin(instance, base, arrival, task)
+        command = commands.parse_command(arrival.text)
+        if command is not None and command.name == "stop":
+            # /stop does not wait, because it ends the turn that other messages wait for.
+            earlier_answer = await self._begin(instance, base, arrival, task)
         else:
             order = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
             async with order:
-                again = await self._begin(instance, base, arrival, task)
-        answer = again or await task.answer()
+                earlier_answer = await self._begin(instance, base, arrival, task)
+        answer = earlier_answer or await task.answer()
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
         if task.not_saved:
@@ -397,7 +397,7 @@ class Inbox:
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
-            return answer  # it is sent again and again, and the user was notified the first time
+            return answer  # the user was notified the first time
         if self._delivery is not None and arrival.origin is not None:
             text = text_for_user(answer)
             await self._delivery.deliver(instance, answer, text, arrival.origin)
@@ -406,19 +406,19 @@ class Inbox:
     async def _begin(
         self, instance: AgentInstance, base: str, arrival: IncomingMessage, task: "_MessageTask"
     ) -> Answer | None:
-        """Pass a message to the agent, and wait until it is durable or answered.
+        """Pass a message to the agent, and wait until the message is durable or answered.
 
         Return an answer if the agent was not called, because the command was executed before.
         """
-        own = await self._loop.run(instance.own_key, base)
+        root = await self._loop.run(instance.resolve_key, base)
         listed = None if arrival.number else self._register
         if listed is not None:
-            arrival = replace(arrival, number=await listed.number_of(instance, own, arrival))
-        key = await self._chat_sessions.session_of(instance, own, arrival)
+            arrival = replace(arrival, number=await listed.number_of(instance, root, arrival))
+        key = await self._chat_sessions.session_of(instance, root, arrival)
         if commands.parse_command(arrival.text) is None:
             listed = None
-        if key is None or (listed is not None and not await listed.begin(instance, own, arrival)):
-            now = await self._chat_sessions.current_session(instance, own)
+        if key is None or (listed is not None and not await listed.begin(instance, root, arrival)):
+            now = await self._chat_sessions.current_session(instance, root)
             return Answer(key=now, text="", outcome="again")
         inbound = InboundMessage(
             key=key,
@@ -431,10 +431,10 @@ class Inbox:
             answer = await task.begin(self._loop, inbound, instance)
         except StenologError:
             if listed is not None:
-                await listed.undo(instance, own, arrival)
+                await listed.undo(instance, root, arrival)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
-            await self._chat_sessions.move(instance, own, arrival, before=key, key=answer.key)
+            await self._chat_sessions.move(instance, root, arrival, before=key, key=answer.key)
         return None
 
     def _origin_of(self, arrival: IncomingMessage) -> Origin:
@@ -443,7 +443,7 @@ class Inbox:
         )
 
     def _crashes_too_often(self, arrival: IncomingMessage) -> bool:
-        """Count a crash of a message, and return whether to give the message up."""
+        """Count a crash while a message was processed; return whether to give the message up."""
         crashes = self._crashes.pop(arrival.id, 0) + 1
         if crashes >= _MAX_CRASHES:
             return True
@@ -489,7 +489,7 @@ class _MessageTask:
     ) -> Answer | None:
         """Start processing.
 
-        Return the answer if it is ready when the message is durable, else None.
+        Return the answer if it is ready before the message is durable, else None.
         """
         self._task = asyncio.create_task(
             loop.handle(inbound, on_event=self._heard, agent=instance.id)
@@ -519,21 +519,21 @@ class _MessageTask:
             self.not_saved = event.text
 
     async def _end(self) -> None:
-        await cancel_and_wait(one for one in (self._typing, self._task) if one is not None)
+        await cancel_and_wait(task for task in (self._typing, self._task) if task is not None)
 
 
 def text_for_user(answer: Answer) -> str:
     """Return the text for the user, which may be empty.
 
-    Errors become one plain sentence: the details may contain host and file names of the operator,
-    and are in the log.
+    An error becomes one plain sentence. The details are only in the log, because they may contain
+    host and file names of the operator.
     """
     text = answer.text
     if answer.error is not None or answer.outcome == "failed":
         if text in _QUIET:
             return ""
-        kept = "Your message is saved." if answer.saved else _NOT_SAVED
-        return f"I could not answer: {_reason(answer.error)}. {kept}"
+        saved_text = "Your message is saved." if answer.saved else _NOT_SAVED
+        return f"I could not answer: {_reason(answer.error)}. {saved_text}"
     if answer.outcome == "answered" and not text.strip():
         text = _EMPTY_ANSWER
     if text and not answer.saved:
@@ -542,7 +542,7 @@ def text_for_user(answer: Answer) -> str:
 
 
 def _reason(error: StenologError | None) -> str:
-    return next((words for kind, words in _REASONS.items() if isinstance(error, kind)), _UNKNOWN)
+    return next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), _UNKNOWN)
 
 
 def _start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

@@ -1,4 +1,4 @@
-"""Splitting of a long answer into messages of an app. Pure functions.
+"""Splits a long answer into messages of an app. Pure functions.
 
 A text is cut at a paragraph, else at a line, a sentence, a word, else anywhere. A code block that
 is cut is closed in one message and opened again in the next.
@@ -25,11 +25,11 @@ _BREAKS: Final = (
 )
 _SENTENCE: Final = 2
 _FULL: Final = 3
-"""Minimum fill of a message, as 1/N: a better place to cut is ignored if it would leave less."""
+"""Minimum length of a message, as 1/N of the limit. No cut makes a message shorter."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One message: a part of the text, and the fences added to its code block."""
+    """One message: a part of the text, and the fences added around its code."""
 
     opens: str = ""
     body: str
@@ -37,7 +37,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The complete message."""
+        """The complete message, with the added fences."""
         return f"{self.opens}{self.body}{self.closes}"
 
 
@@ -47,7 +47,9 @@ def units(text: str) -> int:
 
 
 def split(text: str, limit: int) -> list[str]:
-    """Return the messages, none blank or longer than `limit`. Raises UsageError for a tiny limit.
+    """Split a text into messages, none blank or longer than `limit`.
+
+    Raises UsageError for a tiny limit.
 
     Only white space is dropped, at the cuts.
     """
@@ -58,7 +60,7 @@ def pieces(text: str, limit: int) -> list[Piece]:
     """Return the messages, with added fences separate from the text."""
     if limit < MIN_LIMIT:
         raise UsageError(f"limit must be {MIN_LIMIT} or more, not {limit}")
-    found: list[Piece] = []
+    messages: list[Piece] = []
     rest, fence = text.strip("\n"), ""
     while rest.strip():
         if fence and (closing := _CLOSING.match(rest)):
@@ -67,7 +69,7 @@ def pieces(text: str, limit: int) -> list[Piece]:
             continue
         opens = f"{fence}\n" if fence else ""
         if units(opens) + units(rest) <= limit:
-            found.append(Piece(opens=opens, body=rest.rstrip()))
+            messages.append(Piece(opens=opens, body=rest.rstrip()))
             break
         cut, skipped = _place_to_cut(rest, limit - units(opens) - len(_CLOSE), in_code=bool(fence))
         body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
@@ -76,21 +78,21 @@ def pieces(text: str, limit: int) -> list[Piece]:
             # A block's first line moves to the next message with its code.
             body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
         if body.strip():
-            found.append(Piece(opens=opens, body=body, closes=_CLOSE if fence else ""))
+            messages.append(Piece(opens=opens, body=body, closes=_CLOSE if fence else ""))
         # The indentation of code must be kept.
         rest = rest.lstrip("\n") if fence else rest.lstrip()
-    return found
+    return messages
 
 
 def _place_to_cut(text: str, room: int, *, in_code: bool) -> tuple[int, int]:
-    """Return the number of characters for this message, and of white space to drop after it."""
+    """Return the length of the next message, and of the white space to drop after it."""
     window = _within(text, room)
     for number, pattern in enumerate(_BREAKS):
         if in_code and number == _SENTENCE:
             continue
-        found = [*pattern.finditer(text, 0, window + 1)][-1:]
-        if found and found[0].start() >= max(1, window // _FULL):
-            return found[0].start(), found[0].end() - found[0].start()
+        cuts = [*pattern.finditer(text, 0, window + 1)][-1:]
+        if cuts and cuts[0].start() >= max(1, window // _FULL):
+            return cuts[0].start(), cuts[0].end() - cuts[0].start()
     return window, 0
 
 

@@ -1,8 +1,8 @@
 """Telegram: a bot that receives updates by long polling, with python-telegram-bot's `Bot`.
 
-An update is confirmed only when its message is durable, which the library's own polling does not
-support. If several gateways share a database, only the one that holds the claim polls. The token
-never appears in a log or an error.
+An update is confirmed only when its message is durable; the library's own polling cannot do that.
+If several gateways share a database, only the gateway that holds the claim polls. The token never
+appears in a log or an error.
 """
 
 import asyncio
@@ -47,10 +47,9 @@ from stenolog.errors import StenologError, StoreBusy
 from stenolog.settings.values import TelegramSettings
 
 # --- offsets --------------------------------------------------------------------------------------
-# Progress through the updates of an app that returns all updates from a number on.
-#
-# The app forgets updates below the requested number. So that number never passes an update that is
-# not durable, even if later ones are.
+# Progress through the updates of an app that returns all updates from a number on. The app forgets
+# updates below the requested number. So the requested number never passes an update that is not
+# durable, even if later updates are durable.
 
 
 _State = Literal["open", "durable", "left"]
@@ -59,19 +58,22 @@ _State = Literal["open", "durable", "left"]
 class Offsets:
     """The state of updates: open, durable, or to be fetched again. Pure.
 
-    Telegram forgets the updates below the requested number. So that number never passes an update
-    that is not durable.
+    Telegram forgets the updates below the requested number. So the requested number never passes an
+    update that is not durable.
     """
 
     def __init__(self, *, known_below: int = 0) -> None:
-        """`known_below`: an earlier process handled the updates below this number."""
+        """Start with no known updates.
+
+        `known_below`: an earlier process handled the updates below this number.
+        """
         self._known_below = known_below
         self._states: dict[int, _State] = {}
         self._next: int | None = None
 
     @property
     def next(self) -> int | None:
-        """First number to request; None if no update is known yet."""
+        """First update number to request; None if no update is known yet."""
         return self._next
 
     @property
@@ -81,13 +83,13 @@ class Offsets:
 
     def add(self, numbers: Iterable[int]) -> list[int]:
         """Return the numbers to process now, and mark them as open."""
-        there = sorted(set(numbers))
-        for number in [one for one, state in self._states.items() if state == "left"]:
+        received = sorted(set(numbers))
+        for number in [known for known, state in self._states.items() if state == "left"]:
             # Only a page that reaches beyond the number shows that the server no longer has it.
-            if there and number < there[-1] and number not in there:
+            if received and number < received[-1] and number not in received:
                 self._states[number] = "durable"
         new = []
-        for number in there:
+        for number in received:
             if number < self._known_below:
                 self._states[number] = "durable"
             elif self._states.get(number, "left") == "left" and number >= (self._next or 0):
@@ -128,7 +130,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class _Stopped(Exception):
-    """The bot can never work."""
+    """The bot can never work, for example because its token is rejected."""
 
 
 class _NoSecret(logging.Filter):
@@ -158,7 +160,10 @@ class Telegram:
         pause: float = 2.0,
         long_poll: int = _LONG_POLL,
     ) -> None:
-        """`pause`: seconds before a retry, and between checks of another gateway's claim."""
+        """Create the bot.
+
+        `pause`: seconds before a retry, and between checks of another gateway's claim.
+        """
         self._token = token
         self._claims = claims
         self._scope = settings.scope
@@ -183,7 +188,7 @@ class Telegram:
     # --- in ----------------------------------------------------------------------------------
 
     async def run(self, receiver: MessageReceiver) -> None:
-        """Receive messages until it is cancelled or the token is rejected."""
+        """Receive messages until the task is cancelled or the token is rejected."""
         while True:
             try:
                 await self._poll_if_free(receiver)
@@ -233,12 +238,12 @@ class Telegram:
                 new = set(offsets.add(update.update_id for update in updates))
                 for update in updates:
                     if update.update_id in new:
-                        taken = self._take_in(update, receiver)
-                        task = asyncio.create_task(_settle(taken, update.update_id, offsets))
+                        accepted = self._take_in(update, receiver)
+                        task = asyncio.create_task(_settle(accepted, update.update_id, offsets))
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
                 if under_way:
-                    # Limited, because messages of other chats may arrive.
+                    # The wait is limited, because messages of other chats may arrive.
                     await asyncio.wait(under_way, timeout=self._pause / 2)
                 if offsets.waiting and not new:
                     # The server returns unconfirmed updates again immediately.
@@ -249,29 +254,29 @@ class Telegram:
             await cancel_and_wait(under_way)
 
     async def _with_retries(self, call: Any) -> Any:
-        """Retry a call until it succeeds. Raises _Stopped if it never will."""
-        pause, told = self._pause, ""
+        """Retry a call until it succeeds. Raises _Stopped if the call can never succeed."""
+        pause, reported = self._pause, ""
         while True:
             try:
                 return await call()
             except (InvalidToken, Forbidden):
                 raise _Stopped from None
             except TelegramError as error:
-                words = self._words(error)
+                error_text = self._words(error)
                 if isinstance(error, Conflict):
-                    words = (
+                    error_text = (
                         "another program receives the messages of this bot; waiting until it stops"
                     )
-                if words != told:
-                    told = words
-                    _logger.warning("telegram: %s", words)
+                if error_text != reported:
+                    reported = error_text
+                    _logger.warning("telegram: %s", error_text)
                 wait = _seconds(error) if isinstance(error, RetryAfter) else pause
                 if not isinstance(error, Conflict):
                     pause = min(2 * pause, _LONGEST)
             await asyncio.sleep(wait)
 
     def _take_in(self, update: Update, receiver: MessageReceiver) -> AcceptedMessage | None:
-        """Start to process an update; return None if it is not for the agent."""
+        """Start to process an update; return None if the update is not for the agent."""
         message = update.message
         user = None if message is None else message.from_user
         if message is None or user is None or user.is_bot:
@@ -324,7 +329,7 @@ class Telegram:
         try:
             await self._send(origin, origin.get("chat"), text)
         except ChatMigrated as error:
-            # A group that became a supergroup has a new id; nothing was sent.
+            # A group that became a supergroup has a new id. The message was not sent.
             try:
                 await self._send(origin, error.new_chat_id, text)
             except ChatMigrated as again:
@@ -373,7 +378,7 @@ class Telegram:
 
 
 _NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""Errors that occur before anything is sent."""
+"""Errors that occur before the message is sent."""
 
 
 def _request(base: str, *, connections: int) -> HTTPXRequest:
@@ -398,8 +403,8 @@ def _origin(message: Message) -> dict[str, Any]:
 
 
 def _seconds(error: RetryAfter) -> float:
-    wanted = error.retry_after
-    return wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
+    requested = error.retry_after
+    return requested.total_seconds() if isinstance(requested, timedelta) else float(requested)
 
 
 async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> bool:
@@ -407,7 +412,7 @@ async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> boo
     return True
 
 
-async def _settle(taken: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
+async def _settle(accepted: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
     """Record whether an update is durable."""
-    # Shielded: when polling stops, messages that have arrived are still processed.
-    offsets.settled(number, durable=taken is None or await asyncio.shield(taken.durable))
+    # The wait is shielded: when polling stops, messages that have arrived are still processed.
+    offsets.settled(number, durable=accepted is None or await asyncio.shield(accepted.durable))

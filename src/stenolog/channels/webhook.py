@@ -57,16 +57,16 @@ def signature(secret: str, body: bytes, *, at: int) -> str:
 
 def is_recent(header: str, *, now: float) -> bool:
     """Return whether the header has the format of a signature and its time is recent."""
-    found = _FORM.fullmatch(header)
-    return found is not None and abs(now - int(found[1])) <= MAX_SIGNATURE_AGE
+    match = _FORM.fullmatch(header)
+    return match is not None and abs(now - int(match[1])) <= MAX_SIGNATURE_AGE
 
 
 def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
     """Return whether the header is a recent signature of this body with this secret."""
-    found = _FORM.fullmatch(header)
-    at, given = (int(found[1]), found[2]) if found else (0, "")
-    # Always compared, so that the response time reveals nothing.
-    right = hmac.compare_digest(_digest(secret, at, body), given)
+    match = _FORM.fullmatch(header)
+    at, signature = (int(match[1]), match[2]) if match else (0, "")
+    # Always compare the signature, so that the response time reveals nothing.
+    right = hmac.compare_digest(_digest(secret, at, body), signature)
     return right and abs(now - at) <= MAX_SIGNATURE_AGE  # guard: signature-age
 
 
@@ -86,7 +86,7 @@ MAX_PENDING: Final = 32
 _TIMEOUT: Final = 10.0
 _LIMIT: Final = 1_000_000
 _CHAT: Final = "#"
-"""Prefix of the name of a chat in session keys, so that it never equals a sender."""
+"""Prefix of chat names in session keys, so that no chat name equals a sender."""
 _TYPES: Final = {401: "authentication_error", 403: "permission_error"}
 _BAD_SIGNATURE: Final = "the signature is missing, wrong or too old; sign the body again"
 
@@ -102,7 +102,7 @@ class WebhookMessage(Struct, frozen=True, kw_only=True):
     chat: Name | None = None
     """A group whose senders share one session."""
     thread: Name | None = None
-    """A thread of a sender. Each one is a separate session."""
+    """A thread of a sender. Each thread is a separate session."""
 
 
 class Webhook:
@@ -126,8 +126,8 @@ class Webhook:
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send an answer to `reply_url`. Raises NotSent, MaybeSent, Undeliverable."""
-        told = {name: value for name, value in origin.items() if name != "channel"}
-        body = msgspec.json.encode({**told, "text": text})
+        destination = {name: value for name, value in origin.items() if name != "channel"}
+        body = msgspec.json.encode({**destination, "text": text})
         headers = {
             "Content-Type": "application/json",
             HEADER: signature(self.secret, body, at=int(time.time())),
@@ -167,7 +167,7 @@ class Webhook:
             await self._client.aclose()
 
     def arrival(self, received: WebhookMessage) -> IncomingMessage:
-        """Convert a received message to an Arrival. Raises UsageError."""
+        """Convert a received message to an IncomingMessage. Raises UsageError."""
         if received.sender.startswith(_CHAT):
             raise UsageError(f"sender must not start with {_CHAT}")
         scope: Scope = "group" if received.chat else "thread" if received.thread else "sender"
@@ -198,10 +198,10 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
     pending = PendingBodies()
 
     async def receive(request: Request) -> Response:
-        found = by_name.get(channel_name(request.path_params["name"]))
+        webhook = by_name.get(channel_name(request.path_params["name"]))
         header = request.headers.get(HEADER, "")
-        # Reject requests that cannot be valid before reading anything.
-        if found is None or not is_recent(header, now=time.time()):
+        # Reject requests that cannot be valid before reading the body.
+        if webhook is None or not is_recent(header, now=time.time()):
             return _error(401, _BAD_SIGNATURE, code="wrong_signature")
         try:
             body = await pending.read(request)
@@ -210,18 +210,18 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
                 400, "the client disconnected before the message was complete", code="disconnected"
             )
         except BodyDropped:
-            words = "too many messages are being received; send it again"
-            return _unavailable(words, code="too_many")
+            error_text = "too many messages are being received; send it again"
+            return _unavailable(error_text, code="too_many")
         except TimeoutError:
-            words = f"the message did not arrive within {BODY_SECONDS:.0f} s; send it again"
-            return _error(408, words, code="request_timeout")
+            error_text = f"the message did not arrive within {BODY_SECONDS:.0f} s; send it again"
+            return _error(408, error_text, code="request_timeout")
         if body is None:
             return _error(413, f"the message has more than {MAX_BODY:,} bytes", code="too_long")
         if not is_signed(
-            found[0].secret, body, header, now=time.time()
+            webhook[0].secret, body, header, now=time.time()
         ):  # guard: webhook-signature
             return _error(401, _BAD_SIGNATURE, code="wrong_signature")
-        return await _handle_message(*found, body)
+        return await _handle_message(*webhook, body)
 
     return [Route("/webhooks/{name}", receive, methods=["POST"])]
 
@@ -248,38 +248,38 @@ async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
         return _error(400, str(error), code="usage_error")
     failed = answer is None or answer.outcome == "failed" or answer.error is not None
     text = "" if answer is None else answer.text if answer.error is None else text_for_user(answer)
-    # The text is also empty if another process took the turn over, or this one shuts down. The next
-    # request with the same id gets the answer.
+    # The text is also empty if another process took the turn over, or this process shuts down. The
+    # next request with the same id gets the answer.
     if answer is None or (failed and not text):
         return _unavailable("the message was not answered; send it again", code="not_answered")
-    said: dict[str, Any] = {"answer": text, "session": answer.key, "seq": answer.seq}
-    return JSONResponse({**said, "outcome": answer.outcome})
+    response: dict[str, Any] = {"answer": text, "session": answer.key, "seq": answer.seq}
+    return JSONResponse({**response, "outcome": answer.outcome})
 
 
 class BodyDropped(Exception):
-    """A slow message lost its slot to a newer one."""
+    """A slow message lost its slot to a newer message."""
 
 
 class PendingBodies:
     """The bodies that are being received, limited in number and time.
 
-    A signature cannot be checked before its body is complete, so slow senders must not block
-    others: if there are too many, the oldest one is dropped.
+    A signature cannot be checked before its body is complete. So that slow senders do not block
+    other senders, the oldest body is dropped if there are too many.
     """
 
-    def __init__(self, most: int = MAX_PENDING, seconds: float = BODY_SECONDS) -> None:
-        self._most = most
+    def __init__(self, limit: int = MAX_PENDING, seconds: float = BODY_SECONDS) -> None:
+        self._most = limit
         self._seconds = seconds
         self._limits: dict[asyncio.Timeout, None] = {}
 
     async def read(self, request: Request) -> bytes | None:
-        """Return the body, or None if it is too long. Raises TimeoutError, BodyDropped."""
-        told = request.headers.get("Content-Length", "")
-        if told.isdecimal() and int(told[:20]) > MAX_BODY:
+        """Return the body, or None if the body is too long. Raises TimeoutError, BodyDropped."""
+        length = request.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length[:20]) > MAX_BODY:
             return None
         if len(self._limits) >= self._most:  # guard: webhook-bodies-limited
             oldest = next(iter(self._limits))
-            if not oldest.expired():  # it may have, without its task having run since
+            if not oldest.expired():  # the body may have lost its slot
                 del self._limits[oldest]
                 oldest.reschedule(asyncio.get_running_loop().time())
         limit = asyncio.timeout(self._seconds)
@@ -294,7 +294,7 @@ class PendingBodies:
 
 
 async def _body(request: Request) -> bytes | None:
-    """Return the body, or None if it is too long."""
+    """Return the body, or None if the body is too long."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -303,15 +303,15 @@ async def _body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def _unavailable(words: str, *, code: str) -> Response:
+def _unavailable(error_text: str, *, code: str) -> Response:
     """Return a response that asks the sender to send the message again."""
-    return _error(503, words, code=code, headers={"Retry-After": "1"})
+    return _error(503, error_text, code=code, headers={"Retry-After": "1"})
 
 
 def _error(
-    status: int, words: str, *, code: str, headers: dict[str, str] | None = None
+    status: int, error_text: str, *, code: str, headers: dict[str, str] | None = None
 ) -> Response:
     """Return an error in the format of the gateway."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    told = {"message": words, "type": kind, "code": code}
-    return JSONResponse({"error": told}, status_code=status, headers=headers)
+    error = {"message": error_text, "type": kind, "code": code}
+    return JSONResponse({"error": error}, status_code=status, headers=headers)

@@ -122,7 +122,7 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
 def session_model(opened: OpenAgent, key: str) -> ChatModel:
     """Return the model that answers in a session. Raises ClickException if it has none."""
     problems: list[str] = []
-    model = opened.agent.model_of(opened.agent.own_key(key), problems.append)
+    model = opened.agent.model_of(opened.agent.resolve_key(key), problems.append)
     if isinstance(model, _MissingModel):
         raise click.ClickException("\n".join([*map(error_sentence, problems), model.words]))
     return model

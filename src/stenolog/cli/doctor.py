@@ -111,7 +111,7 @@ def doctor_command(
 def _mixed_notes(place: str) -> list[CheckNote]:
     """Return notes about memory notes of older versions that no session recalls."""
     # Imported late: needed only if notes are printed.
-    from stenolog.memory.mixed import mixed_scopes
+    from stenolog.memory.mixed_scopes import mixed_scopes
 
     return [
         CheckNote(

@@ -540,7 +540,7 @@ def _ambiguous_lines(found: Sequence[Entry], text: str) -> list[str]:
 
 
 def _start_with_key(opened: OpenAgent, key: str) -> ChatStart:
-    own = opened.agent.own_key(key)
+    own = opened.agent.resolve_key(key)
     if opened.agent.sessions.get_history(own, last=1):
         return ChatStart(key=own, description="", resumes=True)
     return ChatStart(key=own, description="New session with this key.", resumes=False)

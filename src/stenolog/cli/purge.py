@@ -231,7 +231,7 @@ def _targets_of_keys(
         aliases = Aliases(store)
         found = {}
         for name in keys:
-            key = aliases.own_key(name)
+            key = aliases.resolve_key(name)
             target = _target(store, None, key, trash, before, left)
             if target is None and any(not one.key for one in left):
                 # The key of an interrupted purge is no longer known; assume that the same purge is

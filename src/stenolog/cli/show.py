@@ -126,7 +126,7 @@ def find_session(store: Store, name: str) -> SessionInfo:
 
 def _find_info(store: Store, name: str) -> SessionInfo | None:
     try:
-        return store.info(Aliases(store).own_key(name))
+        return store.info(Aliases(store).resolve_key(name))
     except NoSuchSession:
         return None
 

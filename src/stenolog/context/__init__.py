@@ -1,4 +1,4 @@
-"""Requests to a model: the messages to send, and summaries of older ones so that the rest fits."""
+"""Requests to a model: selects the messages to send, and summarizes older messages."""
 
 from typing import TYPE_CHECKING
 

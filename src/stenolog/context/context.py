@@ -1,4 +1,4 @@
-"""The facade of this package, for programs with their own agent loop."""
+"""`Context`, the facade of this package, for programs with their own agent loop."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,9 @@ T = TypeVar("T")
 _MODEL_SIGNATURE: Final = "model is called as model(messages)"
 
 RETRIES: Final = 2
-"""Maximum number of shorter retries after a request was too long."""
+"""Maximum number of retries with a shorter request after a request was too long."""
 _SHORTEN_FACTOR: Final = 0.6
-"""Factor for the next attempt if the provider does not state its limit."""
+"""Factor that shortens the next request if the provider does not state its limit."""
 _STATED_LIMIT_SHARE: Final = 0.9
 """Share of a provider's stated limit that is used, because our token counts are estimates."""
 
@@ -46,21 +46,21 @@ SummaryHandler = Callable[[SummaryReport], None]
 
 
 class Context:
-    """A builder of model requests for the sessions of a store. It also summarizes them.
+    """Builds model requests for the sessions of a store, and summarizes the sessions.
 
-    `store`: a store, or the result of `open_sessions`. `ask`: the model that writes summaries;
-    without one, summaries quote the messages. `ask_limits`: its limits, if they differ from
-    `limits`. `on_event` is called after each summary; its errors are logged. With a `catalog`, the
-    token counts that the provider of `model` reports are kept there for the next run. Thread-safe.
-    Raises UsageError if `ask` cannot be called.
+    `store`: a store, or the result of `open_sessions`. `complete`: the model that writes summaries;
+    without a model, summaries quote the messages. `complete_limits`: limits of that model, if they
+    differ from `limits`. `on_event` is called after each summary; its errors are logged. With a
+    `catalog`, the token counts that the provider of `model` reports are kept there for the next
+    run. Thread-safe. Raises UsageError if `complete` cannot be called.
     """
 
     def __init__(
         self,
         store: Store | SessionStore,
-        ask: CompletionFunction | None = None,
+        complete: CompletionFunction | None = None,
         *,
-        ask_limits: Limits | None = None,
+        complete_limits: Limits | None = None,
         limits: Limits | None = None,
         needs: ProviderRequirements | None = None,
         tokens: Tokens | None = None,
@@ -70,21 +70,21 @@ class Context:
         tools: Sequence[Mapping[str, Any]] = (),
         on_event: SummaryHandler | None = None,
     ) -> None:
-        if ask is not None:
-            check_completion_function(ask)
+        if complete is not None:
+            check_completion_function(complete)
         if not isinstance(model, str):
             raise UsageError(
-                "model must be the name of the model; the function that writes summaries is `ask`"
+                "model must be the name of a model; the writer of summaries is `complete`"
             )
         self.store: Store = store.store if isinstance(store, SessionStore) else store
         self.limits = limits or Limits()
-        """Current limits. Reduced when a provider reports a smaller context."""
+        """Current limits, reduced when a provider reports a smaller context."""
         self.calibration = Calibration() if catalog is None else catalog.calibration(model)
         """Ratio of reported to estimated tokens of the model."""
         self._model = model
         self._catalog = catalog
-        self._ask = ask
-        self._ask_limits = ask_limits
+        self._complete = complete
+        self._complete_limits = complete_limits
         self._learning = threading.Lock()
         self._needs = needs or ProviderRequirements()
         self._tokens = tokens or Tokens()
@@ -100,7 +100,7 @@ class Context:
     def window(
         self, key: str, *, memory: str = "", unsaved: Sequence[Mapping[str, Any]] = ()
     ) -> Window:
-        """Return the messages to send now. Writes nothing. Raises ContextTooSmall.
+        """Return the messages to send now, without writing to the store. Raises ContextTooSmall.
 
         `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
         store.
@@ -118,10 +118,10 @@ class Context:
     ) -> T:
         """Call the model with the window and return its answer. The caller stores the answer.
 
-        Summarizes first if that is due, and when the provider rejects the request as too long; then
-        it retries, at most twice. `usage` returns the request tokens that the provider counted,
-        given the answer; its errors are logged. Raises UsageError for an async model,
-        ContextTooSmall, and all other errors of the model.
+        Summarizes first if a summary is due. If the provider rejects the request as too long,
+        summarizes and retries, at most twice. `usage` is called with the answer and returns the
+        request tokens that the provider counted; its errors are logged. Raises UsageError for an
+        async model, ContextTooSmall, and all other errors of the model.
         """
         check_not_async(model, _MODEL_SIGNATURE)
         attempt = self.start_request(key, memory=memory, unsaved=unsaved)
@@ -145,15 +145,14 @@ class Context:
     ) -> "Attempt":
         """Start a request in steps, for callers that call the model themselves.
 
-        Raises ContextTooSmall. `view`: the session, if the caller has just read it; otherwise it is
-        read here.
+        Raises ContextTooSmall. `view`: view of the session, if the caller has just read it.
         """
         return Attempt(self, key, memory, unsaved, view)
 
     def summarize_if_needed(
         self, key: str, *, memory: str = "", view: SessionView | None = None
     ) -> SummaryReport | None:
-        """Summarize after a turn, if that is due. Return None if nothing was hidden.
+        """Summarize after a turn, if a summary is due. Return None if nothing was hidden.
 
         `view`: as for `start_request`.
         """
@@ -168,7 +167,7 @@ class Context:
         return self._summarize(key, "manual", self.limits, "")
 
     def record_usage(self, *, estimated: int, reported: int) -> Calibration:
-        """Update the calibration with a provider's count for a window, and return it."""
+        """Update the calibration with a provider's count for a window; return the calibration."""
         with self._learning:
             plain = round(estimated / self.calibration.ratio)
             if self._catalog is None:
@@ -241,8 +240,10 @@ class Context:
         )
         if plan is None:
             return None
-        ask_limits = self._ask_limits or limits
-        report = apply_plan(self.store, key, plan, ask=self._ask, limits=ask_limits, tokens=tokens)
+        complete_limits = self._complete_limits or limits
+        report = apply_plan(
+            self.store, key, plan, complete=self._complete, limits=complete_limits, tokens=tokens
+        )
         if report is not None and self._on_event is not None:
             try:
                 self._on_event(report)
@@ -277,7 +278,7 @@ class Attempt:
         """The messages to send now."""
 
     def shorten(self, error: Exception) -> bool:
-        """Replace `window` by a shorter one if the request was too long; otherwise return False.
+        """Replace `window` by a shorter window if the request was too long; otherwise return False.
 
         Raises ContextTooSmall if nothing shorter can be sent, or after the last retry.
         """

@@ -1,8 +1,8 @@
 """Messages in the form that providers accept: every call has its result, and ids are unique.
 
-The main idea: each result is written directly after its call, in the order of the calls, and
-nowhere else. So messages between them move after the results, orphaned and duplicate results are
-dropped, and a call without a result gets one that says so.
+Each result is written directly after its call, in the order of the calls, and nowhere else. So
+messages between a call and its result move after the result, orphaned and duplicate results are
+dropped, and a call without a result gets the result `INTERRUPTED`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from stenolog.messages import (
 from stenolog.records import Message
 
 INTERRUPTED: Final = "[interrupted]"
-"""The result sent for a call that never got one."""
+"""The result sent for a call without a stored result."""
 EMPTY: Final = "[no text]"
 """Content sent for an empty user message or tool result: providers reject messages without
 content."""
@@ -47,13 +47,13 @@ class ProviderRequirements(Struct, frozen=True, kw_only=True):
     """Requirements of a provider. The defaults suit OpenAI-compatible servers."""
 
     merge_user: bool = False
-    """Merge consecutive user messages."""
+    """Whether to merge consecutive user messages."""
     user_first: bool = False
-    """The first message after the system prompt must be a user message."""
+    """Whether the first message after the system prompt must be a user message."""
     reasoning: Literal["none", "newest", "all"] = "none"
-    """Messages whose reasoning fields are sent back: none, those of the newest turn, or all."""
+    """Messages whose reasoning fields are sent back: no messages, the newest turn, or all."""
     keep_fields: tuple[str, ...] = ()
-    """Additional fields to send. Others are dropped, because many servers reject unknown fields."""
+    """Unknown fields to send. All other unknown fields are dropped, as many servers reject them."""
 
 
 class RequestMessage(Struct, frozen=True, kw_only=True):
@@ -61,14 +61,16 @@ class RequestMessage(Struct, frozen=True, kw_only=True):
 
     body: Body
     seqs: tuple[int | None, ...]
-    """Seq of the message, or of each result if results share one message. None: not stored, or
-    added here."""
+    """Seq of the message, or of each result if results share one message.
+
+    None stands for a message that is not stored.
+    """
     turn: int
     """Index of the turn in the history."""
 
     @property
     def seq(self) -> int | None:
-        """The first seq."""
+        """The first of the message's `seqs`."""
         return self.seqs[0]
 
 
@@ -90,15 +92,15 @@ def to_request_messages(
 def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
     """Move user messages that an answer has not seen after that answer.
 
-    They were stored while the answer was being written, so the log has them before it, and a model
-    would consider them answered.
+    Such messages were stored while the answer was being written, so they precede the answer in the
+    log. Without the move, a model would consider the messages answered.
     """
     ordered: list[tuple[Body, int | None]] = []
     for body, seq in stored:
         at = len(ordered)
         if seq is not None and role_of(body) == "assistant" and not calls_of(body):
-            seen = last_seen_seq(body, seq)
-            while at and has_text(ordered[at - 1][0]) and (ordered[at - 1][1] or 0) > seen:
+            seen_seq = last_seen_seq(body, seq)
+            while at and has_text(ordered[at - 1][0]) and (ordered[at - 1][1] or 0) > seen_seq:
                 at -= 1
         ordered.insert(at, (body, seq))
     return ordered
@@ -140,40 +142,41 @@ class _Arrangement:
 
     def entries(self) -> list[RequestMessage]:
         turns = split_turns(self._bodies, self._answers)
-        found: list[RequestMessage] = []
+        messages: list[RequestMessage] = []
         for number, turn in enumerate(turns):
             keep = self._needs.reasoning == "all" or (
                 self._needs.reasoning == "newest" and number == len(turns) - 1
             )
-            found += self._turn(turn, number, keep_reasoning=keep)
-        return found
+            messages += self._turn(turn, number, keep_reasoning=keep)
+        return messages
 
     def _turn(self, turn: TurnRange, number: int, *, keep_reasoning: bool) -> list[RequestMessage]:
-        found: list[RequestMessage] = []
+        parts: list[RequestMessage] = []
         for index in range(turn.first, turn.end):
             body = self._bodies[index]
             calls = calls_of(body)
             ids = [self._free(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)]
             cleaned = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
             if cleaned is not None:
-                found.append(RequestMessage(body=cleaned, seqs=(self._seqs[index],), turn=number))
-            found += self._results(index, calls, ids, number)
-        return found
+                parts.append(RequestMessage(body=cleaned, seqs=(self._seqs[index],), turn=number))
+            parts += self._results(index, calls, ids, number)
+        return parts
 
-    def _free(self, wanted: str) -> str:
-        """Return `wanted`, or a similar id that no other call of the request has."""
-        free = wanted
+    def _free(self, wanted_id: str) -> str:
+        """Return `wanted_id`, or a similar id that no other call of the request has."""
+        free = wanted_id
         while free in self._taken:
-            # Continues at the last number: a model may use the same id for all its calls.
-            self._times[wanted] = self._times.get(wanted, 1) + 1
-            free = f"{wanted}_{self._times[wanted]}"
+            # The count continues at the last number, because a model may use the same id for all
+            # its calls.
+            self._times[wanted_id] = self._times.get(wanted_id, 1) + 1
+            free = f"{wanted_id}_{self._times[wanted_id]}"
         self._taken.add(free)
         return free
 
     def _results(
         self, index: int, calls: Sequence[ToolCall], ids: Sequence[str], number: int
     ) -> list[RequestMessage]:
-        found: list[RequestMessage] = []
+        messages: list[RequestMessage] = []
         for place, call in enumerate(calls):
             result_spot = self._answers.get((index, place))
             seq = None if result_spot is None else self._seqs[result_spot[0]]
@@ -183,17 +186,17 @@ class _Arrangement:
                 else results_of(self._bodies[result_spot[0]])[result_spot[1]]
             )
             body = self._result(call, ids[place], result)
-            if call.in_content and found:
-                # Providers of this format want all results of a message in one message.
-                both = [*found[-1].body["content"], *body["content"]]
-                found[-1] = RequestMessage(
+            if call.in_content and messages:
+                # Providers of this format expect all results for a message in one message.
+                both = [*messages[-1].body["content"], *body["content"]]
+                messages[-1] = RequestMessage(
                     body={"role": "user", "content": both},
-                    seqs=(*found[-1].seqs, seq),
+                    seqs=(*messages[-1].seqs, seq),
                     turn=number,
                 )
             else:
-                found.append(RequestMessage(body=body, seqs=(seq,), turn=number))
-        return found
+                messages.append(RequestMessage(body=body, seqs=(seq,), turn=number))
+        return messages
 
     def _result(self, call: ToolCall, id: str, result: ToolResult | None) -> Body:
         content = INTERRUPTED if result is None else _content(result.content) or EMPTY
@@ -215,7 +218,7 @@ class _Arrangement:
         *,
         keep_reasoning: bool,
     ) -> Body | None:
-        """Return the message without parts that providers reject, or None if it becomes empty."""
+        """Return the message without parts that providers reject, or None if no part remains."""
         role = role_of(body)
         if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
@@ -264,9 +267,9 @@ def _content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[st
     for part in content:
         if part.get("type") == "tool_use":
             call, id = next(renamed)
-            given = call.arguments if isinstance(call.arguments, Mapping) else {}
+            arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
             part = {name: value for name, value in part.items() if name != "text"}
-            parts.append({**part, "id": id, "name": call.name, "input": given})
+            parts.append({**part, "id": id, "name": call.name, "input": arguments})
         elif part.get("type") != "tool_result":
             parts.append(part)
     return {"content": parts}
@@ -275,8 +278,8 @@ def _content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[st
 def _without_calls(content: Any) -> Any:
     if not isinstance(content, list):
         return content
-    kept = [part for part in content if part.get("type") not in ("tool_use", "tool_result")]
-    return kept or None
+    other_parts = [part for part in content if part.get("type") not in ("tool_use", "tool_result")]
+    return other_parts or None
 
 
 def _tool_call(call: ToolCall, id: str) -> Body:
@@ -284,15 +287,15 @@ def _tool_call(call: ToolCall, id: str) -> Body:
     if call.value.get("type") == "custom" and isinstance(custom, Mapping):
         return {**call.value, "id": id}
     function = call.value.get("function")
-    given = dict(function) if isinstance(function, Mapping) else {}
-    given |= {"name": call.name, "arguments": _arguments(call.arguments)}
-    return {**call.value, "id": id, "type": "function", "function": given}
+    function_body = dict(function) if isinstance(function, Mapping) else {}
+    function_body |= {"name": call.name, "arguments": _arguments(call.arguments)}
+    return {**call.value, "id": id, "type": "function", "function": function_body}
 
 
 def _arguments(value: Any) -> str:
     """Return the arguments as the text of a JSON object.
 
-    Servers that parse them reject anything else.
+    Servers that parse the arguments reject any other text.
     """
     text = "" if value is None else value if isinstance(value, str) else as_json(value)
     if not text.strip():
@@ -313,8 +316,8 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
     parts: list[Mapping[str, Any]] = []
     for part in value:
         if isinstance(part, Mapping) and isinstance(part.get("type"), str):
-            if part["type"] not in without and (kept := _without_empty_text(part)) is not None:
-                parts.append(kept)
+            if part["type"] not in without and (sendable := _without_empty_text(part)) is not None:
+                parts.append(sendable)
         elif part is not None:
             text = part if isinstance(part, str) else as_json(part)
             if text.strip():
@@ -335,10 +338,10 @@ def _without_empty_text(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _merged(first: Body, second: Body) -> Body:
-    one, two = first["content"], second["content"]
-    if isinstance(one, str) and isinstance(two, str):
-        return {**first, "content": f"{one}\n\n{two}"}
-    return {**first, "content": [*_as_parts(one), *_as_parts(two)]}
+    first_content, two = first["content"], second["content"]
+    if isinstance(first_content, str) and isinstance(two, str):
+        return {**first, "content": f"{first_content}\n\n{two}"}
+    return {**first, "content": [*_as_parts(first_content), *_as_parts(two)]}
 
 
 def _as_parts(content: Any) -> list[Any]:
@@ -348,13 +351,13 @@ def _as_parts(content: Any) -> list[Any]:
 def _sendable(body: Body) -> Body:
     """Return the body unchanged if JSON can represent it.
 
-    Otherwise replace what JSON cannot represent.
+    Otherwise replace the values that JSON cannot represent.
     """
     try:
         msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        made = {name: _json_safe(value, depth=0) for name, value in body.items()}
-        return {str(name): value for name, value in made.items()}
+        safe_body = {name: _json_safe(value, depth=0) for name, value in body.items()}
+        return {str(name): value for name, value in safe_body.items()}
     return body
 
 

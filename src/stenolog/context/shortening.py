@@ -1,6 +1,6 @@
-"""Shortening of a turn that is too long: old tool results first, the newest messages last.
+"""Shortens a turn that is too long: old tool results first, the newest messages last.
 
-Nothing is lost: each elided text is replaced by a pointer to its seq in the log.
+No text is lost: a pointer to the seq in the log replaces each elided text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ class ShortenedTurn(Struct, frozen=True, kw_only=True):
     elided: int
     """Number of shortened messages."""
     left_out: tuple[int | None, ...]
-    """Seqs of the messages that were left out."""
+    """Seqs of the messages that the shortened turn lacks."""
 
 
 def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
@@ -42,9 +42,9 @@ def cut_middle(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
     """Return the start and the end of a text around `mark`, about `keep` tokens in total."""
     share = keep / max(tokens.text(text), 1)
     while share > 0.01:
-        kept = int(len(text) * share)
-        tail = kept // 3
-        short = f"{text[: kept - tail]}\n{mark}\n{text[len(text) - tail :] if tail else ''}"
+        kept_length = int(len(text) * share)
+        tail = kept_length // 3
+        short = f"{text[: kept_length - tail]}\n{mark}\n{text[len(text) - tail :] if tail else ''}"
         if tokens.text(short) <= keep:
             return short.rstrip("\n")
         share *= 0.8
@@ -95,8 +95,8 @@ class _Shortening:
     def _share(self, places: Sequence[int], budget: int, *, least: int) -> None:
         """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
         results = [at for at in places if _is_result(self.entries[at])]
-        others = sum(self.costs) - sum(self.costs[at] for at in results)
-        remaining = max(budget - others, least)
+        other_tokens = sum(self.costs) - sum(self.costs[at] for at in results)
+        remaining = max(budget - other_tokens, least)
         for done, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
             share = remaining // (len(results) - done)
             if self.costs[at] > share:
@@ -119,7 +119,7 @@ class _Shortening:
                 self._replace(at, _elided_speech(self.entries[at], self.tokens))
 
     def _leave_out(self, budget: int) -> None:
-        """Leave out complete steps, oldest first; the first message of the turn goes last."""
+        """Leave out complete steps, oldest first; the turn's first message is left out last."""
         first = 1 if self.entries and _is_user(self.entries[0]) else 0
         dropped: set[int] = set()
         for step in [*_steps(self.entries, first), *([[0]] if first else [])]:
@@ -133,7 +133,7 @@ class _Shortening:
             self.costs[at] = 0
 
     def _thoughts(self, budget: int) -> None:
-        """Remove thinking, oldest first. It cannot be replaced by a pointer."""
+        """Remove thinking, oldest first. A pointer cannot replace thinking."""
         for at in range(len(self.entries)):
             if self.fits(budget):
                 return
@@ -178,7 +178,7 @@ def _last_step(entries: Sequence[RequestMessage]) -> int:
 
 
 def _steps(entries: Sequence[RequestMessage], first: int) -> list[list[int]]:
-    """Group messages that belong together: a call with its results. Others are alone."""
+    """Group each call with its results; every other message forms a group by itself."""
     steps: list[list[int]] = []
     for at in range(first, len(entries)):
         if _is_result(entries[at]) and steps:
@@ -242,14 +242,14 @@ def _elided_call(call: Body, seq: int | None, tokens: Tokens) -> Body:
 
 
 def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body | None:
-    """Return arguments that point to the full ones, or None if that is not shorter."""
+    """Return arguments that point to the full arguments, or None if those are shorter."""
     text = arguments if isinstance(arguments, str) else as_json(arguments)
     short = {"elided": pointer(text, seq, tokens)}
     return short if tokens.text(as_json(short)) < tokens.text(text) else None
 
 
 def _short_result(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
-    """Return a result of about `keep` tokens, or a pointer; unchanged if that is not shorter."""
+    """Return a result of about `keep` tokens, or a pointer; unchanged if it is short already."""
     text = text_of(content)
     cost = _content_tokens(content, tokens)
     if text == INTERRUPTED or cost <= keep:

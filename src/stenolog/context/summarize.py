@@ -1,12 +1,14 @@
-"""Execution of a plan: one summary, one checkpoint, one event that reports it.
+"""Plans and writes a summary: one checkpoint, and one event that reports the summary.
 
-How an undone summary is recognized: before each checkpoint, the session's meta field `compacted` is
-set to the seq up to which the checkpoint will hide messages; `undo` does not change meta. A floor
-below that seq means that the last summary is not in effect. A crash between the two writes looks
-the same; then the number of messages alone triggers no summary until one is made for another
-reason, and the token budget still holds. A checkpoint that fails resets the field. The same write
-records which messages were withdrawn before (`stores/withdrawn_messages.py`): below the floor they
-would look summarized.
+An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
+field is set to the seq up to which the checkpoint will hide messages, and `undo` does not change
+meta. So a floor below that seq means that the last summary is not in effect. A crash between the
+two writes looks the same: the number of messages alone then triggers no summary until the next
+summary for another reason, and the token budget still holds. A checkpoint that fails resets the
+field.
+
+The same write records the messages that were withdrawn before (`stores/withdrawn_messages.py`),
+because withdrawn messages below the floor would look summarized.
 """
 
 from collections import Counter
@@ -29,7 +31,7 @@ from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Tokens
 
 Trigger = Literal["auto", "manual", "overflow"]
-"""What triggered the summary: the limits, a user, or a provider that rejected a long request."""
+"""Cause of a summary: the limits, a user, or a provider that rejected a long request."""
 Reason = Literal["tokens", "count", "manual", "overflow"]
 
 
@@ -44,17 +46,17 @@ class SummaryPlan(Struct, frozen=True, kw_only=True):
     expect_floor: int
     """Floor that the session must still have when the summary is ready."""
     uid: str = ""
-    """Uid of the session for which the plan was made. Empty: unknown."""
+    """Uid of the session for which the plan was made; empty if unknown."""
     summary: str
-    """The current summary, which the new one extends."""
+    """The current summary, which the new summary extends."""
     summary_tokens: int
     """Maximum tokens of the new summary."""
     kept: int
     """Number of messages that stay visible."""
     tokens_before: int
-    """Tokens of everything that would be sent."""
+    """Tokens of the next request if no message is summarized."""
     tokens_after: int
-    """The same without the messages to summarize, and without any summary."""
+    """Tokens of the next request without the summarized messages and without a summary."""
 
 
 def plan_summary(
@@ -72,12 +74,13 @@ def plan_summary(
     overfull: bool = False,
     keep_from: int | None = None,
 ) -> SummaryPlan | None:
-    """Return what to summarize now, or None if nothing is due or nothing can be hidden.
+    """Return the plan for a summary, or None if none is due or no message can be hidden.
 
     Messages are counted in the form in which they are sent. `fixed`: tokens of system prompt, tools
     and memory. `undone`: the last summary was undone, so the number of messages alone does not
-    trigger another. `overfull`: the window left messages out, so tokens are a reason whatever their
-    sum. `keep_from`: first unanswered seq; from there on nothing is hidden.
+    trigger another summary. `overfull`: the window left messages out, which makes a summary due
+    whatever the token count. `keep_from`: first unanswered seq; messages from this seq on are not
+    hidden.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
     costs: Counter[int] = Counter()
@@ -96,8 +99,7 @@ def plan_summary(
         goal_tokens = min(goal_tokens, (history_tokens + summary_tokens) // 2)
         goal_count = min(goal_count, len(history) // 2)
     turns = find_turns([body_of(message) for message in history])
-    # Leaves room for a new summary of maximum length, so that half of the space is free in any
-    # case.
+    # Leave room for a new summary of maximum length, so that half of the space is free in any case.
     hidden = _turns_to_hide(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
     while hidden and keep_from is not None and history[turns[hidden].first - 1].seq >= keep_from:
         hidden -= 1
@@ -127,7 +129,7 @@ def _reason(trigger: Trigger, *, over: bool, many: bool) -> Reason | None:
 
 
 def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int, count: int) -> int:
-    """Return the number of turns to hide: the smallest after which the rest meets both goals."""
+    """Return the smallest number of turns to hide so that the rest meets both goals."""
     remaining = costs.total()
     for number, turn in enumerate(turns):
         if turns[-1].end - turn.first <= count and remaining <= tokens:
@@ -158,11 +160,11 @@ class SessionState(Struct, frozen=True, kw_only=True):
 
 
 UNDO_HINT: Final = "; undo shows them again"
-"""End of a report; front ends replace it by their own command."""
+"""End of a report, which front ends replace by their own command."""
 
 
 class SummaryReport(Struct, frozen=True, kw_only=True):
-    """Report of messages that became a summary. `store.undo(key)` reverts it."""
+    """Report of messages that became a summary. `store.undo(key)` makes them visible again."""
 
     key: str
     reason: Reason
@@ -176,22 +178,22 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
     """Estimated tokens of the next request without the summary."""
     tokens_after: int
     fallback: str = ""
-    """Why the summary, or a part of it, was made without a model. Empty: a model made all of it."""
+    """Reason why the summary, or a part of it, was written without a model; empty otherwise."""
     dropped_lines: int = 0
     """Number of lines that did not fit into the summary. Their messages are still in the log."""
 
     def __str__(self) -> str:
-        how = " without a model" if self.fallback else ""
+        method = " without a model" if self.fallback else ""
         lines = "line" if self.dropped_lines == 1 else "lines"
         lost = f"; {self.dropped_lines:,} {lines} did not fit" if self.dropped_lines else ""
         return (
-            f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{how}: "
+            f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{method}: "
             f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{lost}{UNDO_HINT}"
         )
 
 
 def session_state(store: Store, key: str) -> SessionState:
-    """Return the current state of the session; an empty one if it does not exist."""
+    """Return the current state of a session; an empty state if the session does not exist."""
     try:
         return state_of_view(store.view(key))
     except NoSuchSession:
@@ -199,7 +201,7 @@ def session_state(store: Store, key: str) -> SessionState:
 
 
 def state_of_view(view: SessionView | None) -> SessionState:
-    """Return the state in a view; an empty one for None, which means no session."""
+    """Return the state of a session's view; an empty state for None."""
     if view is None:
         return SessionState(history=())
     info = view.info
@@ -217,19 +219,19 @@ def apply_plan(
     key: str,
     plan: SummaryPlan,
     *,
-    ask: CompletionFunction | None,
+    complete: CompletionFunction | None,
     limits: Limits,
     tokens: Tokens,
 ) -> SummaryReport | None:
     """Summarize and hide the planned messages. Return None if the session has changed.
 
     Exactly the planned messages are hidden, however long the model takes. Raises errors of the
-    store; an error of the model leads to a summary without the model.
+    store. After an error of the model, the summary is written without the model.
     """
     written = write_summary(
         plan.messages,
         plan.summary,
-        ask=ask,
+        complete=complete,
         max_tokens=plan.summary_tokens,
         limits=limits,
         tokens=tokens,
@@ -292,13 +294,13 @@ def _meta_fields(info: SessionInfo, visible: Sequence[Span], upto: int) -> dict[
     return {
         COMPACTED: upto,
         withdrawn_messages.META: withdrawn_messages.updated_field(
-            info.meta, withdrawn, shown=visible_spans
+            info.meta, withdrawn, visible=visible_spans
         ),
     }
 
 
 def _summarized_upto(info: SessionInfo) -> int:
-    """Return the seq up to which hidden messages were summarized, as far as known."""
+    """Return the last seq that is known to be summarized."""
     if not info.summary:
         return 0
     upto = _compacted_upto(info)
@@ -306,7 +308,7 @@ def _summarized_upto(info: SessionInfo) -> int:
 
 
 def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[Span]) -> bool:
-    """Restore meta after a failed summary; return whether the session is the same. Best effort."""
+    """Try to restore the meta after a failed summary; return whether the session is the same."""
     with suppress(StenologError):
         try:
             now = store.info(key)
@@ -321,20 +323,20 @@ def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[S
             withdrawn_messages.META: withdrawn_messages.updated_field(info.meta),
         }
         if now.floor > info.floor and now.summary != info.summary:
-            # Another process made a summary, or this one succeeded after all: keep its fields.
+            # Another process wrote a summary, or this summary succeeded after all: keep the fields.
             fields = _meta_fields(info, visible, now.floor) | {COMPACTED: max(known, now.floor)}
         store.set_meta(key, **fields)
     return True
 
 
 def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
-    """Remove these fields from a recreated session for which they were not meant."""
-    ours = {COMPACTED, withdrawn_messages.META}
-    if now.last_seq == 0 and not now.summary and set(now.meta) <= ours:
-        # The session was just deleted, and only these fields recreated it.
+    """Remove these meta fields from a session that was created again."""
+    our_fields = {COMPACTED, withdrawn_messages.META}
+    if now.last_seq == 0 and not now.summary and set(now.meta) <= our_fields:
+        # The session was just deleted, and setting these fields created it again.
         store.delete(key)
     else:
-        store.set_meta(key, **dict.fromkeys(ours))
+        store.set_meta(key, **dict.fromkeys(our_fields))
 
 
 def _compacted_upto(info: SessionInfo) -> int:

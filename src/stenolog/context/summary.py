@@ -1,7 +1,7 @@
 """The summary of a conversation as a value: six sections, rendered as Markdown and parsed back.
 
 The summary is never rewritten as a whole. A model returns new lines and the labels of outdated
-ones; all other lines stay. So nothing is lost because a model forgot to repeat it.
+lines. All other lines stay, so no line is lost because a model forgot to repeat it.
 """
 
 import re
@@ -57,7 +57,7 @@ SCHEMA: Final[Mapping[str, Any]] = {
 """Schema of the model's answer: new lines for each section, and labels of lines to remove."""
 
 _MARKS: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
-"""Prefixes that make a line a heading or an item. Without a following space they are text."""
+"""Prefixes that make a line a heading or an item, if a space follows the prefix."""
 # Sections in the order in which they lose lines when a summary is too long.
 _DROP_ORDER: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 
@@ -74,11 +74,11 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     def lines(self, section: str) -> tuple[str, ...]:
         """Return the lines of a section."""
-        found: tuple[str, ...] = getattr(self, section)
-        return found
+        lines: tuple[str, ...] = getattr(self, section)
+        return lines
 
     def labels(self) -> dict[str, str]:
-        """Return the lines by label, such as G1, by which a model can refer to them."""
+        """Return the lines by label, such as G1. A model refers to a line by its label."""
         return {
             f"{title[0]}{number}": line
             for name, title in SECTIONS.items()
@@ -109,19 +109,19 @@ def render(summary: Summary, *, labelled: bool = False) -> str:
 def parse(text: str) -> Summary:
     """Parse a summary. Lines under no known heading become facts."""
     names = {title: name for name, title in SECTIONS.items()} | {LAST_STATE: "last_state"}
-    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    sections: dict[str, list[str]] = {name: [] for name in names.values()}
     section = "facts"
     for line in text.splitlines():
         heading = line.removeprefix("## ").strip() if line.startswith("## ") else None
         if heading in names:
             section = names[heading]
         elif text := line.strip().removeprefix("- ").strip():
-            # Wrapped, not cut: text from another source is kept in full.
-            found[section] += textwrap.wrap(text, LONGEST_LINE)
-    last_state = _line(" ".join(found.pop("last_state")))
+            # Long lines are wrapped, not cut: text from another source is kept in full.
+            sections[section] += textwrap.wrap(text, LONGEST_LINE)
+    last_state = _line(" ".join(sections.pop("last_state")))
     return Summary(
         last_state=last_state,
-        **{name: _distinct(lines) for name, lines in found.items()},
+        **{name: _distinct(lines) for name, lines in sections.items()},
     )
 
 
@@ -167,7 +167,7 @@ def _summary_of(sections: Mapping[str, Sequence[str]], last_state: str) -> Summa
 
 
 def _drop_line(sections: Mapping[str, list[str]]) -> str:
-    """Remove and return the least important line; empty text if there is none."""
+    """Remove and return the least important line; empty if no line is left."""
     facts = sections["facts"]
     quoted = next((at for at, line in enumerate(facts) if line.startswith(QUOTED)), None)
     if quoted is not None:
@@ -176,7 +176,7 @@ def _drop_line(sections: Mapping[str, list[str]]) -> str:
 
 
 def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
-    """Return the lines to remove; none if a model asks to remove more than half of them."""
+    """Return the lines to remove; empty if a model asks to remove more than half of all lines."""
     known = summary.labels()
     outdated = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
     return frozenset(outdated) if len(outdated) <= max(2, len(known) // 2) else frozenset()
@@ -197,11 +197,11 @@ def _line(text: str) -> str:
 
 
 def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return each line once, in its first spelling: models often repeat known lines."""
-    found: dict[str, str] = {}
+    """Return each line once, in its first spelling, because models often repeat known lines."""
+    spellings: dict[str, str] = {}
     for line in lines:
-        found.setdefault(line.casefold(), line)
-    return tuple(found.values())
+        spellings.setdefault(line.casefold(), line)
+    return tuple(spellings.values())
 
 
 INSTRUCTIONS: Final = """\
@@ -217,17 +217,17 @@ _QUOTE: Final = 200
 MOST_QUESTIONS: Final = 20
 """Approximate maximum number of model calls per summary. Older messages are only quoted."""
 _SMALLEST: Final = 256
-"""A model that rejects this many tokens as too long is not asked again."""
+"""Number of tokens of a question; a model that rejects so few as too long is not asked again."""
 
 
 class SummaryResult(Struct, frozen=True, kw_only=True):
-    """A summary and how it was made."""
+    """A summary, with facts about how it was written."""
 
     text: str
     requests: int
     """Number of model calls."""
     fallback: str
-    """Why some of it was made without the model. Empty: the model made all of it."""
+    """Reason why some lines were written without the model; empty otherwise."""
     dropped_lines: int
     """Number of lines, old or new, that did not fit."""
 
@@ -236,32 +236,32 @@ def write_summary(
     messages: Sequence[Message],
     previous: str,
     *,
-    ask: CompletionFunction | None,
+    complete: CompletionFunction | None,
     max_tokens: int,
     limits: Limits,
     tokens: Tokens,
 ) -> SummaryResult:
     """Return the summary of `previous` and these messages in `max_tokens` tokens. Never fails."""
-    return _SummaryWriter(ask, max_tokens, limits, tokens).run(messages, previous)
+    return _SummaryWriter(complete, max_tokens, limits, tokens).run(messages, previous)
 
 
 class _SummaryWriter:
     """A summary in progress."""
 
     def __init__(
-        self, ask: CompletionFunction | None, max_tokens: int, limits: Limits, tokens: Tokens
+        self, complete: CompletionFunction | None, max_tokens: int, limits: Limits, tokens: Tokens
     ) -> None:
-        self._ask = ask
+        self._complete = complete
         self._max_tokens = max_tokens
         self._tokens = tokens
         self._size = limits.room
         self._requests = 0
         self._dropped_lines = 0
-        self._fallback = "" if ask is not None else "no model was given"
+        self._fallback = "" if complete is not None else "no model was given"
 
     def run(self, messages: Sequence[Message], previous: str) -> SummaryResult:
         summary = parse(previous)
-        unread = self._unread(messages) if self._ask is not None else 0
+        unread = self._unread(messages) if self._complete is not None else 0
         if unread:
             self._fallback = f"{unread:,} messages did not fit into the questions to the model"
             summary = self._extracted(summary, messages[:unread])
@@ -269,14 +269,14 @@ class _SummaryWriter:
         while waiting:
             count, question = self._question(waiting, summary)
             answer: Mapping[str, Any] | None = None
-            if self._ask is not None:
+            if self._complete is not None:
                 try:
-                    answer = self._answer(self._ask, question)
+                    answer = self._answer(self._complete, question)
                 except _TooLong:
                     continue
             updated = update(summary, answer) if answer is not None else None
             if updated is None:
-                if self._ask is not None and not self._fallback:
+                if self._complete is not None and not self._fallback:
                     self._fallback = "the model's answer could not be used"
                 summary = self._extracted(summary, waiting[:count])
             else:
@@ -310,12 +310,12 @@ class _SummaryWriter:
     def _question(
         self, waiting: Sequence[Message], summary: Summary
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many messages (at least one) fit into a question, and the question."""
+        """Return the number of messages (at least 1) that fit into a question, and the question."""
         known = render(summary, labelled=True) or "(nothing yet)"
         head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
         tokens_left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
         texts: list[str] = []
-        # A message takes at least four tokens, so later ones cannot fit.
+        # A message takes at least four tokens, so later messages cannot fit.
         near = waiting[: max(tokens_left // 4, 1)]
         for text in transcript(near, max(tokens_left // 4, 32), self._tokens):
             tokens_left -= self._tokens.text(text) + 1
@@ -329,21 +329,21 @@ class _SummaryWriter:
         return len(texts), question
 
     def _answer(
-        self, ask: CompletionFunction, question: Sequence[Mapping[str, Any]]
+        self, complete: CompletionFunction, question: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any] | None:
         """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
         self._requests += 1
         try:
-            answer = ask(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
+            answer = complete(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)
         except Exception as error:
             # Any error of a client must still lead to a summary.
             if read_overflow(error) is not None and self._size > _SMALLEST:
                 self._size //= 2
                 raise _TooLong from error
-            # The next part would probably fail too, and each attempt may take a minute.
-            self._ask = None
-            # Without the error's text: some clients put API keys into it.
+            # The next request would probably fail, too, and each attempt may take a minute.
+            self._complete = None
+            # Leave out the text of the error: some clients put API keys into it.
             self._fallback = f"the model failed with {type(error).__name__}"
             return None
         return read_object(answer) if isinstance(answer, str) else None

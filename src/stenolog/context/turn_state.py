@@ -1,8 +1,8 @@
 """The state of a session's last turn: unanswered messages and open tool calls.
 
-It is derived from the visible messages. A finished answer is an assistant message without tool
-calls; it answers every user message that it had seen (`catalog/message_metadata.py`). Messages
-after the last finished answer are an unfinished turn.
+The state is derived from the visible messages. A finished answer is an assistant message without
+tool calls. It answers every user message that its model had seen (`catalog/message_metadata.py`).
+Messages after the last finished answer are an unfinished turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ class TurnRange(Struct, frozen=True):
 def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
     """Return the turns, which together contain all messages.
 
-    A turn starts at a user message that follows no open tool call. A call is open until its result;
-    a call without a result is open until the next assistant message, because the model has been
-    sent "[interrupted]" by then. So one lost result does not merge everything after it into one
-    turn. Messages before the first user message form a separate turn.
+    A turn starts at a user message that follows no open tool call. A call is open until its result.
+    A call without a result is open until the next assistant message, because the model then
+    received "[interrupted]" as the result. So a lost result does not merge all later messages into
+    one turn. Messages before the first user message form a separate turn.
     """
     return split_turns(bodies, pair(bodies))
 
@@ -56,16 +56,16 @@ def split_turns(
 def _open_until(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[int]:
     """Return for each message the last index at which an earlier call is still open."""
     spoken = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
-    again = dict(pairwise(spoken))
-    found = []
+    next_spoken = dict(pairwise(spoken))
+    last_open = []
     reach = -1
     for index, body in enumerate(bodies):
-        found.append(reach)
+        last_open.append(reach)
         for place in range(len(calls_of(body))):
             result = answers.get((index, place))
-            end = result[0] if result is not None else again.get(index, len(bodies)) - 1
+            end = result[0] if result is not None else next_spoken.get(index, len(bodies)) - 1
             reach = max(reach, end)
-    return found
+    return last_open
 
 
 class TurnState(Struct, frozen=True, kw_only=True):
@@ -78,8 +78,10 @@ class TurnState(Struct, frozen=True, kw_only=True):
     has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
     client_calls: tuple[ToolCall, ...] = ()
-    """Calls without a result that the client runs. If the user sent another message instead, these
-    calls are in `open_calls`."""
+    """Calls of the client without a result.
+
+    If the user sent another message instead of a result, these calls are in `open_calls`.
+    """
 
     abandoned: frozenset[str] = frozenset()
     """Ids of the open calls that the client should have run."""
@@ -98,11 +100,11 @@ class TurnState(Struct, frozen=True, kw_only=True):
 def turn_state(history: Sequence[Message]) -> TurnState:
     """Return the state of a session with these visible messages."""
     bodies = [message.to_dict() for message in history]
-    finished, seen = -1, 0
+    finished, seen_seq = -1, 0
     for index, body in enumerate(bodies):
         if body.get("role") == "assistant" and not calls_of(body):
             finished = index
-            seen = max(seen, last_seen_seq(body, history[index].seq))
+            seen_seq = max(seen_seq, last_seen_seq(body, history[index].seq))
     answers = pair(bodies)
     after = range(finished + 1, len(bodies))
     calls = [(index, calls_of(bodies[index])) for index in after]
@@ -112,7 +114,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
         for place, call in enumerate(message_calls)
         if (index, place) not in answers
     ]
-    # A new user message abandons the client calls before it.
+    # A new user message abandons earlier client calls.
     last_said = max((index for index in after if has_text(bodies[index])), default=-1)
     client_calls = [
         (index, call)
@@ -123,7 +125,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
         unanswered=tuple(
             message.seq
             for message, body in zip(history, bodies, strict=True)
-            if message.seq > seen and has_text(body)
+            if message.seq > seen_seq and has_text(body)
         ),
         open_calls=tuple(call for index, call in without if (index, call) not in client_calls),
         client_calls=tuple(call for _, call in client_calls),

@@ -28,7 +28,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_history_messages: int = 50
     """Number of messages above which the oldest are summarized, however short they are."""
     reserve: int | None = None
-    """Tokens reserved for the answer. None: a quarter of the context, at most 4,096."""
+    """Tokens reserved for the answer. None means a quarter of the context, at most 4,096."""
 
     def __post_init__(self) -> None:
         for name in ("max_context_tokens", "max_history_messages", "reserve"):
@@ -52,15 +52,15 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> int:
-        """Tokens available for everything that is sent."""
+        """Tokens available for the whole request."""
         return self.max_context_tokens - self.answer
 
     def history(self, fixed: int) -> int:
-        """Return the tokens for summary and history if everything else takes `fixed` tokens."""
+        """Return the tokens left for summary and history if the other parts take `fixed` tokens."""
         return max(self.room - fixed, 0)
 
     def summary(self, fixed: int = 0) -> int:
-        """Return the maximum tokens of a summary, so that it never displaces the messages."""
+        """Return the maximum tokens of a summary, so that a summary never displaces messages."""
         return max(self.history(fixed) // 8, self.room // 32)
 
     def enough_for(self, sent: int) -> int:
@@ -91,7 +91,7 @@ class RequiredTokens(Struct, frozen=True, kw_only=True):
     newest: int
     """Tokens of the newest user message."""
     skeleton: int
-    """Tokens of the rest of its turn after eliding everything that can be elided."""
+    """Minimum tokens of the rest of the newest turn, after all possible elisions."""
 
     @property
     def total(self) -> int:
@@ -124,7 +124,8 @@ def context_too_small(parts: RequiredTokens, limits: Limits) -> ContextTooSmall:
 
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
-# Changed, not removed: removing a marker could join the text around it into another one.
+# A marker is changed, not removed: removing a marker could join the text around it into a new
+# marker.
 _SUMMARY_MARKER: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
 
 _TRIES: Final = 4
@@ -199,7 +200,8 @@ class _Request(Struct, frozen=True, kw_only=True):
         tools = self.tokens.tools(self.tools)
         budget = self.limits.room - tools
         for summary, memory in self._headings():
-            # Joined texts may take more tokens than separate ones; then try again with less.
+            # Joined texts may take more tokens than separate texts; then try again with fewer
+            # messages.
             slack = 0
             for _ in range(_TRIES):
                 attempt = self._try(entries, summary, memory, budget - slack)
@@ -221,7 +223,10 @@ class _Request(Struct, frozen=True, kw_only=True):
         raise context_too_small(self._parts(entries, tools), self.limits)
 
     def _headings(self) -> list[tuple[str, str]]:
-        """Return the summary and memory to try, best first. Both give way before messages do."""
+        """Return the combinations of summary and memory to try, best first.
+
+        Summary and memory are left out before messages are.
+        """
         limit = self.limits.summary()
         summary = self.summary
         if self.tokens.text(summary) > limit:
@@ -242,17 +247,17 @@ class _Request(Struct, frozen=True, kw_only=True):
             noted = self._head(summary, memory, left_out=len(entries))
             if self.needs.user_first:
                 noted.append({"role": "user", "content": CONTINUATION})
-            found = self._choose(entries, budget - self._cost(noted, ()))
-            if found is None:
+            selection = self._choose(entries, budget - self._cost(noted, ()))
+            if selection is None:
                 return None
-            chosen = found
+            chosen = selection
             head = self._head(summary, memory, left_out=chosen.left_out)
         return finish_messages(
             [*head, *(entry.body for entry in chosen.entries)], self.needs
         ), chosen
 
     def _choose(self, entries: Sequence[RequestMessage], budget: int) -> _Selection | None:
-        """Return the newest turns that fit; the newest one is shortened if it does not fit."""
+        """Return the newest turns that fit; a newest turn that does not fit is shortened."""
         if not entries:
             return _Selection(entries=[]) if budget >= 0 else None
         turns: dict[int, list[RequestMessage]] = {}
@@ -271,18 +276,19 @@ class _Request(Struct, frozen=True, kw_only=True):
         while older and (cost := self._cost((), older[-1])) <= remaining:
             remaining -= cost
             chosen.insert(0, older.pop())
-        kept = [entry for turn in chosen for entry in turn]
-        return _Selection(entries=kept, left_out=sum(map(len, older)))
+        entries_kept = [entry for turn in chosen for entry in turn]
+        return _Selection(entries=entries_kept, left_out=sum(map(len, older)))
 
     def _cost(self, head: Sequence[Body], entries: Sequence[RequestMessage]) -> int:
         bodies = [*head, *(entry.body for entry in entries)]
         return sum(self.tokens.message(body) for body in bodies)
 
     def _head(self, summary: str, memory: str, *, left_out: int) -> list[Body]:
-        """Return the system message, or an empty list if it has no text."""
+        """Return a list with the system message; empty if the message has no text."""
         texts = [self.system]
         if summary:
-            # A summary quotes messages, which must not be able to end it or start another.
+            # A summary quotes messages. A quoted message must not be able to end the summary or
+            # start another.
             escaped = _SUMMARY_MARKER.sub("(", summary)
             texts.append(f"{SUMMARY_BEGINS}\n{escaped}\n{SUMMARY_ENDS}")
         if left_out:

@@ -111,7 +111,7 @@ async def events(request: Request) -> Response:
     gateway, query = call.gateway, call.query
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
     received = _parse_position(after)
-    own = await gateway.loop.run(call.agent.own_key, call.key)
+    own = await gateway.loop.run(call.agent.resolve_key, call.key)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     events = _stream(gateway, call.agent.store, own, received, changes=query.changes)

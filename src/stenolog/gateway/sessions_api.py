@@ -119,7 +119,7 @@ async def stats(call: ApiCall[AgentQuery, EmptyBody]) -> Stats:
 
 def _shown(agent: AgentInstance, key: str) -> SessionDetails:
     store = agent.store
-    own = agent.own_key(key)
+    own = agent.resolve_key(key)
     info = store.info(own)
     return SessionDetails(
         key=info.key,
@@ -166,7 +166,7 @@ def _state(store: Store, key: str) -> State:
 
 def _page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
     store = agent.store
-    own = agent.own_key(key)
+    own = agent.resolve_key(key)
     store.info(own)  # raises NoSuchSession: get_history returns an empty list
     history = store.get_history(
         own, last=value_or_none(query.last), after=query.after, full=query.full
@@ -340,7 +340,7 @@ async def _alone(call: ApiCall[Any, Any], change: Callable[[Store, str], T]) -> 
 
 def _existing(agent: AgentInstance, key: str) -> str:
     """Return the session's own key. Raise NoSuchSession."""
-    own = agent.own_key(key)
+    own = agent.resolve_key(key)
     return agent.store.info(own).key
 
 

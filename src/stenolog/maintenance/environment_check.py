@@ -1,7 +1,7 @@
-"""Checks of the doctor around the sessions: disk space, catalog, versions, unfinished turns.
+"""The doctor's checks outside the logs: disk space, catalog, versions, unfinished turns.
 
-Problems that will cause failures are findings. The rest are notes, which do not change the doctor's
-exit code. Nothing is written.
+Problems that will cause failures are findings. Other facts are notes, which do not change the
+doctor's exit code. The checks write nothing.
 """
 
 import os
@@ -44,7 +44,7 @@ class CheckNote(Struct, frozen=True, kw_only=True):
     """Useful information that is not a fault."""
 
     kind: str
-    """disk, index, version, interrupted turns, turns under way."""
+    """One of: disk, index, version, interrupted turns, turns under way."""
     meaning: str
     advice: str = ""
 
@@ -75,11 +75,11 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
 
 
 def _folder(workspace: str) -> Path | None:
-    """Return the folder that contains the sessions; None if they are not in files."""
-    found = address(workspace)
-    if found.engine == "jsonl":
-        return Path(found.path)
-    return Path(found.path).absolute().parent if found.engine == "sqlite" else None
+    """Return the folder that contains the sessions; None if the sessions are not in files."""
+    parsed = address(workspace)
+    if parsed.engine == "jsonl":
+        return Path(parsed.path)
+    return Path(parsed.path).absolute().parent if parsed.engine == "sqlite" else None
 
 
 def unindexed_sessions(workspace: str) -> list[Finding]:
@@ -150,7 +150,7 @@ def check_notes(workspace: str, *, mounts: str = _MOUNTS) -> list[CheckNote]:
     try:
         agents = other_namespaces(workspace).agents
     except StenologError:
-        return notes  # the examination reports why it cannot be read
+        return notes  # the examination reports why the store cannot be read
     for agent in (None, *agents):
         try:
             notes += _session_notes(workspace, agent)
@@ -168,7 +168,7 @@ def _disk_notes(workspace: str, mounts: str) -> Iterator[CheckNote]:
         table = Path(mounts).read_text(encoding="utf-8", errors="replace")
         kind = kind_at(str(folder.resolve()), table)
     except OSError:
-        return  # only Linux has this file
+        return  # only Linux has this list of mounts
     if network:
         yield CheckNote(
             kind="disk",
@@ -233,13 +233,13 @@ def _in_state(store: Store, state: State) -> list[Entry]:
         return list(catalog.list(state=state, limit=1 << 62).entries)
 
 
-def _sessions(found: list[Entry]) -> str:
-    return "There is 1 session" if len(found) == 1 else f"There are {len(found):,} sessions"
+def _sessions(entries: list[Entry]) -> str:
+    return "There is 1 session" if len(entries) == 1 else f"There are {len(entries):,} sessions"
 
 
-def _keys(found: list[Entry]) -> str:
-    more = f" and {len(found) - _MAX_NAMED:,} more" if len(found) > _MAX_NAMED else ""
-    return ", ".join(entry.key for entry in found[:_MAX_NAMED]) + more
+def _keys(entries: list[Entry]) -> str:
+    more = f" and {len(entries) - _MAX_NAMED:,} more" if len(entries) > _MAX_NAMED else ""
+    return ", ".join(entry.key for entry in entries[:_MAX_NAMED]) + more
 
 
 def _version_notes(workspace: str) -> Iterator[CheckNote]:
@@ -263,14 +263,14 @@ def _version_notes(workspace: str) -> Iterator[CheckNote]:
 
 
 # --- checking -------------------------------------------------------------------------------------
-# Sessions that the catalog cannot index. Nothing is written.
+# The doctor finds sessions that the catalog cannot index, without writing to the catalog.
 
 
 def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
     """Yield the key of each session that cannot be indexed, and the reason.
 
-    Sessions that the catalog already holds, unchanged and without a problem, are not read again.
-    Sessions that the store itself cannot read are skipped.
+    Unchanged sessions that the catalog holds without a problem are not read again. Sessions that
+    the store itself cannot read are skipped.
     """
     indexed = _indexed_stamps(store)
     reader = SessionReader(store, StampRules())

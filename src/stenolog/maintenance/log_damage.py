@@ -1,4 +1,4 @@
-"""Damage in the bytes of one log: its kind, its meaning, and advice. Pure."""
+"""Finds damage in the bytes of one log, with its meaning and advice. Pure functions."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,14 +44,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
-    """Result of judging the bytes of one log."""
+    """Result of examining the bytes of one log."""
 
     key: str | None = None
     state: State | None = None
-    """The newest intact state; None if there is none or a newer version wrote it."""
+    """The newest intact state; None without one, or if a newer version wrote the log."""
     findings: tuple[Finding, ...] = ()
     may_be_growing: bool = False
-    """The end of the log may be a write in progress."""
+    """Whether the end of the log may be a write in progress."""
 
 
 # --- one log ---------------------------------------------------------------------------------
@@ -81,22 +81,24 @@ def examine_log(
     state = states[-1] if states else None
     key = state.key if state is not None else key
     if state is not None and not deleted and file_names.log_name(state.key) != name:
-        # No process writes to the log, and no repair changes it, until it has its correct name.
+        # Until the log has its correct name, no process writes to the log and no repair changes it.
         return LogReport(key=key, state=state, findings=(_wrong_name(state.key, path),))
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if unknown:
-        found.append(_unknown_kind(key, path, unknown[0]))
+        findings.append(_unknown_kind(key, path, unknown[0]))
     if deleted and state is None:
-        found.append(_unknown_key(path))
+        findings.append(_unknown_key(path))
     damage = _DamagedLog(text, key, path, state, deleted=deleted)
-    may_write = state is not None and not found and not deleted
-    found += damage.damaged_lines()
-    # Restoring a deleted session moves its tail away; only messages that may have been acknowledged
+    may_write = state is not None and not findings and not deleted
+    findings += damage.damaged_lines()
+    # Restoring a deleted session drops its bad tail. Only messages that may have been acknowledged
     # are worth a finding.
-    found += [end for end in damage.tail_findings(may_write=may_write) if end.lost or not deleted]
-    found += damage.missing_lines()
+    findings += [
+        end for end in damage.tail_findings(may_write=may_write) if end.lost or not deleted
+    ]
+    findings += damage.missing_lines()
     return LogReport(
-        key=key, state=state, findings=tuple(found), may_be_growing=damage.scan.tail is not None
+        key=key, state=state, findings=tuple(findings), may_be_growing=damage.scan.tail is not None
     )
 
 
@@ -138,12 +140,12 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
     )
 
 
-def _newer_format(key: str | None, path: str, what: str) -> Finding:
+def _newer_format(key: str | None, path: str, version: str) -> Finding:
     return Finding(
         kind=Kind.NEWER_FORMAT,
         key=key,
         path=path,
-        meaning=f"A newer version of stenolog wrote this log ({what}), so it was not checked.",
+        meaning=f"A newer version of stenolog wrote this log ({version}), so it was not checked.",
         advice="Upgrade stenolog.",
     )
 
@@ -186,7 +188,7 @@ def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
 
 
 class _DamagedLog:
-    """The damaged places of one log, each reported with the messages that it lost."""
+    """The damaged places of one log, each with the messages that were lost there."""
 
     def __init__(
         self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
@@ -203,7 +205,7 @@ class _DamagedLog:
         )
 
     def damaged_lines(self) -> Iterator[Finding]:
-        """Yield a finding for each line before the last record that is not a record."""
+        """Yield a finding for each damaged line before the last record."""
         without_line_end: list[_BadLine] = []
         for bad in self.scan.bad:
             if bad.offset >= self.scan.consumed:
@@ -292,10 +294,10 @@ class _DamagedLog:
         )
 
     def _line_end_finding(self, bad_lines: Sequence["_BadLine"]) -> Finding:
-        others = f", and {len(bad_lines) - 1:,} more" if len(bad_lines) > 1 else ""
+        more = f", and {len(bad_lines) - 1:,} more" if len(bad_lines) > 1 else ""
         return self._finding(
             kind=Kind.DAMAGED_LINE,
-            where=bad_lines[0].position() + others,
+            where=bad_lines[0].position() + more,
             meaning="A line end is missing or was changed (CRLF), but every record was found. "
             "No message is missing.",
             advice="Nothing to do. Do not open logs in editors that change line ends.",
@@ -320,10 +322,10 @@ class _DamagedLog:
         )
 
     def _claim_lost(self, bad_line: "_BadLine") -> list[Span]:
-        """Remove from the lost seqs those between the neighbours of this place, and return them."""
-        found = spans.clipped(self._lost, bad_line.low, min(bad_line.high, self.scan.next_seq))
-        self._lost = spans.minus(self._lost, found)
-        return found
+        """Remove the lost seqs between the neighbours of this line, and return the removed seqs."""
+        claimed = spans.clipped(self._lost, bad_line.low, min(bad_line.high, self.scan.next_seq))
+        self._lost = spans.minus(self._lost, claimed)
+        return claimed
 
 
 @dataclass(slots=True)
@@ -334,11 +336,11 @@ class _BadLine:
     offset: int
     length: int
     edited: bool
-    """The line is a complete record except for its checksum."""
+    """Whether the line is a complete record except for its checksum."""
     own: list[Span]
-    """The seq of the message in an edited line."""
+    """Seq of the message in an edited line."""
     batched: bool
-    """The line is an edited record of a batch, which counts only when complete."""
+    """Whether the line is an edited record of a batch, which counts only when complete."""
     low: int
     high: int
     """`low` and `high` limit the seqs that may be missing between the neighbours."""
@@ -349,7 +351,7 @@ class _BadLine:
 
 def _bad_lines(text: bytes) -> dict[int, _BadLine]:
     """Return each line that is not a record, by its offset."""
-    found: dict[int, _BadLine] = {}
+    bad_lines: dict[int, _BadLine] = {}
     waiting: list[_BadLine] = []
     offset, low = 0, 1
     for number, line in enumerate(text.split(b"\n"), 1):
@@ -362,21 +364,21 @@ def _bad_lines(text: bytes) -> dict[int, _BadLine]:
         elif line:
             signed = re_sign(line)
             edit = parse_line(signed) if signed is not None else None
-            own = [(edit.seq, edit.seq)] if isinstance(edit, Message) else []
+            own_seqs = [(edit.seq, edit.seq)] if isinstance(edit, Message) else []
             bad_line = _BadLine(
                 line=number,
                 offset=offset,
                 length=len(line),
                 edited=edit is not None,
-                own=own,
+                own=own_seqs,
                 batched=edit is not None and scan.part_of(edit) is not None,
                 low=low,
                 high=sys.maxsize,
             )
-            found[offset] = bad_line
+            bad_lines[offset] = bad_line
             waiting.append(bad_line)
         offset += len(line) + 1
-    return found
+    return bad_lines
 
 
 def _describe_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
@@ -402,5 +404,5 @@ def describe_lost(lost: Sequence[Span]) -> str:
     if not lost:
         return "No message is missing."
     seqs = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in lost)
-    one = spans.size(lost) == 1
-    return f"The {'message' if one else 'messages'} with seq {seqs} cannot be read."
+    is_single = spans.size(lost) == 1
+    return f"The {'message' if is_single else 'messages'} with seq {seqs} cannot be read."

@@ -1,4 +1,4 @@
-"""Reading and checking of logs and archives for the doctor, locked against writers."""
+"""Reads and checks logs and archives for the doctor, locked against writers."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ BUSY_TIMEOUT: Final = 5.0
 def examine_log_file(
     directory: Directory, namespace: str, name: str, *, deleted: bool = False
 ) -> LogReport | None:
-    """Judge a log; one that looks incomplete is read again under its lock."""
+    """Examine a log. A log that looks incomplete is read again under its lock."""
     descriptor = directory.open(name)
     if descriptor is None:
         return None
@@ -39,7 +39,7 @@ def examine_log_file(
 
 @contextmanager
 def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
-    """Yield a descriptor of a log that is locked against writers; None if there is no log.
+    """Yield a descriptor of a log that is locked against writers; None without a log.
 
     Raises StoreBusy.
     """
@@ -51,9 +51,9 @@ def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
             return
         try:
             lock_until(descriptor, deadline, f"the log {directory.path / name}")
-            found = directory.stat(name)
-            # Replaced while waiting: the locked file no longer has this name.
-            if found is not None and os.path.samestat(found, os.fstat(descriptor)):
+            status = directory.stat(name)
+            # The log was replaced during the wait: the locked file no longer has this name.
+            if status is not None and os.path.samestat(status, os.fstat(descriptor)):
                 yield descriptor
                 return
         finally:
@@ -70,14 +70,14 @@ def read_whole(descriptor: int) -> bytes:
 def opened_trash(directory: Directory) -> Iterator[Directory | None]:
     """Yield the folder of deleted logs; None if it cannot be opened."""
     try:
-        found = Directory(directory.path / trash.FOLDER, read_only=True)
+        folder = Directory(directory.path / trash.FOLDER, read_only=True)
     except StenologError:
         yield None
         return
     try:
-        yield found
+        yield folder
     finally:
-        found.close()
+        folder.close()
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def opened_subfolder(directory: Directory, *below: str) -> Iterator[int | None]:
 
 
 def names_in(folder: int | None) -> list[str]:
-    """Return the sorted names in a folder; none for None."""
+    """Return the sorted names in a folder; an empty list if `folder` is None."""
     if folder is None:
         return []
     with os.scandir(folder) as entries:
@@ -107,8 +107,8 @@ def locked_archives(directory: Directory, uid: str) -> Iterator[int | None]:
     """Yield a descriptor of a folder of archives, locked against compaction. Raises StoreBusy."""
     with opened_subfolder(directory, archive.FOLDER, uid) as folder:
         if folder is not None:
-            what = f"the folder {directory.path / archive.FOLDER / uid}"
-            lock_until(folder, time.monotonic() + BUSY_TIMEOUT, what)
+            folder_name = f"the folder {directory.path / archive.FOLDER / uid}"
+            lock_until(folder, time.monotonic() + BUSY_TIMEOUT, folder_name)
         try:
             yield folder
         finally:
@@ -163,21 +163,21 @@ def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) ->
 
 def list_archives(directory: Directory) -> dict[str, list[str]]:
     """Return the archive files by uid."""
-    found = {}
+    archives = {}
     with opened_subfolder(directory, archive.FOLDER) as top:
         for uid in names_in(top):
             with opened_subfolder(directory, archive.FOLDER, uid) as below:
                 if below is not None:
-                    found[uid] = names_in(below)
-    return found
+                    archives[uid] = names_in(below)
+    return archives
 
 
 def unreferenced_archives(
     directory: Directory, folder: int | None, uid: str, key: str | None
 ) -> list[str]:
-    """Return the files in a folder of archives that the session of this key does not refer to.
+    """Return the archive files that the session of this key does not refer to.
 
-    Returns none if the session cannot be read. The folder must be locked.
+    The result is empty if the session cannot be read. The caller has locked the folder.
     """
     referenced: set[str] = set()
     if key is not None:

@@ -1,4 +1,4 @@
-"""Repairs of the doctor. Nothing is deleted: bytes are marked void, or files are moved.
+"""Repairs of the doctor. No data is deleted: bytes are marked void, or files are moved.
 
 Every step checks again under the lock of the log before it acts: another process may have repaired
 the finding, or the finding may have been a write in progress.
@@ -40,16 +40,19 @@ _ALREADY_FIXED = "nothing to do: it is already fixed"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Examine a workspace or database and repair the repairable findings. Raises as examine."""
-    found = address(workspace)
-    if found.engine == "sqlite":
-        file = Path(found.path)
+    """Examine a workspace or database and repair the repairable findings.
+
+    Raises the errors of `examine`.
+    """
+    parsed = address(workspace)
+    if parsed.engine == "sqlite":
+        file = Path(parsed.path)
         return _with_path(sqlite_checks().repair(file), path=file.name)
-    if found.engine == "postgresql":
+    if parsed.engine == "postgresql":
         return _repair_server(workspace)
     return _repair_findings(
         workspace,
-        lambda found: [finding for finding in found if finding.repairable],
+        lambda findings: [finding for finding in findings if finding.repairable],
         _repair_finding,
     )
 
@@ -66,19 +69,21 @@ def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
 
 
 def _with_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
-    return [replace(one, finding=replace(one.finding, path=path)) for one in results]
+    return [replace(result, finding=replace(result.finding, path=path)) for result in results]
 
 
 def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Accept the current hand edits; the previous log is kept in `aside`. Raises as examine.
+    """Accept the current hand edits; the previous log is kept in `aside`.
+
+    Raises the errors of `examine`.
 
     All edits of a log are accepted together, with one result.
     """
     return _repair_findings(workspace, _hand_edits, _accept_edits)
 
 
-def _hand_edits(found: Iterable[Finding]) -> list[Finding]:
-    live = [f for f in found if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
+def _hand_edits(findings: Iterable[Finding]) -> list[Finding]:
+    live = [f for f in findings if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
     return list({f.key: f for f in live if f.key is not None}.values())
 
 
@@ -95,10 +100,10 @@ def _repair_findings(
     choose: Callable[[Iterable[Finding]], list[Finding]],
     repair_one: Callable[[_Folder, Finding], str],
 ) -> list[RepairResult]:
-    found = address(workspace)
-    if found.engine != "jsonl":
-        return []  # databases are repaired elsewhere
-    place = Path(found.path)
+    parsed = address(workspace)
+    if parsed.engine != "jsonl":
+        return []  # other modules repair databases
+    place = Path(parsed.path)
     check_workspace(place)
     results: list[RepairResult] = []
     for path in log_folders(place):
@@ -121,8 +126,8 @@ def _attempt(
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
-        words = str(store_error(error, f"settling {finding.path}"))
-        return RepairResult(finding=finding, done=False, words=words)
+        error_text = str(store_error(error, f"settling {finding.path}"))
+        return RepairResult(finding=finding, done=False, words=error_text)
 
 
 # --- repairing -------------------------------------------------------------------------------
@@ -144,7 +149,7 @@ def _repair_finding(folder: _Folder, finding: Finding) -> str:
             return _ALREADY_FIXED
         log_report = examine_log(read_whole(descriptor), name)
         if log_report.state is None:
-            if any(found.repairable for found in log_report.findings):
+            if any(finding.repairable for finding in log_report.findings):
                 return _move(folder, directory.descriptor, name)
             return _ALREADY_FIXED
     return _mark_void(directory, log_report.state.key)
@@ -169,7 +174,7 @@ def _move_trashed(folder: _Folder, name: str) -> str:
 
 
 def _mark_void(directory: Directory, key: str) -> str:
-    """Let the store's writer mark the bad tail void, as it would before the next message."""
+    """Let the store's writer mark the bad tail void, as before any append."""
     with _locked_log(directory, key) as log:
         if log is None:
             return _ALREADY_FIXED
@@ -247,15 +252,15 @@ def _accept_edits(folder: _Folder, finding: Finding) -> str:
         if signed is None:
             return _ALREADY_FIXED
         copy_name = _copy(folder.directory, log.name, text)
-        found = rewrite.replay(signed, known)
+        replayed = rewrite.replay(signed, known)
         new_log = rewrite.compose_log(
-            found.head,
-            found.state,
+            replayed.head,
+            replayed.state,
             signed,
             writer.now(),
-            first_seq=found.first_seq,
-            next_seq=found.next_seq,
-            tail=found.tail,
+            first_seq=replayed.first_seq,
+            next_seq=replayed.next_seq,
+            tail=replayed.tail,
         )
         rewrite.replace_log(log, new_log)
     return f"accepted; the previous log is {folder.path}/{ASIDE}/{copy_name}"
@@ -279,8 +284,8 @@ def _copy(directory: Directory, name: str, text: bytes) -> str:
 def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
     """Return the log with each hand edit signed, and each plain message as a record.
 
-    Records that call one of them lost are changed. None if there is no hand edit. `last`: the seq
-    before the first message of the log.
+    Records that list such a message as lost are changed. Returns None without a hand edit. `last`:
+    the seq before the first message of the log.
     """
     lines = text.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
@@ -309,17 +314,20 @@ def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
 
 
 def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
-    """Return for each line the seq of the first message after it; None after the last one."""
-    found: list[int | None] = []
+    """Return, for each line, the seq of the first message after it; None after the last message."""
+    next_seqs: list[int | None] = []
     next_seq: int | None = None
     for record in reversed(records):
-        found.append(next_seq)
+        next_seqs.append(next_seq)
         next_seq = record.seq if isinstance(record, Message) else next_seq
-    return found[::-1]
+    return next_seqs[::-1]
 
 
 def _as_record(line: bytes, seq: int, next_seq: int | None, at: str) -> bytes | None:
-    """Return the record of a message in plain JSON; None if it is none, or its seq is taken."""
+    """Return the record of a message in plain JSON.
+
+    Return None if the line is not a message, or if its seq is taken.
+    """
     payload = plain_message(line)
     if payload is None or not at or (next_seq is not None and seq >= next_seq):
         return None
@@ -331,7 +339,7 @@ def _time_of(record: Record) -> str:
 
 
 def _readable_seqs(record: Record | None) -> list[Span]:
-    """Return the seqs that this record makes readable again: its own and those of its batch."""
+    """Return the seqs that this record makes readable again: its seq and those of its batch."""
     if not isinstance(record, Message):
         return []
     index, count = scan.part_of(record) or (1, 1)
@@ -339,7 +347,7 @@ def _readable_seqs(record: Record | None) -> list[Span]:
 
 
 def _line_without_lost(record: StateRecord | VoidRecord, restored: list[Span]) -> bytes | None:
-    """Return the line of this record with these seqs no longer lost; None if nothing changes."""
+    """Return the record's line without these seqs in its lost list; None if nothing changes."""
     body: msgspec.Struct
     if isinstance(record, StateRecord):
         lost = spans.minus(record.body.lost, restored)

@@ -1,10 +1,11 @@
-"""Retention rules: which sessions are archived, deleted or purged. Pure.
+"""Retention rules decide which sessions are archived, deleted or purged. Pure functions.
 
-Age is counted from the sessions' own time of the last change, never from file times. A session with
-a running turn is left alone. A session that a rule deleted and a user restored counts as changed
-when it was deleted; otherwise the rule would soon delete it again. For the same reason an imported
-session is no older than its import. Sessions in use are never purged: a purge only takes sessions
-from the trash, and spares tagged ones there too. The next purge completes an interrupted one.
+The age of a session is the time since its last stored change; file times do not count. A session
+with a running turn is left alone. If a user restores a session that a rule deleted, the deletion
+counts as the last change. Otherwise the rule would soon delete the session again. For the same
+reason an imported session is no older than its import. A purge takes only sessions from the trash,
+never sessions in use, and spares tagged sessions in the trash, too. The next purge completes an
+interrupted purge.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,9 +34,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     older_than: timedelta | None = None
     """Minimum time since the last change."""
     keep_newest: int = 0
-    """Number of the newest sessions with this prefix and tag to keep; 0: no condition."""
+    """Number of newest sessions with this prefix and tag to keep; 0 for no such condition."""
     larger_than: int = 0
-    """Minimum size of the live storage in bytes, exclusive; 0: any size."""
+    """Minimum size of the live storage in bytes, exclusive; 0 for any size."""
     tag: str = ""
     prefix: str = ""
     exclude_tag: str = ""
@@ -43,7 +44,7 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     @property
     def has_condition(self) -> bool:
-        """Whether the rule has a condition; a rule without one applies to no session."""
+        """Whether the rule has a condition; a rule without conditions applies to no session."""
         if self.action == "purge":
             return self.older_than is not None and not self.has_unknown_condition
         return bool(self.older_than or self.keep_newest or self.larger_than or self.tag)
@@ -66,9 +67,9 @@ class RetentionStep(Struct, frozen=True, kw_only=True):
     """Time of the last change, or of the deletion if the session is in the trash."""
     in_trash: bool = False
     trash_entries: tuple[tuple[str, datetime], ...] = ()
-    """For the trash: uid and time of deletion of every session of this key in it."""
+    """Uid and deletion time of every session of this key in the trash, for a purge."""
     unfinished: bool = False
-    """Whether it completes an interrupted purge."""
+    """Whether the step completes an interrupted purge."""
 
 
 def plan_retention(
@@ -83,9 +84,9 @@ def plan_retention(
 ) -> list[RetentionStep]:
     """Return the steps that the rules ask for: archive first, purge last, one step per session.
 
-    If rules ask for different actions, the strongest one wins. `read_info` returns details of a
-    session, and `tags_of` the tags of a deleted one, None if unreadable; they are called only if a
-    rule needs it. `unfinished`: remains of interrupted purges.
+    If rules ask for different actions, the strongest action wins. `read_info` returns details of a
+    session. `tags_of` returns the tags of a deleted session, None if unreadable. Both are called
+    only if a rule needs them. `unfinished`: remains of interrupted purges.
     """
     steps: dict[str, RetentionStep] = {}
     for rule in rules:
@@ -96,7 +97,7 @@ def plan_retention(
             other = steps.get(step.uid)
             if other is None or _STRENGTH[other.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
-    return sorted(steps.values(), key=lambda one: (_STRENGTH[one.action], one.updated, one.key))
+    return sorted(steps.values(), key=lambda step: (_STRENGTH[step.action], step.updated, step.key))
 
 
 def _steps_of_rule(
@@ -167,7 +168,7 @@ def _applies(rule: Rule, info: SessionInfo, now: datetime) -> bool:
     if rule.action == "archive":
         return info.floor > info.archived
     if info.lost or info.damaged:
-        return False  # it may still be repaired, and the doctor does not examine the trash
+        return False  # a damaged session may still be repaired, but not in the trash
     restored_at = _deleted_by_rule(info)
     if restored_at is None:
         return True
@@ -179,7 +180,7 @@ def _deleted_by_rule(info: SessionInfo) -> datetime | None:
 
 
 def _last_import(info: SessionInfo) -> datetime | None:
-    """Return the time of the last import into the session; None if there was none.
+    """Return the time of the last import into the session; None without an import.
 
     An import without a time counts as just made, unless the session has new messages since.
     """
@@ -211,45 +212,49 @@ def _trash_steps(
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
     """Yield purges of deleted sessions, by the time of their deletion."""
-    # A purge takes all deleted sessions of a key: all must be old, and none in use or spared.
-    kept_keys = {entry.key for entry in entries}
-    kept_keys |= {one.key for one in trash if not _is_old(rule, one.deleted, now)}
+    # A purge takes all deleted sessions of a key: all must be old, and no session may be in use or
+    # spared.
+    kept_keys = {item.key for item in entries}
+    kept_keys |= {item.key for item in trash if not _is_old(rule, item.deleted, now)}
     if rule.exclude_tag:
         matching = [
-            one for one in trash if one.key.startswith(rule.prefix) and one.key not in kept_keys
+            item for item in trash if item.key.startswith(rule.prefix) and item.key not in kept_keys
         ]
-        kept_keys |= {one.key for one in matching if _is_spared(rule, tags_of(one))}
-    for one in trash:
-        if one.key.startswith(rule.prefix) and one.key not in kept_keys:
-            yield replace(_purge_step(rule, one), trash_entries=trash_entries(one.key, trash))
+        kept_keys |= {item.key for item in matching if _is_spared(rule, tags_of(item))}
+    for item in trash:
+        if item.key.startswith(rule.prefix) and item.key not in kept_keys:
+            yield replace(_purge_step(rule, item), trash_entries=trash_entries(item.key, trash))
 
 
 def _is_spared(rule: Rule, tags: Collection[str] | None) -> bool:
-    """Return whether a deleted session is spared. An unreadable one may be worth keeping."""
+    """Return whether a deleted session is spared.
+
+    An unreadable session is spared, because it may be worth keeping.
+    """
     return tags is None or rule.exclude_tag in tags
 
 
 def _unfinished_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[RetentionStep]:
-    """Yield steps that complete interrupted purges, at any age: they were already decided."""
+    """Yield steps that complete interrupted purges at any age, as a rule already decided."""
     if rule.action != "purge" or not rule.has_condition:
         return
-    for one in unfinished:
-        if not one.key or one.key.startswith(rule.prefix):
-            yield replace(_purge_step(rule, one), unfinished=True)
+    for session in unfinished:
+        if not session.key or session.key.startswith(rule.prefix):
+            yield replace(_purge_step(rule, session), unfinished=True)
 
 
-def _purge_step(rule: Rule, one: Trashed) -> RetentionStep:
+def _purge_step(rule: Rule, entry: Trashed) -> RetentionStep:
     return RetentionStep(
         action="purge",
         rule=rule.name,
-        key=one.key,
-        uid=one.uid,
-        messages=one.count,
-        updated=one.deleted,
+        key=entry.key,
+        uid=entry.uid,
+        messages=entry.count,
+        updated=entry.deleted,
         in_trash=True,
     )
 
 
 def trash_entries(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:
     """Return uid and time of deletion of every session of this key in the trash."""
-    return tuple(sorted((one.uid, one.deleted) for one in trash if one.key == key))
+    return tuple(sorted((entry.uid, entry.deleted) for entry in trash if entry.key == key))

@@ -1,4 +1,4 @@
-"""Execution of retention rules (retention.py), recorded in a log."""
+"""Executes retention rules (retention_rules.py), and records each action in a log."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +38,8 @@ _TTL: Final = 60.0
 Outcome = Literal["planned", "begins", "done", "skipped", "failed"]
 """Result of a step.
 
-`begins` only occurs in the log: without a later line for the same session, the run was interrupted
-there.
+`begins` only occurs in the log. Without a later line for the same session, the run was interrupted
+at this step.
 """
 
 
@@ -48,11 +48,11 @@ class RetentionResult(Struct, frozen=True, kw_only=True):
 
     step: RetentionStep
     agent: str | None
-    """Agent of the session; None: the unnamed agent."""
+    """Agent of the session; None for the unnamed agent."""
     namespace: str
     outcome: Outcome
     words: str = ""
-    """The reason for a failure, or the amount of data."""
+    """Text with the reason for a failure, or with the amount of data."""
 
 
 def execute_step(
@@ -60,7 +60,7 @@ def execute_step(
 ) -> tuple[Outcome, str]:
     """Execute a step if the session is unchanged since it was planned, and return the result.
 
-    `on_start` is called immediately before something is deleted.
+    `on_start` is called immediately before data is deleted.
     """
     try:
         if step.action == "purge":
@@ -77,7 +77,7 @@ def execute_step(
             if info.lost or info.damaged:
                 return "skipped", "it is damaged; run `steno doctor`"
             on_start()
-            # A separate write: an interruption here has deleted nothing.
+            # The mark is a separate write: an interruption here has deleted nothing.
             store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
             masked_columns = store.delete(step.key)
             if masked_columns.count != info.count:
@@ -102,10 +102,10 @@ def _purge_deleted(
         store.finish_purge(step.uid)
         return "done", "completed an interrupted purge"
     entries = trash_entries(step.key, store.list_trash())
-    own = (step.uid, step.updated)
-    if own not in entries:
+    own_entry = (step.uid, step.updated)
+    if own_entry not in entries:
         return "skipped", "it is not in the trash"
-    # Fewer are acceptable: others of this key may have just been purged.
+    # Fewer sessions are acceptable: other sessions of this key may have just been purged.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
         return "skipped", "the trash changed since the plan was made"
     try:
@@ -113,8 +113,9 @@ def _purge_deleted(
     except NoSuchSession:
         on_start()
         if isinstance(store, PurgingStore):
-            # Only the checked session: another process may create a session of this key right now.
-            masked_columns = store.purge_trash(step.key, [own])
+            # Purge only the checked session: another process may create a session of this key right
+            # now.
+            masked_columns = store.purge_trash(step.key, [own_entry])
         else:
             masked_columns = store.purge(step.key)
         return "done", f"{masked_columns.messages:,} messages deleted for good"
@@ -132,9 +133,9 @@ def apply_rules(
     progress: Callable[[], None] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[RetentionResult]:
-    """Execute the rules in a workspace: on the sessions of every agent, or of the given one.
+    """Execute the rules on the sessions of every agent of a workspace, or of one agent.
 
-    With `dry_run` nothing is done and the steps are returned as planned; otherwise `confirm` is
+    With `dry_run` nothing is changed, and the planned steps are returned. Otherwise `confirm` is
     called first. Actions are logged in retention.log in the workspace, or in the program's log if
     the workspace is not a folder. `should_stop` is called before each step; True stops the run.
     Raises UsageError, StoreUnavailable.
@@ -143,11 +144,11 @@ def apply_rules(
     if any(rule.has_condition for rule in rules):
         for agent_name, name in _selected_agents(workspace, agent, namespace):
             # An interrupted purge of an unknown session is found in every namespace.
-            ended_once = any(one.step.unfinished and not one.step.uid for one in planned)
+            ended_once = any(result.step.unfinished and not result.step.uid for result in planned)
             planned += (
-                one
-                for one in _plan_for_agent(workspace, rules, agent_name, name)
-                if not (ended_once and one.step.unfinished and not one.step.uid)
+                result
+                for result in _plan_for_agent(workspace, rules, agent_name, name)
+                if not (ended_once and result.step.unfinished and not result.step.uid)
             )
     if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
         return planned
@@ -155,16 +156,16 @@ def apply_rules(
     with _open_log(workspace) as log_result:
         started: list[RetentionResult] = []
 
-        def on_start(one: RetentionResult) -> None:
-            started[:] = [one]
-            log_result(replace(one, outcome="begins"))
+        def on_start(result: RetentionResult) -> None:
+            started[:] = [result]
+            log_result(replace(result, outcome="begins"))
 
-        for one in _execute_steps(workspace, planned, should_stop, on_start):
+        for result in _execute_steps(workspace, planned, should_stop, on_start):
             # A skipped step would be skipped again in an hour and fill the log.
-            if one.outcome != "skipped" or started:
-                log_result(one)
+            if result.outcome != "skipped" or started:
+                log_result(result)
             started.clear()
-            results.append(one)
+            results.append(result)
             progress()
     return results
 
@@ -174,7 +175,7 @@ def apply_rules_everywhere(
 ) -> list[RetentionResult]:
     """Execute the rules in each of these places without confirmation, for a daemon.
 
-    A failure in one place is logged and does not affect the others.
+    A failure in one place is logged and does not affect the other places.
     """
     results: list[RetentionResult] = []
     for place in dict.fromkeys(places):
@@ -192,9 +193,9 @@ def apply_rules_everywhere(
             except Exception as error:  # noqa: BLE001 - a fault here is none elsewhere
                 kind = type(error).__name__
                 log_reports.warning("retention: nothing was done: %s: %s", kind, error)
-    for one in results:
-        if one.outcome == "failed":
-            log_reports.warning("retention: %s", _log_line(one))
+    for result in results:
+        if result.outcome == "failed":
+            log_reports.warning("retention: %s", _log_line(result))
     return results
 
 
@@ -222,7 +223,7 @@ def _plan_for_agent(
     name = namespace or place.namespace
     engine = address(place.where).engine
     if engine == "jsonl" and not Path(place.where, name).exists():
-        return []  # nothing was ever stored there
+        return []  # the place has no sessions yet
     with open_store(place.where, namespace=name, read_only=True) as store:
         # The catalog of a PostgreSQL store is in the database, and this only reads.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
@@ -248,20 +249,20 @@ def _execute_steps(
     should_stop: Callable[[], bool],
     on_start: Callable[[RetentionResult], None],
 ) -> Iterator[RetentionResult]:
-    for agent_and_namespace in dict.fromkeys((one.agent, one.namespace) for one in planned):
+    for agent_and_namespace in dict.fromkeys((item.agent, item.namespace) for item in planned):
         agent, namespace = agent_and_namespace
         with open_store(locate_sessions(workspace, agent).where, namespace=namespace) as store:
-            for one in planned:
+            for item in planned:
                 if should_stop():
                     return
-                if (one.agent, one.namespace) == agent_and_namespace:
-                    outcome, words = execute_step(store, one.step, partial(on_start, one))
+                if (item.agent, item.namespace) == agent_and_namespace:
+                    outcome, detail = execute_step(store, item.step, partial(on_start, item))
                     yield RetentionResult(
-                        step=one.step,
+                        step=item.step,
                         agent=agent,
                         namespace=namespace,
                         outcome=outcome,
-                        words=words,
+                        words=detail,
                     )
 
 
@@ -280,7 +281,7 @@ def _info_reader(store: Store) -> Callable[[str], SessionInfo | None]:
         try:
             return store.info(key)
         except StenologError:
-            return None  # the doctor reports it
+            return None  # the doctor reports the problem
 
     return read_info
 
@@ -288,19 +289,19 @@ def _info_reader(store: Store) -> Callable[[str], SessionInfo | None]:
 def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
     marks: dict[str, SnapshotMark] = {}
 
-    def tags_of(one: Trashed) -> Sequence[str] | None:
+    def tags_of(session: Trashed) -> Sequence[str] | None:
         if not isinstance(store, SnapshotStore):
             return None
         try:
             if not marks:
                 marks.update((mark.uid, mark) for mark in store.list_snapshots() if mark.deleted)
-            mark = marks.get(one.uid)
+            mark = marks.get(session.uid)
             if mark is None:
                 return None
             with store.read_snapshot(mark) as reading:
                 return tags_from(reading.snapshot.meta)
         except StenologError:
-            return None  # the doctor reports it
+            return None  # the doctor reports the problem
 
     return tags_of
 
@@ -312,22 +313,22 @@ def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None
 def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
     """Yield the function that logs a result.
 
-    Raises StoreUnavailable: an action that cannot be logged is not executed.
+    Raises StoreUnavailable, because an action that cannot be logged is not executed.
     """
-    found = address(workspace)
-    if found.engine != "jsonl":
-        yield lambda one: log_reports.info("retention: %s", _log_line(one))
+    parsed = address(workspace)
+    if parsed.engine != "jsonl":
+        yield lambda result: log_reports.info("retention: %s", _log_line(result))
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    path = Path(found.path, LOG_NAME)
+    path = Path(parsed.path, LOG_NAME)
     try:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise store_error(error, f"opening {path}") from error
 
-    def log_result(one: RetentionResult) -> None:
+    def log_result(result: RetentionResult) -> None:
         try:
-            write_all(descriptor, f"{_log_line(one)}\n".encode("utf-8", "backslashreplace"))
+            write_all(descriptor, f"{_log_line(result)}\n".encode("utf-8", "backslashreplace"))
             sync_file(descriptor)
         except OSError as error:
             raise store_error(error, f"writing to {path}") from error
@@ -341,8 +342,8 @@ def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
 def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> int:
     """Mask the keys of purged sessions in the log and return the number of changed lines.
 
-    `is_purged` gets the place and the key of a session, as they appear in the log. The lines stay,
-    because action, time and rule are no secret. Raises StoreUnavailable, DamagedStore.
+    `is_purged` is called with the place and the key of a session, as they appear in the log. The
+    lines stay, because action, time and rule are not secret. Raises StoreUnavailable, DamagedStore.
     """
     path = Path(address(workspace).path, LOG_NAME)
 
@@ -371,7 +372,7 @@ def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> i
 
 
 def escaped_for_log(name: str) -> str:
-    """Return a key or another name as it appears in the log; it may contain any character."""
+    """Return a key or another name, with special characters escaped as in the log."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
@@ -383,20 +384,20 @@ def place_in_log(agent: str | None, namespace: str) -> str:
 _PLACE_COLUMN: Final = 4
 _KEY_COLUMN: Final = 5
 _COLUMNS: Final = 9
-"""Number of columns in a line of the log. The other two are indexes of columns."""
+"""Number of columns in a line of the log; the constants above are indexes of columns."""
 
 
-def _log_line(one: RetentionResult) -> str:
-    step = one.step
+def _log_line(result: RetentionResult) -> str:
+    step = result.step
     parts = (
         timestamp(datetime.now(UTC)),
-        one.outcome,
+        result.outcome,
         step.action,
         step.rule,
-        place_in_log(one.agent, one.namespace),
+        place_in_log(result.agent, result.namespace),
         step.key,
         step.uid,
         f"last changed {timestamp(step.updated)}",
-        one.words,
+        result.words,
     )
     return "\t".join(map(escaped_for_log, parts))

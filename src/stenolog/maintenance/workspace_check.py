@@ -1,7 +1,7 @@
 """The doctor: finds problems in a workspace of logs.
 
-`log_damage.py` judges the bytes of a log, `log_files.py` its archives; this module checks the
-folders. It writes nothing; `repair.py` does.
+`log_damage.py` examines the bytes of a log, `log_files.py` its archives, and this module the
+folders. Only `repair.py` writes.
 """
 
 import fcntl
@@ -49,27 +49,27 @@ LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
-    """Return the problems of a workspace or a database; nothing is written.
+    """Return the problems of a workspace or a database, without writing anything.
 
     Covers every named agent and every namespace. Raises UsageError if this is not a workspace,
     StoreUnavailable or DamagedStore if it cannot be read.
     """
-    found = address(workspace)
-    if found.engine == "sqlite":
-        doctor, file = sqlite_checks(), Path(found.path)
+    parsed = address(workspace)
+    if parsed.engine == "sqlite":
+        doctor, file = sqlite_checks(), Path(parsed.path)
         if not file.exists():
             raise UsageError(f"there is no database at {file}; check the path")
         return _report(doctor.examine(file), str(file), path=file.name)
-    if found.engine == "postgresql":
+    if parsed.engine == "postgresql":
         return _examine_server(workspace)
-    if found.engine != "jsonl":
+    if parsed.engine != "jsonl":
         raise UsageError(f"{workspace}: only a folder or a database can be examined")
-    place = Path(found.path)
+    place = Path(parsed.path)
     check_workspace(place)
     check_stenolog_folder(place)
     folders = log_folders(place)
     reports = [examine_folder(place, folder) for folder in folders]
-    readable_by_others = dict.fromkeys(one for report in reports for one in report.wide_modes)
+    readable_by_others = dict.fromkeys(mode for report in reports for mode in report.wide_modes)
     findings = [finding for report in reports for finding in report.findings]
     if readable_by_others:
         findings.append(_wide_permissions(str(place), list(readable_by_others)))
@@ -86,7 +86,7 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
 
 
 def _why_read_only(folder: Path) -> str | None:
-    with suppress(OSError):  # the examination has already reported it
+    with suppress(OSError):  # the examination has already reported this problem
         return write_problem(folder)
     return None
 
@@ -110,13 +110,13 @@ def _examine_server(where: str | os.PathLike[str]) -> Report:
         from stenolog.stores.postgres import database as verify
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
-        found = verify.examine(store.database)
-        return _report(found, store.database.address, path=store.database.address)
+        report = verify.examine(store.database)
+        return _report(report, store.database.address, path=store.database.address)
 
 
-def _report(found: Report, workspace: str, *, path: str) -> Report:
-    findings = tuple(replace(one, path=path) for one in found.findings)
-    return replace(found, workspace=workspace, findings=findings)
+def _report(report: Report, workspace: str, *, path: str) -> Report:
+    findings = tuple(replace(finding, path=path) for finding in report.findings)
+    return replace(report, workspace=workspace, findings=findings)
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class FolderReport:
     foreign: list[Finding] = field(default_factory=list)
     """Logs of other programs, reported together because there are often many."""
     may_hide_sessions: bool = False
-    """A file here may belong to a session that this version cannot read."""
+    """Whether a file here may belong to a session that this version cannot read."""
     wide_modes: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -159,16 +159,16 @@ def examine_folder(workspace: Path, folder: str) -> FolderReport:
 def _check_folder(
     directory: Directory, workspace: Path, namespace: str, report: FolderReport
 ) -> None:
-    # List the archives before reading the logs that refer to them: then an archive created in
-    # between is not reported.
+    # List the archives before reading the logs, so that an archive created in between is not
+    # reported as unreferenced.
     listed = list_archives(directory)
     path = Path(namespace)
     for above in reversed((path, *path.parents)):
         _check_mode(report, str(above), (workspace / above).stat())
     for name in sorted(directory.list_names()):
-        found = directory.stat(name)
-        if found is not None:
-            _check_entry(directory, namespace, name, found, report)
+        status = directory.stat(name)
+        if status is not None:
+            _check_entry(directory, namespace, name, status, report)
     _check_trash(directory, namespace, report)
     _check_leases(directory, namespace, report)
     if report.foreign:
@@ -178,25 +178,25 @@ def _check_folder(
 
 
 def _check_entry(
-    directory: Directory, namespace: str, name: str, found: os.stat_result, report: FolderReport
+    directory: Directory, namespace: str, name: str, status: os.stat_result, report: FolderReport
 ) -> None:
     path = f"{namespace}/{name}"
     leftover = LEFTOVER.fullmatch(name)
-    if (stat.S_ISDIR(found.st_mode) and name in _FOLDERS) or name in _CATALOG:
-        _check_mode(report, path, found)
+    if (stat.S_ISDIR(status.st_mode) and name in _FOLDERS) or name in _CATALOG:
+        _check_mode(report, path, status)
     elif name in _FOLDERS or (
-        name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(found.st_mode)
+        name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(status.st_mode)
     ):
-        report.findings.append(_not_a_file(path, name, found))
+        report.findings.append(_not_a_file(path, name, status))
         report.may_hide_sessions = True
     elif leftover is not None:
         with locked_log(directory, leftover[1]):
             if directory.stat(name) is not None:
                 report.findings.append(_leftover_file(path, file_names.key_of_log(leftover[1])))
     elif name.endswith(file_names.LOG_SUFFIX):
-        _check_mode(report, path, found)
+        _check_mode(report, path, status)
         _check_log(directory, namespace, name, report)
-    elif stat.S_ISDIR(found.st_mode) and name != ASIDE:
+    elif stat.S_ISDIR(status.st_mode) and name != ASIDE:
         report.may_hide_sessions = True
 
 
@@ -208,7 +208,7 @@ def _check_log(
     *,
     above: Directory | None = None,
 ) -> None:
-    """Examine a log; `above`: the log is deleted, and this is the folder above the trash."""
+    """Examine a log. `above`: for a deleted log, the folder above the trash."""
     try:
         log_report = examine_log_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
@@ -232,8 +232,8 @@ def _check_log(
         return
     referenced: set[str] = set()
     root = namespace.removesuffix(f"/{trash.FOLDER}") if above is not None else namespace
-    found = examine_archives(above or directory, root, state, referenced)
-    report.findings += found
+    findings = examine_archives(above or directory, root, state, referenced)
+    report.findings += findings
     report.archives_by_uid[state.uid] = (state.key, referenced)
 
 
@@ -243,10 +243,10 @@ def _check_log(
 def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> None:
     with opened_trash(directory) as folder:
         for name in sorted(folder.list_names()) if folder is not None else []:
-            found = folder.stat(name) if folder is not None else None
+            status = folder.stat(name) if folder is not None else None
             path = f"{namespace}/{trash.FOLDER}/{name}"
             leftover = LEFTOVER.fullmatch(name)
-            if folder is None or found is None:
+            if folder is None or status is None:
                 continue
             if leftover is not None:
                 with locked_log(folder, leftover[1]):
@@ -255,8 +255,8 @@ def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> 
             elif (entry := trash.entry_of(name)) is not None and entry.purged:
                 report.purged.add(entry.uid)
                 report.findings.append(_unfinished_purge(folder, path, name))
-            elif entry is not None and stat.S_ISREG(found.st_mode):
-                _check_mode(report, path, found)
+            elif entry is not None and stat.S_ISREG(status.st_mode):
+                _check_mode(report, path, status)
                 above = f"{namespace}/{trash.FOLDER}"
                 _check_log(folder, above, name, report, above=directory)
             elif name.endswith(file_names.LOG_SUFFIX):
@@ -306,8 +306,8 @@ def _check_archives(
     for file in files:
         # A temporary file may have been renamed since it was listed.
         with suppress(FileNotFoundError):
-            found = (directory.path / archive.FOLDER / uid / file).lstat()
-            _check_mode(report, f"{above}/{file}", found)
+            status = (directory.path / archive.FOLDER / uid / file).lstat()
+            _check_mode(report, f"{above}/{file}", status)
     if set(files) <= referenced:
         return
     with locked_archives(directory, uid) as folder:
@@ -318,18 +318,18 @@ def _check_archives(
                 report.findings.append(finding(f"{above}/{file}", key))
 
 
-def _check_mode(report: FolderReport, path: str, found: os.stat_result) -> None:
-    if found.st_mode & 0o077 and not stat.S_ISLNK(found.st_mode):
-        report.wide_modes.append((path, stat.S_IMODE(found.st_mode)))
+def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None:
+    if status.st_mode & 0o077 and not stat.S_ISLNK(status.st_mode):
+        report.wide_modes.append((path, stat.S_IMODE(status.st_mode)))
 
 
-def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
-    """Return the finding for another kind of file with the name of a log or one of our folders."""
-    what = "something that is not a file"
-    if stat.S_ISLNK(found.st_mode):
-        what = "a symbolic link, which is not followed"
-    elif stat.S_ISDIR(found.st_mode):
-        what = "a folder"
+def _not_a_file(path: str, name: str, status: os.stat_result) -> Finding:
+    """Return the finding for a path that should be a log or a folder of stenolog but is not."""
+    description = "something that is not a file"
+    if stat.S_ISLNK(status.st_mode):
+        description = "a symbolic link, which is not followed"
+    elif stat.S_ISDIR(status.st_mode):
+        description = "a folder"
     places = {
         archive.FOLDER: "the folder of the archives",
         trash.FOLDER: "the folder of the deleted sessions",
@@ -340,7 +340,7 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
         kind=Kind.NOT_A_FILE,
         key=file_names.key_of_log(name),
         path=path,
-        meaning=f"Expected {place}, but found {what}.",
+        meaning=f"Expected {place}, but found {description}.",
         advice="Move it elsewhere and restore the expected file or folder.",
     )
 
@@ -356,16 +356,16 @@ def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
     )
 
 
-def _foreign_logs(directory: Directory, found: Sequence[Finding]) -> Finding:
+def _foreign_logs(directory: Directory, findings: Sequence[Finding]) -> Finding:
     """Return one finding for all logs of other programs in a folder."""
-    first, *others = found
-    if not others:
+    first, *other_findings = findings
+    if not other_findings:
         name = first.path.rpartition("/")[2]
         return replace(first, advice=f"Move it elsewhere; {directory.how_to_import(name)}.")
     return replace(
         first,
         key=None,
-        where=f"and {len(others):,} more",
+        where=f"and {len(other_findings):,} more",
         meaning="Another program wrote these files; stenolog neither reads nor changes them.",
         advice=f"Move them elsewhere; {directory.how_to_import()}.",
     )
@@ -425,7 +425,7 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
 
 
 def _not_writable(folders: Sequence[str], why: str) -> Finding:
-    """Return one finding for all folders that cannot be written: they usually share a disk."""
+    """Return one finding for all read-only folders, which usually share a disk."""
     return Finding(
         kind=Kind.NOT_WRITABLE,
         path=folders[0],
@@ -437,11 +437,11 @@ def _not_writable(folders: Sequence[str], why: str) -> Finding:
 
 def _wide_permissions(workspace: str, wide_modes: Sequence[tuple[str, int]]) -> Finding:
     """Return one finding for all paths that other users may read, with their modes."""
-    (path, mode), *others = wide_modes
+    (path, mode), *other_modes = wide_modes
     return Finding(
         kind=Kind.WIDE_PERMISSIONS,
         path=path,
-        where=f"mode {mode:04o}" + (f", and {len(others):,} more" if others else ""),
+        where=f"mode {mode:04o}" + (f", and {len(other_modes):,} more" if other_modes else ""),
         meaning="Other users of this machine may read these conversations.",
         advice=f"chmod -R go= {shlex.quote(workspace)}",
     )

@@ -1,27 +1,28 @@
 """Consolidation: make notes of finished turns, each turn exactly once, even after a kill.
 
-Each session has a mark: every finished turn up to that seq is in the notes. A run reads the turns
-after the mark, asks a model about them, and writes two batches per turn to the notes of the
-session's scope: the daily entry, then the facts that the user's own words support. Then it moves
-the mark.
+Each session has a mark: every finished turn up to the seq of the mark is in the notes. A run reads
+the turns after the mark, asks a model about these turns, and writes two batches per turn to the
+notes of the session's scope. The first batch is the daily entry; the second batch contains the
+facts that the user's own words support. Then the run moves the mark.
 
 No turn is skipped. The mark moves only past turns whose batches are durable. Messages are synced
-before they are read, so that a power failure cannot remove them and reuse their seqs.
+before they are read, so that a power failure cannot remove messages and reuse their seqs.
 
 No turn is noted twice. The idempotency key of a batch consists of the session's uid, the last seq
 of the turn, and the phase. The boundaries of turns do not depend on later messages (see
-`transcript`). So if a turn is repeated, after a kill or by another process, its keys are the same,
-even if the model answers differently or the turns are grouped differently. This is why a key
-belongs to a turn and not to the group of turns of one model call. A store remembers the keys of at
-least its last thousand messages, and a group of turns writes fewer. If the store forgets a key
-anyway, the note gets the same id, because ids are derived from keys, and counts as the same note.
+`transcript`). So a repeated turn, after a kill or by another process, has the same keys, even if
+the model answers differently or the turns are grouped differently. Therefore a key belongs to a
+turn, not to the group of turns of one model call. A store remembers the keys of at least its last
+thousand messages, and a group of turns writes fewer messages. Even if the store forgets a key, the
+note gets the same id and counts as the same note, because ids are derived from keys.
 
-If the model fails, it is asked again later with increasing delays. Until then nothing is written,
+If the model fails, a later run asks again, with increasing delays. Until then no notes are written,
 because the idempotency keys would preserve a poor entry permanently. The number of attempts is
 durable. After the last attempt, the oldest turn gets a daily entry without a model, and the run
-continues with the next turn. If an answer cannot be parsed, the model is asked about each of its
-turns separately; a turn whose answer still cannot be parsed gets such an entry immediately. The
-number of model calls per run is limited, and the result reports the turns that are left.
+continues with the next turn. If an answer cannot be parsed, the model is asked about each turn
+separately. A turn whose answer still cannot be parsed gets a daily entry without a model
+immediately. The number of model calls per run is limited, and the result reports the remaining
+turns.
 """
 
 import logging
@@ -69,17 +70,17 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     """Number of turns that the mark moved past."""
     daily: int = 0
     core: int = 0
-    """Number of notes that these turns produced: `daily` entries and `core` facts."""
+    """Number of `core` facts that the turns produced; `daily` is the number of daily entries."""
     rejected: int = 0
     """Number of facts that the user's words do not support."""
     redacted: int = 0
     """Number of secrets that were redacted."""
     waiting: int = 0
-    """Number of finished turns that are still after the mark."""
+    """Number of finished turns without notes, after the mark."""
     problems: tuple[str, ...] = ()
     """Failures, one sentence each. A later run retries the remaining turns."""
     retry_at: datetime | None = None
-    """Time of the next attempt after the model failed. Runs before it do nothing."""
+    """Time of the next attempt after the model failed. Earlier runs do nothing."""
 
 
 class ProgressMark(Struct, frozen=True, kw_only=True):
@@ -89,16 +90,16 @@ class ProgressMark(Struct, frozen=True, kw_only=True):
     """Every finished turn up to this seq is in the notes."""
     attempts: int = 0
     retry_at: datetime | None = None
-    """Time of the next model call after a failure, or None."""
+    """Time of the next model call after a failure; None without a failure."""
 
 
 class ConsolidationProgress:
     """The marks of one agent, one per session.
 
-    Marks are stored in the notes store: deleting the notes deletes the marks too, and consolidation
-    starts from the beginning. A mark is named by the uid of its session. So a session that was
-    deleted and created again has no mark, a restored one finds its own, and no key is too long. The
-    mark does not contain the key of the session: a mark that is written during a purge reveals
+    Marks are stored in the notes store. So deleting the notes deletes the marks, too, and
+    consolidation starts from the beginning. A mark is named by the uid of its session. So a session
+    that was deleted and created again has no mark, and a restored session finds its mark. The mark
+    does not contain the key of the session, so that a mark that is written during a purge reveals
     nothing about the user.
     """
 
@@ -108,7 +109,7 @@ class ConsolidationProgress:
         self._prefix = MARK_PREFIX + agent_prefix(agent)
 
     def read(self, uid: str) -> ProgressMark:
-        """Return the mark of a session; without one, a mark at the beginning."""
+        """Return the mark of a session; for a new session, a mark at the beginning."""
         try:
             meta = self._store.info(self._prefix + uid).meta
         except NoSuchSession:
@@ -123,7 +124,7 @@ class ConsolidationProgress:
     def move(self, uid: str, seq: int) -> None:
         """Record that every finished turn up to this seq is in the notes.
 
-        The mark never moves backwards, except that of two concurrent calls the lower one may win.
+        The mark never moves backwards, except that the lower seq of two concurrent calls may win.
         Then turns are read again, and their idempotency keys prevent duplicate notes. Raises the
         errors of the store.
         """
@@ -135,7 +136,7 @@ class ConsolidationProgress:
             )
 
     def failed(self, uid: str, *, attempts: int, retry_at: datetime) -> None:
-        """Record the number of failed attempts at the turn after the mark, and the next time."""
+        """Record the number of failed attempts at the turn after the mark, and the retry time."""
         self._store.set_meta(
             self._prefix + uid,
             attempts=attempts,
@@ -149,7 +150,7 @@ def _positive_int(value: Any) -> int:
 
 
 class Consolidation:
-    """The consolidation of one store, which makes notes of its sessions. Thread-safe.
+    """Writes notes about the sessions of one store. Thread-safe.
 
     Without a model every turn still gets its daily entry, but no facts.
     """
@@ -158,7 +159,7 @@ class Consolidation:
         self,
         store: Store,
         notes: Notes,
-        ask: CompletionFunction | None,
+        complete: CompletionFunction | None,
         *,
         agent: str = "main",
         scope_of: Callable[[str], Scope] | None = None,
@@ -175,7 +176,7 @@ class Consolidation:
         """
         self._store = store
         self._notes = notes
-        self._ask = ask
+        self._complete = complete
         self._agent = agent
         self._scope_of = scope_of or partial(own_scope, agent=agent)
         self._budget = budget
@@ -184,20 +185,20 @@ class Consolidation:
         self._tokens = tokens or Tokens()
         self._clock = clock
         self._progress = ConsolidationProgress(notes.store, agent=agent)
-        # Two threads on one session would pay for each model call twice.
+        # With two threads on one session, each model call would be made twice.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def run(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns after the mark, and move the mark.
 
-        After `most_calls` model calls the remaining turns wait for the next run. Failures of the
-        model are reported in the result. Errors of the store are raised; a later run continues at
-        the mark. Returns an empty result for an unknown session.
+        After `most_calls` model calls the remaining turns wait for the next run. The result reports
+        failures of the model. Errors of the store are raised, and a later run continues at the
+        mark. Returns an empty result for an unknown session.
         """
         if most_calls < 1:
             raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
         with self._locks[hash(key) % _LOCKS]:
-            limit = None if self._ask is None else most_calls * self._max_turns
+            limit = None if self._complete is None else most_calls * self._max_turns
             pending = self._read(key, limit=limit)
             if pending is None:
                 return ConsolidationReport()
@@ -210,7 +211,7 @@ class Consolidation:
 
         Reads no messages of a session that is already consolidated. Omits damaged sessions.
         """
-        found = []
+        keys = []
         for key in self._store.list_sessions():
             try:
                 info = self._store.info(key)
@@ -218,10 +219,10 @@ class Consolidation:
                 if info.last_seq > mark.seq and finished(
                     self._store.get_history(key, after=mark.seq, full=True)
                 ):
-                    found.append(key)
+                    keys.append(key)
             except (NoSuchSession, DamagedStore):
                 continue
-        return found
+        return keys
 
     def skip(self, key: str) -> None:
         """Move the mark to the last message, so that no earlier message is consolidated."""
@@ -235,26 +236,26 @@ class Consolidation:
     def _read(
         self, key: str, *, limit: int | None = None, upto: int | None = None
     ) -> "_PendingTurns | None":
-        """Return the first finished turns after the mark, or None if there is no such session."""
+        """Return the first finished turns after the mark, or None if the session does not exist."""
         try:
             before = self._store.info(key)
             mark = self._progress.read(before.uid)
             # Unlike get_history, follow syncs messages before it returns them.
             messages = list(self._store.follow(key, after=mark.seq, timeout=0))
-            messages = [one for one in messages if upto is None or one.seq <= upto]
+            messages = [message for message in messages if upto is None or message.seq <= upto]
             info = self._store.info(key)
         except NoSuchSession:
             return None
         if info.uid != before.uid:
-            return None  # Deleted and created again during the read: left to the next run.
+            return None  # created again during the read: the next run reads the session
         finished_turns = finished(messages)
         now = finished_turns[:limit]
         read = [as_turn(turn, info) for turn in now if not _is_copied_by_fork(turn, info)]
         return _PendingTurns(
             info=info,
             mark=mark,
-            # After the messages were read: with a second sender among them, the scope is the
-            # session's.
+            # Choose the scope after the messages were read: if they have a second sender, the scope
+            # is the session's own.
             scope=self._scope_of(key),
             turns=[turn for turn in read if turn is not None],
             end=now[-1][-1].seq if now else mark.seq,
@@ -264,7 +265,7 @@ class Consolidation:
     def _process(self, pending: "_PendingTurns", counters: "_RunCounters", most_calls: int) -> None:
         """Ask the model, write notes and move the mark, for one group of turns after the other."""
         uid, attempts, turns = pending.info.uid, pending.mark.attempts, pending.turns
-        ask_singly = 0  # number of turns to ask about one by one, after an unusable answer
+        ask_singly = 0  # turns to ask about one by one
         counters.waiting = len(turns) + pending.later
         if self._is_too_early(pending, counters):
             return
@@ -273,7 +274,7 @@ class Consolidation:
                 return
             # After a failure, try the oldest turn alone: the group may have been too large.
             limit = 1 if attempts or ask_singly else self._max_turns
-            batch = next(batches(turns, budget=self._budget, most=limit, count=self._tokens.text))
+            batch = next(batches(turns, budget=self._budget, limit=limit, count=self._tokens.text))
             try:
                 extracted = self._ask_about(batch, pending.scope, counters)
             except _ModelFailed as failure:
@@ -298,14 +299,14 @@ class Consolidation:
             attempts, turns = 0, turns[len(batch) :]
             ask_singly = max(ask_singly - 1, 0)
             counters.waiting = len(turns) + pending.later
-        # The last turns may have had nothing to note.
+        # The last turns may have no content to note.
         if self._exists(pending):
             self._progress.move(uid, pending.end)
 
     def _is_too_early(self, pending: "_PendingTurns", counters: "_RunCounters") -> bool:
-        """Whether the delay after the last failure of the model is not over yet."""
+        """Whether a delay after the model's last failure is still running."""
         retry_at = pending.mark.retry_at
-        if self._ask is None or retry_at is None or self._clock() >= retry_at:
+        if self._complete is None or retry_at is None or self._clock() >= retry_at:
             return False
         counters.retry_at = retry_at
         counters.problems.append(
@@ -321,13 +322,14 @@ class Consolidation:
     ) -> dict[int, ExtractedFacts] | None:
         """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
 
-        Returns None if an answer about several turns is unusable: ask about each turn separately.
+        Returns None if an answer about several turns is unusable, so that the caller asks about
+        each turn separately.
         """
-        if self._ask is None:
+        if self._complete is None:
             return {}
         names = [note.about for note in self._notes.list(scope, kind="core")]
         counters.calls += 1
-        extracted = self._answer(batch, extraction.newest_subjects(names), self._ask)
+        extracted = self._answer(batch, extraction.newest_subjects(names), self._complete)
         if extracted is None and len(batch) == 1:
             text = f"the model's answer about the turn at {batch[0].last} is not JSON"
             counters.problems.append(text)
@@ -336,11 +338,11 @@ class Consolidation:
         return extracted
 
     def _answer(
-        self, batch: Sequence[Turn], subjects: Sequence[str], ask: CompletionFunction
+        self, batch: Sequence[Turn], subjects: Sequence[str], complete: CompletionFunction
     ) -> dict[int, ExtractedFacts] | None:
         count = len(batch)
         try:
-            text = ask(
+            text = complete(
                 extraction.build_prompt(
                     batch, subjects=subjects, budget=self._budget, count=self._tokens.text
                 ),
@@ -365,8 +367,8 @@ class Consolidation:
     ) -> int | None:
         """Store the notes of these turns. Return their number, or None if the session is gone.
 
-        The session may be deleted or purged while the model answers. A purge always wins: it
-        invalidates the lease of `guarded`, and the lease is taken before the session is looked up.
+        The session may be deleted or purged while the model answers. A purge always wins: the lease
+        of `guarded` is taken before the session is looked up, and a purge invalidates the lease.
         """
         try:
             with self._notes.guarded(pending.scope) as notes:
@@ -389,7 +391,7 @@ class Consolidation:
 
     def _current(self, pending: "_PendingTurns", batch: Sequence[Turn]) -> dict[int, Turn] | None:
         """Return the current turns of a batch by last seq, or None if the session is gone."""
-        if self._ask is None:
+        if self._complete is None:
             # Without a model, no time has passed since the turns were read.
             return {turn.last: turn for turn in batch} if self._exists(pending) else None
         now = self._read(pending.info.key, upto=batch[-1].last)
@@ -408,15 +410,15 @@ class Consolidation:
     ) -> None:
         """Store both phases of each remaining turn. A turn that changed gets no facts."""
         # Read after the slow model call, because other processes write notes too.
-        has_facts = any(one.facts for one in extracted.values())
+        has_facts = any(facts.facts for facts in extracted.values())
         known = notes.list(pending.scope, kind="core") if has_facts else []
-        for number, asked in enumerate(batch, 1):
-            if (turn := remaining.get(asked.last)) is None:
+        for number, sent in enumerate(batch, 1):
+            if (turn := remaining.get(sent.last)) is None:
                 continue
-            one = extracted.get(number, ExtractedFacts()) if turn == asked else ExtractedFacts()
+            answer = extracted.get(number, ExtractedFacts()) if turn == sent else ExtractedFacts()
             counters.redacted += turn.redacted
-            self._write_daily(pending, notes, turn, one, counters)
-            known = self._write_core(pending, notes, turn, one, known, counters)
+            self._write_daily(pending, notes, turn, answer, counters)
+            known = self._write_core(pending, notes, turn, answer, known, counters)
 
     def _write_daily(
         self,
@@ -438,11 +440,14 @@ class Consolidation:
         counters.daily += len(added)
 
     def _entry(self, turn: Turn, extracted: ExtractedFacts, counters: "_RunCounters") -> str:
-        """Return the model's entry, or the gist if the entry has names or numbers not said here."""
-        said = [line.text for line in turn.lines]
-        # The model was shown the time of the turn, so it may mention it.
-        said.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
-        if unsupported_details(extracted.daily, said):  # guard: entry-specifics-said
+        """Return the model's entry, or the gist if the entry has names that nobody mentioned.
+
+        Numbers are checked like names.
+        """
+        texts = [line.text for line in turn.lines]
+        # The model was shown the time of the turn, so the entry may mention the time.
+        texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
+        if unsupported_details(extracted.daily, texts):  # guard: entry-specifics-said
             return gist(turn)
         return counters.clean(extracted.daily) or gist(turn)
 
@@ -487,7 +492,7 @@ class _PendingTurns(Struct, frozen=True, kw_only=True):
     end: int
     """Last seq of the turns that were read."""
     later: int
-    """Number of finished turns after them."""
+    """Number of finished turns after `end`."""
 
 
 class _RunCounters(Struct, kw_only=True):
@@ -506,9 +511,9 @@ class _RunCounters(Struct, kw_only=True):
 
     def clean(self, text: str) -> str:
         """Return the text without secrets, and add their number to `redacted`."""
-        found = redact(text)
-        self.redacted += found.count
-        return found.text
+        redacted = redact(text)
+        self.redacted += redacted.count
+        return redacted.text
 
     def result(self) -> ConsolidationReport:
         return ConsolidationReport(
@@ -541,7 +546,7 @@ def _retry_delay(attempts: int) -> timedelta:
 
 
 def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
-    """Whether a fork copied this turn. It is consolidated in the original session."""
+    """Whether a fork copied this turn, which is consolidated in the original session."""
     if info.forked_from is None:
         return False
     forked_at = info.meta.get(FORKED_AT)
@@ -551,7 +556,7 @@ def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
 
 
 def _redact_fact(fact: Fact, counters: _RunCounters) -> Fact:
-    """Redact a fact: a model may assemble a secret that was not recognizable in the text."""
+    """Redact a fact, because a model may assemble a secret from parts of the text."""
     return Fact(
         text=counters.clean(fact.text),
         about=counters.clean(fact.about),

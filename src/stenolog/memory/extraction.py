@@ -1,8 +1,7 @@
-"""The question to the model about finished turns, and the parser of its answer. Pure.
+"""Asks a model for facts about finished turns, and parses its answer. Pure functions.
 
 The parser trusts the answer as little as possible: it drops every turn and every fact that does not
-match the schema. Whether a fact is true is checked in another module, against the words of the
-user.
+match the schema. Other modules check a fact against the words of the user.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,8 +59,8 @@ class ExtractedFacts(Struct, frozen=True, kw_only=True):
 def schema(turns: int) -> dict[str, Any]:
     """Return the JSON schema of an answer about this number of turns.
 
-    The schema limits lists but not texts: servers that compile it to a grammar are slow with large
-    limits.
+    The schema limits lists but not texts, because servers that compile a schema to a grammar are
+    slow with large limits.
     """
     fact = {
         "text": {"type": "string"},
@@ -92,8 +91,8 @@ def build_prompt(
 ) -> list[dict[str, str]]:
     """Return the messages that ask about these turns, each shown in at most `budget` tokens.
 
-    `subjects`: the names of known facts. Their texts are left out, so that the model does not
-    return known facts as new ones.
+    `subjects`: the names of known facts. The texts of known facts are left out, so that the model
+    does not return them as new facts.
     """
     texts = [shown(turn, number=n, budget=budget, count=count) for n, turn in enumerate(turns, 1)]
     known = ", ".join(dict.fromkeys(name for name in subjects if name))
@@ -105,19 +104,22 @@ def build_prompt(
 
 
 def newest_subjects(names: Sequence[str]) -> list[str]:
-    """Return the newest different names that facts are about, up to a maximum."""
+    """Return the newest distinct subjects of facts, up to a maximum."""
     return list(dict.fromkeys(name for name in reversed(names) if name))[:_MAX_SUBJECTS]
 
 
 def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
-    """Return the parsed answer for each turn, by number from 1, or None if it is unusable."""
-    found = read_object(text)
-    if found is None:
+    """Parse an answer; return the facts of each turn by number from 1, or None.
+
+    None means that the answer is unusable.
+    """
+    answer = read_object(text)
+    if answer is None:
         return None
-    listed = found.get("turns")
+    listed = answer.get("turns")
     if not isinstance(listed, list):
-        # Asked about one turn, small models omit the list.
-        listed = [found] if turns == 1 and "daily" in found else []
+        # Small models omit the list if they are asked about one turn.
+        listed = [answer] if turns == 1 and "daily" in answer else []
     extracted: dict[int, ExtractedFacts] = {}
     for position, item in enumerate(listed, 1):
         if isinstance(item, dict):
@@ -130,7 +132,7 @@ def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
 def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     listed = item.get("facts")
     listed_facts = listed[:MAX_FACTS] if isinstance(listed, list) else []
-    facts = [fact for found in listed_facts if (fact := _fact(found)) is not None]
+    facts = [fact for item in listed_facts if (fact := _fact(item)) is not None]
     daily = _line(item.get("daily"))
     return ExtractedFacts(
         # The smallest models return the dots of the example.
@@ -140,18 +142,18 @@ def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     )
 
 
-def _fact(found: Any) -> Fact | None:
-    if not isinstance(found, dict):
+def _fact(item: Any) -> Fact | None:
+    if not isinstance(item, dict):
         return None
-    text, quote = _line(found.get("text")), found.get("quote")
+    text, quote = _line(item.get("text")), item.get("quote")
     # A single word is not a fact, except in scripts without spaces.
     if not isinstance(quote, str) or len(words(text)) < 1 + text.isascii():
         return None
     return Fact(
         text=text,
-        about=_line(found.get("about")),
+        about=_line(item.get("about")),
         quote=_without_surrogates(quote).strip(),
-        confidence=_confidence(found.get("confidence")),
+        confidence=_confidence(item.get("confidence")),
     )
 
 

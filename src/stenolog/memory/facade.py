@@ -1,4 +1,4 @@
-"""The memory of an agent: makes notes of finished turns and recalls notes and past messages."""
+"""The memory of an agent: writes notes about finished turns, recalls notes and past messages."""
 
 import os
 import threading
@@ -46,14 +46,14 @@ class Memory:
         *,
         agent: str = AGENT,
         threads: bool = False,
-        ask: CompletionFunction | None = None,
+        complete: CompletionFunction | None = None,
         consolidation: bool = True,
         half_life_days: float = HALF_LIFE_DAYS,
         tokens: Tokens | None = None,
         zone: tzinfo | str = UTC,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
-        """Use two open stores. `close` does not close them.
+        """Use two open stores, which `close` does not close.
 
         `tokens`: the token counter of the model. `zone`: the users' time zone for dates and words
         such as "yesterday", as a tzinfo or a name such as "Europe/Zurich". Raises UsageError if an
@@ -61,8 +61,8 @@ class Memory:
         """
         check_store(sessions, "sessions=")
         check_store(notes, "notes=")
-        if ask is not None:
-            check_completion_function(ask)
+        if complete is not None:
+            check_completion_function(complete)
         self.agent = agent
         self.notes = Notes(notes)
         """The notes of all scopes."""
@@ -77,7 +77,7 @@ class Memory:
             Consolidation(
                 sessions,
                 self.notes,
-                ask,
+                complete,
                 agent=agent,
                 scope_of=self._scope_of,
                 tokens=tokens,
@@ -98,27 +98,27 @@ class Memory:
     def consolidate(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns of a session that are not consolidated yet.
 
-        Calls the model, at most `most_calls` times, so run it in a thread after a turn. `waiting`
-        in the result is the number of turns left for the next call. If consolidation is disabled,
-        it does nothing; the turns are consolidated when it is enabled again. Raises errors of the
-        stores, and UsageError if `most_calls` is less than 1.
+        Calls the model at most `most_calls` times, so run this method in a thread after a turn.
+        `waiting` in the result is the number of turns left for the next call. Disabled
+        consolidation does nothing. The turns are consolidated when consolidation is enabled again.
+        Raises errors of the stores, and UsageError if `most_calls` is less than 1.
         """
         if self._consolidation is None:
             return ConsolidationReport()
-        return self._consolidation.run(self._aliases.own_key(key), most_calls=most_calls)
+        return self._consolidation.run(self._aliases.resolve_key(key), most_calls=most_calls)
 
     def waiting(self) -> list[str]:
         """Return the keys of the sessions with finished turns that are not consolidated yet.
 
         Returns an empty list if consolidation is disabled. Reads no messages of a session that is
-        up to date, so an agent can call it at the start and from time to time.
+        up to date, so an agent can call this method at the start and from time to time.
         """
         return [] if self._consolidation is None else self._consolidation.waiting()
 
     def skip(self, key: str) -> None:
         """Exclude all current messages of a session from consolidation, permanently."""
         if self._consolidation is not None:
-            self._consolidation.skip(self._aliases.own_key(key))
+            self._consolidation.skip(self._aliases.resolve_key(key))
 
     def recall(
         self,
@@ -134,7 +134,7 @@ class Memory:
         `key`: the session that asks; its visible messages are left out. `asking`: the same key, not
         an alias, for callers that pass `scope`.
         """
-        own_key = asking if key is None else self._aliases.own_key(key)
+        session_key = asking if key is None else self._aliases.resolve_key(key)
         return recall(
             question,
             scope=self.scope(key=key, scope=scope),
@@ -143,7 +143,7 @@ class Memory:
             budget=budget,
             half_life_days=self._half_life_days,
             now=self._clock().astimezone(self._zone),
-            exclude_session=own_key,
+            exclude_session=session_key,
             tokens=self._tokens,
         )
 
@@ -202,7 +202,8 @@ class Memory:
     ) -> Note | PurgedNote:
         """Hide a note. Raises NoSuchNote.
 
-        `purge`: delete its text permanently. The result lists where its content may still be found.
+        `purge`: delete the text of the note permanently. The result lists places that may still
+        contain the text.
         """
         owner = self.scope(key=key, scope=scope)
         return self.notes.purge(owner, id) if purge else self.notes.forget(owner, id)
@@ -210,24 +211,24 @@ class Memory:
     def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
         """Return the scope of a session, or the given scope. Raises UsageError without arguments.
 
-        If both are given, the scope must be that of the session or of its sender.
+        If both are given, `scope` must be the scope of the session or of its sender.
         """
         if scope is not None and key is None:
             return scope
         if key is None:
             raise UsageError("give the key of a session or a scope")
-        own_key = self._aliases.own_key(key)
-        own_scope = self._scope_of(own_key)
+        session_key = self._aliases.resolve_key(key)
+        own_scope = self._scope_of(session_key)
         if scope is None or scope == own_scope:
             return own_scope
-        if scope != scope_of(own_key, agent=self.agent):
+        if scope != scope_of(session_key, agent=self.agent):
             raise UsageError(
                 f"the session {key!r} belongs to {own_scope.name!r}, not to {scope.name!r}"
             )
         return scope
 
     def _scope_of(self, key: str) -> Scope:
-        """Return the scope of the sender of a session, or that of the session alone."""
+        """Return the scope of a session's sender, or the scope of the session alone."""
         sender = self._open_catalog().sender(key) if self._threads else ""
         if sender:
             return Scope(agent=self.agent, who=sender, of="sender")
@@ -243,7 +244,7 @@ class Memory:
             store.close()
 
     def _open_catalog(self) -> Catalog:
-        # Opened on first use, because consolidation may not need it.
+        # The catalog is opened on first use, because consolidation may not need it.
         with self._mutex:
             if self._closed:
                 raise StoreClosed("the memory was closed before this call")
@@ -263,7 +264,7 @@ def open_memory(
     *,
     agent: str = AGENT,
     threads: bool = False,
-    ask: CompletionFunction | None = None,
+    complete: CompletionFunction | None = None,
     consolidation: bool = True,
     half_life_days: float = HALF_LIFE_DAYS,
     tokens: Tokens | None = None,
@@ -273,9 +274,9 @@ def open_memory(
     """Open the memory of an agent. `where` is a place as for `open_store`.
 
     `sessions`: an open store of sessions, which `close` does not close. [default: the sessions of
-    `agent` at `where`] `ask`: the model for consolidation; a small one is sufficient.
-    `consolidation`: False disables it. The other options are those of `Memory`. Raises the errors
-    of `open_store` and `Memory`.
+    `agent` at `where`] `complete`: the model for consolidation; a small model is sufficient.
+    `consolidation`: whether to write notes. The other options are those of `Memory`. Raises the
+    errors of `open_store` and `Memory`.
     """
     opened: list[Store] = []
     try:
@@ -290,7 +291,7 @@ def open_memory(
             notes,
             agent=agent,
             threads=threads,
-            ask=ask,
+            complete=complete,
             consolidation=consolidation,
             half_life_days=half_life_days,
             tokens=tokens,

@@ -1,4 +1,4 @@
-"""Turn facts found by a model into notes: new ones, known ones, and replacements. Pure.
+"""Turns facts from a model into drafts of notes. Pure functions.
 
 The same facts and the same notes always give the same drafts.
 """
@@ -15,7 +15,7 @@ from stenolog.memory.note_records import Draft, Note
 MAX_TEXT: Final = 500
 MAX_ABOUT: Final = 60
 MAX_QUOTE: Final = 500
-"""Maximum number of characters that are stored of each field."""
+"""Maximum number of characters stored per field of a fact."""
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class Fact(Struct, frozen=True, kw_only=True):
 
     text: str
     about: str = ""
-    """Subject, such as `diet`. Of two facts with the same subject, the newer one is in force."""
+    """Subject, such as `diet`. The newest fact with the same subject is in force."""
     quote: str = ""
     """The user's exact words."""
     confidence: float = 0.5
@@ -35,26 +35,26 @@ def normalize_subject(about: str) -> str:
 
 
 def is_supported(fact: Fact, user_texts: Sequence[str], earlier: Sequence[str] = ()) -> bool:
-    """Whether the user said the quote of a fact, and the fact can follow from it.
+    """Whether the user said the quote of a fact, and the fact can follow from the quote.
 
-    `user_texts`: what the user said in this turn. `earlier`: what the user said before, such as the
-    quotes of known facts; a name or a number in the fact may come from there.
+    `user_texts`: texts of the user in this turn. `earlier`: earlier texts of the user, such as the
+    quotes of known facts. A name or a number in the fact may come from `earlier`.
     """
     # guard: fact-quote-checked
     if not quotes.is_quoted(fact.quote, user_texts) or not quotes.is_related(fact.text, fact.quote):
         return False
-    said = (*user_texts, *earlier)
+    said_texts = (*user_texts, *earlier)
     # guard: fact-specifics-said
-    if named_details.unsupported_details(f"{fact.text}\n{fact.about}", said):
+    if named_details.unsupported_details(f"{fact.text}\n{fact.about}", said_texts):
         return False
     # guard: fact-values-said
-    if quotes.unsupported_values(fact.text, said):
+    if quotes.unsupported_values(fact.text, said_texts):
         return False
-    return quotes.shares_enough(fact.text, said)
+    return quotes.shares_enough(fact.text, said_texts)
 
 
 def same_subject(about: str, known: Sequence[Note]) -> list[Note]:
-    """Return the notes with the same subject, which a new note replaces; empty without one."""
+    """Return the known notes with the same subject, which a new note replaces."""
     subject = normalize_subject(about)
     return [note for note in known if subject and normalize_subject(note.about) == subject]
 
@@ -103,11 +103,11 @@ def new_notes(
 
 
 def _text_key(text: str) -> tuple[str, ...]:
-    """Return the content words in order. Two texts with equal ones say the same."""
+    """Return the content words in order. Texts with equal content words say the same."""
     # A text that has only function words is compared by all its words.
     return quotes.content_words(text) or tuple(quotes.words(text)) or (text,)
 
 
-def _shortened(text: str, most: int) -> str:
+def _shortened(text: str, limit: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= limit else line[: limit - 1] + "…"

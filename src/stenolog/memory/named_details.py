@@ -2,10 +2,10 @@
 
 A model that was misled by a web page or a tool result can attach anything to a true quote: an
 account number, an address to write to, a person to trust. Names, numbers and addresses make such a
-note harmful, so each of them must have been said.
+note harmful, so the user must have said each of them.
 
-Names are recognized by their capital letters. In scripts without them, and for names in lower case,
-this module finds nothing; `quotes.unsupported_values` finds some of those.
+Names are recognized by their capital letters. In scripts without capital letters, and for names in
+lower case, this module finds nothing. `quotes.unsupported_values` finds some of these names.
 """
 
 import re
@@ -13,8 +13,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-# Each form is tried only at the start of a run of its characters. Otherwise a long run is scanned
-# from each of its characters, and a text of one long word takes minutes.
+# Each pattern is tried only at the start of a run of its characters. Otherwise a text of one long
+# word would be scanned from each character and take minutes.
 _ADDRESS: Final = re.compile(
     r"""(?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S++                           # https://example.org/pay
     | (?<![\w+.-])[\w+.-]++@[\w-]++(?:\.[\w-]++)*+                    # ann@example.org
@@ -30,7 +30,7 @@ _GROUPED: Final = re.compile(r"(?<=\d)[ ,.'’\u00a0\u202f](?=\d{3}(?!\d))")
 _WORD: Final = re.compile(r"\w+")
 _DIGIT: Final = re.compile(r"\d")
 _WITH_UNIT: Final = re.compile(r"(\d+)[^\W\d]{1,3}")
-"""5pm, 42km, 3rd: the number counts."""
+"""Number with a unit, such as 5pm, 42km or 3rd; only the number counts."""
 _CAPITALISED: Final = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 _END: Final = re.compile(r"[.?!…。\n]")
 _LEADING: Final = "+.-"
@@ -50,22 +50,22 @@ _FOLLOWING: Final = (
     "is was are were has had have will would can could does did must should may and or"
 )
 _VERBS: Final = frozenset(_FOLLOWING.split())
-"""Words that follow a subject: the capitalized word before one of them is a name, not a verb."""
+"""Words that follow a subject; a capitalized word before such a word is a name."""
 
 
 def unsupported_details(text: str, said: Iterable[str]) -> list[str]:
-    """Return the names, numbers and addresses of a text that none of the texts in `said` has."""
-    said_texts = [_plain(one) for one in said]
+    """Return the names, numbers and addresses of a text that no text in `said` contains."""
+    said_texts = [_plain(text) for text in said]
     rest = _plain(text)
     missing = []
     for address in _addresses(rest):
-        if not any(_contains_address(address, one) for one in said_texts):
+        if not any(_contains_address(address, said_text) for said_text in said_texts):
             missing.append(address)
-    # The parts of an address were checked with it.
-    rest = _ADDRESS.sub(lambda found: "," * (found.end() - found.start()), rest)
-    known_numbers = {number for one in said_texts for number in _numbers(one)}
-    missing += [one for one in _numbers(rest) if one not in known_numbers]
-    known_words = {word for one in said_texts for word in _words(one)}
+    # The parts of an address were checked with the address.
+    rest = _ADDRESS.sub(lambda match: "," * (match.end() - match.start()), rest)
+    known_numbers = {number for said_text in said_texts for number in _numbers(said_text)}
+    missing += [number for number in _numbers(rest) if number not in known_numbers]
+    known_words = {word for said_text in said_texts for word in _words(said_text)}
     missing += [name for name in _names(rest) if not _is_known(name, known_words)]
     return list(dict.fromkeys(missing))
 
@@ -75,12 +75,12 @@ def _plain(text: str) -> str:
 
 
 def _addresses(text: str) -> Iterator[str]:
-    for found in _ADDRESS.finditer(text):
-        yield found[0].lstrip(_LEADING).rstrip(_TRAILING)
+    for match in _ADDRESS.finditer(text):
+        yield match[0].lstrip(_LEADING).rstrip(_TRAILING)
 
 
 def _contains_address(address: str, text: str) -> bool:
-    """Whether a text has the address, and not only as a part of a longer one."""
+    """Whether a text contains the address, not only as a part of a longer address."""
     pattern = rf"(?<![\w.@/-]){re.escape(address)}(?![\w@/-]|\.\w)"
     return re.search(pattern, text, re.IGNORECASE) is not None
 
@@ -98,12 +98,12 @@ def _numbers(text: str) -> Iterator[str]:
 def _names(text: str) -> Iterator[str]:
     """Yield the words that are names by their capital letters.
 
-    The first word of a sentence always has one. It is a name if a verb or a comma follows: "Ann is
-    a friend", but not "Likes tea".
+    The first word of a sentence always has a capital letter. This word is a name if a verb or a
+    comma follows: "Ann is a friend", but not "Likes tea".
     """
     for sentence in _END.split(text):
-        found = list(_CAPITALISED.finditer(sentence))
-        for index, match in enumerate(found):
+        capitalised = list(_CAPITALISED.finditer(sentence))
+        for index, match in enumerate(capitalised):
             word = match[0]
             if word.casefold() in _NO_NAMES or word.islower() or not _is_cased(word):
                 continue
@@ -111,7 +111,7 @@ def _names(text: str) -> Iterator[str]:
                 yield word
                 continue
             rest_of_sentence = sentence[match.end() :].lstrip()
-            after = found[1][0].casefold() if len(found) > 1 else ""
+            after = capitalised[1][0].casefold() if len(capitalised) > 1 else ""
             if after in _VERBS or rest_of_sentence[:1] in (",", ":") or word.endswith(("'s", "’s")):
                 yield word
 

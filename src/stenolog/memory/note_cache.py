@@ -1,8 +1,8 @@
 """Cache of the notes of recently used scopes, so that only new messages are read.
 
 Messages never change, so cached notes are valid until a message is hidden, restored or purged. The
-session info of the store shows each of these, in any process; then the scope is read again. The
-cache is never used without checking the store.
+session info of the store shows each of these changes, by any process. Then the scope is read again.
+The cache is never used without checking the store.
 """
 
 import math
@@ -29,7 +29,7 @@ from stenolog.stores.locks import ThreadLock
 
 
 MAX_NOTES_PER_WORD: Final = 2_000
-"""Maximum number of notes per word that are used; of more notes, the last ones."""
+"""Maximum number of notes per word; of more notes, only the newest are used."""
 
 
 class WordIndex:
@@ -39,12 +39,12 @@ class WordIndex:
         self._mutex = ThreadLock()
         self._indexed: set[str] = set()
         self._ids_by_stem: dict[str, list[str]] = {}
-        """By stem: ids of the notes that have it."""
+        """Ids of the notes that contain a stem, by stem."""
         self._unfinished: Note | None = None
-        """A note that KeyboardInterrupt may have left with a part of its stems."""
+        """Note of which KeyboardInterrupt may have left only a part of the stems in the index."""
 
     def shared(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
-        """Return the total weight of the wanted stems in each note, by id.
+        """Return the total weight of the question's stems in each note, by note id.
 
         Rare stems weigh more. The result may include notes from earlier calls.
         """
@@ -62,7 +62,10 @@ class WordIndex:
         return weights
 
     def _index(self, note: Note) -> None:
-        """Add a note. After an interruption this is repeated before another note is added."""
+        """Add a note to the index.
+
+        After an interruption, the next call adds the same note again first.
+        """
         self._unfinished = note
         for word in set(stems(f"{note.text}\n{note.about}\n{note.quote}")):
             ids = self._ids_by_stem.setdefault(sys.intern(word), [])
@@ -88,23 +91,23 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
     uid: str = ""
     generation: int = 0
     count: int = 0
-    """Number of messages read."""
+    """Number of messages read from the scope."""
     last: int = 0
-    """Last seq read."""
+    """Last seq read from the scope."""
     visible: Sequence[Span] = ()
-    """Seqs of the visible messages among them."""
+    """Seqs of the visible messages that were read."""
 
     def after(self, messages: Sequence[Message]) -> "CachedNotes":
         """Return the state after additional messages."""
         if not messages:
             return self
-        seen = ((message.seq, message.seq) for message in messages if not message.hidden)
+        visible_spans = ((message.seq, message.seq) for message in messages if not message.hidden)
         return replace(
             self,
             state=self.state.after(messages),
             count=self.count + len(messages),
             last=messages[-1].seq,
-            visible=spans.union(self.visible, seen),
+            visible=spans.union(self.visible, visible_spans),
         )
 
     def is_current(self, info: SessionInfo) -> bool:
@@ -132,7 +135,7 @@ class NoteCache:
         with self._mutex:
             cached = self._cached.get(key)
         if cached is not None:
-            # First new messages, then the session info, so that both are newer than the call.
+            # Read new messages first, then the session info, so that both are newer than the call.
             now = cached.after(self._store.get_history(key, after=cached.last, full=True))
             info = self._info(key)
             if info is not None and now.is_current(info):
@@ -149,14 +152,15 @@ class NoteCache:
         uid, generation = before.uid, before.generation
         # Without a purge, the stems of the notes are the same.
         same = known is not None and (known.uid, known.generation) == (uid, generation)
-        words = known.words if known is not None and same else WordIndex()
-        empty = CachedNotes(state=NoteState(scope), words=words, uid=uid, generation=generation)
+        index = known.words if known is not None and same else WordIndex()
+        empty = CachedNotes(state=NoteState(scope), words=index, uid=uid, generation=generation)
         now = empty.after(self._store.get_history(key, full=True))
         info = self._info(key)
         if info is not None and now.is_current(info):
             self._store_cached(key, now)
         else:
-            # Changed during the read: valid for that moment, but not as a base for later reads.
+            # The scope changed during the read. The notes are valid now, but not as a base for
+            # later reads.
             self._drop(key)
         return now
 
@@ -170,7 +174,7 @@ class NoteCache:
         with self._mutex:
             self._cached[key] = now
             self._cached.move_to_end(key)
-            total = sum(len(one.state) for one in self._cached.values())
+            total = sum(len(cached.state) for cached in self._cached.values())
             while len(self._cached) > 1 and (len(self._cached) > MAX_SCOPES or total > MAX_NOTES):
                 _, removed = self._cached.popitem(last=False)
                 total -= len(removed.state)

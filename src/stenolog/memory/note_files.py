@@ -1,7 +1,8 @@
-"""Export the notes of a scope as a page, and import the changes that a person made to it.
+"""Exports the notes of a scope as a page, and imports the changes that a person made to the page.
 
-A changed text becomes a new note that supersedes the old one. A deleted item is forgotten. An added
-item becomes a new note. Changes to notes since the export are never overwritten, but reported.
+A changed text becomes a new note that supersedes the old note. A deleted item is forgotten. An
+added item becomes a new note. Changes to notes since the export are never overwritten, but
+reported.
 """
 
 import os
@@ -23,10 +24,10 @@ class NoteChanges(Struct, frozen=True, kw_only=True):
     scope: Scope
     added: tuple[Draft, ...] = ()
     changed: tuple[Draft, ...] = ()
-    """Each draft names the note that it supersedes."""
+    """Drafts of changed notes; each draft names the note that it supersedes."""
     forgotten: tuple[Note, ...] = ()
     conflicts: tuple[str, ...] = ()
-    """Edits that were not imported because the note changed since the export, one sentence each."""
+    """Edits that were not imported, one sentence each: the note changed since the export."""
 
     @property
     def count(self) -> int:
@@ -42,10 +43,10 @@ def export_notes(notes: Notes, scope: Scope) -> str:
 def import_notes(
     notes: Notes, text: str, *, scope: Scope | None = None, dry_run: bool = False
 ) -> NoteChanges:
-    """Import an edited page and return its changes. Importing it again changes nothing.
+    """Import an edited page and return its changes. A second import changes nothing.
 
-    A page that does not name its scope needs `scope`. Raises UsageError if the page cannot be
-    parsed or belongs to another scope; nothing is changed then.
+    A page that does not name its scope needs `scope`. Raises UsageError, and changes nothing, if
+    the page cannot be parsed or belongs to another scope.
     """
     page = from_markdown(text)
     owner = _scope_of_page(page, scope)
@@ -101,12 +102,12 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
 _NoteContent = tuple[str, str, str]
 
 
-def _content_of(thing: Item | Note) -> _NoteContent:
-    return thing.kind, thing.about, thing.text
+def _content_of(note: Item | Note) -> _NoteContent:
+    return note.kind, note.about, note.text
 
 
 def _current_content(id: str, known: Mapping[str, Note]) -> _NoteContent | None:
-    """Return the content of the note that supersedes this one, or None if none is in force."""
+    """Return the content of the note that supersedes a note, or None if no note is in force."""
     note = known.get(id)
     while note is not None and note.superseded_by:
         note = known.get(note.superseded_by)
@@ -133,7 +134,7 @@ def _token(page: Page, draft: Draft) -> str | None:
 
 
 def _why_not_in_force(id: str, note: Note | None) -> str:
-    """Say why a note is not in force."""
+    """Return the reason why a note is not in force."""
     if note is None:
         return f"there is no note {id}"
     if note.forgotten:

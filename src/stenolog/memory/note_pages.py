@@ -38,7 +38,7 @@ class Item(Struct, frozen=True, kw_only=True):
     text: str
     about: str = ""
     id: str = ""
-    """Empty for an item that was added by hand."""
+    """Id of the note; empty for an item that a person added."""
     line: int = 0
 
 
@@ -78,7 +78,7 @@ def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
 def _item(note: Note) -> str:
     about = f"**{_escaped_in_line(note.about)}:** " if note.about else ""
     text = _escaped(note.text)
-    # Otherwise it would be parsed as the subject of the note.
+    # Without the escape, this text would be parsed as the subject of the note.
     text = f"\\{text}" if text.startswith("**") else text
     first, *rest = text.split("\n")
     lines = [f"- <!-- {note.id} --> {about}{first}"]
@@ -102,7 +102,7 @@ def _escaped(text: str) -> str:
 
 def _escaped_line(line: str) -> str:
     line_by_id = line.rstrip()
-    return _INVISIBLE.sub(lambda found: _as_entities(found[0]), line_by_id) + _as_entities(
+    return _INVISIBLE.sub(lambda match: _as_entities(match[0]), line_by_id) + _as_entities(
         line[len(line_by_id) :]
     )
 
@@ -116,13 +116,13 @@ def _as_entities(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Undo the escapes."""
-    return _ESCAPED.sub(lambda found: found[1] or _char(found), text)
+    """Return the text without escapes."""
+    return _ESCAPED.sub(lambda match: match[1] or _char(match), text)
 
 
-def _char(found: re.Match[str]) -> str:
-    code = int(found[2], 16)
-    return chr(code) if code <= maxunicode else found[0]
+def _char(match: re.Match[str]) -> str:
+    code = int(match[2], 16)
+    return chr(code) if code <= maxunicode else match[0]
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ class _PageParser:
 
     def _add_item(self, number: int, item: re.Match[str]) -> None:
         if self._kind is None:
-            wanted = " or ".join(f"`## {heading}`" for heading in _HEADINGS.values())
-            raise UsageError(f"line {number}: a note must be below {wanted}; nothing was changed")
+            headings = " or ".join(f"`## {heading}`" for heading in _HEADINGS.values())
+            raise UsageError(f"line {number}: a note must be below {headings}; nothing was changed")
         self._items.append((self._kind, item["id"] or "", number, [item["text"] or ""]))
         self._blank = 0
         self._open = True

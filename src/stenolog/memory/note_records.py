@@ -15,13 +15,13 @@ from stenolog.memory.scopes import Scope
 from stenolog.records import Message
 
 Kind = Literal["daily", "core"]
-"""`daily`: an event. `core`: a fact about the user."""
+"""Kind of a note. `daily`: an event. `core`: a fact about the user."""
 
 ROLE: Final = "note"
 PURGED: Final = "purged"
 """Kind of the record that replaces a purged note."""
 _NAME_BYTES: Final = 7
-"""Length of a batch name in bytes; enough to make it unique in a scope."""
+"""Length of a batch name in bytes, enough for unique names in a scope."""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -34,20 +34,20 @@ class Draft(Struct, frozen=True, kw_only=True):
     quote: str = ""
     """The user's exact words."""
     session: str = ""
-    """Key of the session it was learnt in; empty for a note written by hand."""
+    """Key of the session that the note comes from; empty for a note written by hand."""
     uid: str = ""
-    """Uid of that session."""
+    """Uid of the session that the note comes from."""
     seqs: tuple[int, ...] = ()
-    """Seqs of the messages it was learnt from."""
+    """Seqs of the messages that the note comes from."""
     confidence: float = 1.0
     supersedes: tuple[str, ...] = ()
-    """Ids of the notes that it replaces."""
+    """Ids of the notes that this note replaces."""
     at: datetime | None = None
     """Time of the statement. [default: now]"""
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """A stored note with its origin and whether it is still in force."""
+    """A stored note with its origin, and whether the note is still in force."""
 
     id: str
     scope: Scope
@@ -58,29 +58,32 @@ class Note(Struct, frozen=True, kw_only=True):
     about: str = ""
     quote: str = ""
     session: str = ""
-    """Key of the session it was learnt in; empty for a note written by hand."""
+    """Key of the session that the note comes from; empty for a note written by hand."""
     uid: str = ""
     seqs: tuple[int, ...] = ()
     confidence: float = 1.0
     supersedes: tuple[str, ...] = ()
     superseded: datetime | None = None
-    """Time of the note that replaced it, or None."""
+    """Time of the note that replaced this note, or None."""
     superseded_by: str = ""
     forgotten: bool = False
     mixed: bool = False
-    """Whether it was made while several sessions wrote to this scope. It is never recalled.
+    """Whether several sessions wrote to the note's scope. Such a note is never recalled.
 
     Versions before decision 0012 (docs/decisions) joined sessions by the form of their keys.
     """
 
     @property
     def in_force(self) -> bool:
-        """Whether the note is not superseded, forgotten or mixed."""
+        """Whether the note is in force: not superseded, forgotten or mixed."""
         return self.superseded is None and not self.forgotten and not self.mixed
 
 
 class _Stored(Struct):
-    """A note in its stored form. `kind` is any string, because later versions may add kinds."""
+    """A note in its stored form.
+
+    `kind` may be any string, because later versions may add kinds.
+    """
 
     id: str
     kind: str
@@ -153,10 +156,10 @@ class NoteRecord(Struct, frozen=True):
 
     seq: int
     note: Note
-    """The note, regardless of notes that supersede it."""
+    """The note itself, regardless of notes that supersede it."""
     purged: bool
     listed: bool
-    """Whether to list it: not purged, and of a kind that this version knows."""
+    """Whether to list the note: not purged, and of a kind that this version knows."""
 
 
 def record_of(scope: Scope, message: Message) -> NoteRecord | None:
@@ -219,32 +222,35 @@ class PurgePlan(Struct, frozen=True):
     at: Sequence[datetime]
     """Times of the messages to append."""
     before: int
-    """Purge all messages below this seq; 0 if nothing is left to purge."""
+    """Purge all messages below this seq; 0 if no message is left to purge."""
     note: Note
-    """The note before the purge; without text if it was purged already."""
+    """The note before the purge; without text if the note was purged already."""
 
 
 def plan_purge(
     scope: Scope, messages: Sequence[Message], id: str, *, now: datetime
 ) -> PurgePlan | None:
-    """Plan the purge of a note, or the rest of an interrupted one. None without such a note."""
+    """Plan the purge of a note, or the rest of an interrupted purge.
+
+    Return None if the scope has no such note.
+    """
     stored = [(message, _stored(message)) for message in messages]
     records_of_note = [
-        (message, one) for message, one in stored if one is not None and one.id == id
+        (message, record) for message, record in stored if record is not None and record.id == id
     ]
-    texts = [(message, one) for message, one in records_of_note if one.kind != PURGED]
+    texts = [(message, record) for message, record in records_of_note if record.kind != PURGED]
     if not records_of_note:
         return None
-    message, one = (texts or records_of_note)[-1]
-    note = _note(scope, message, one, forgotten=True)
+    message, record = (texts or records_of_note)[-1]
+    note = _note(scope, message, record, forgotten=True)
     if not texts:
         return PurgePlan((), (), 0, note)
     if records_of_note[-1][1].kind == PURGED:
         return PurgePlan((), (), message.seq + 1, note)
-    kept = _messages_to_keep(stored, id, upto=message.seq)
+    kept_messages = _messages_to_keep(stored, id, upto=message.seq)
     return PurgePlan(
-        [*map(_copy_of, kept), _purge_record(one)],
-        [*(found.at for found in kept), now],
+        [*map(_copy_of, kept_messages), _purge_record(record)],
+        [*(message.at for message in kept_messages), now],
         message.seq + 1,
         note,
     )
@@ -253,8 +259,8 @@ def plan_purge(
 def _purge_record(purged: _Stored) -> dict[str, Any]:
     """Return the record that replaces a purged note.
 
-    It keeps `supersedes`: otherwise the notes that the purged one replaced would be in force again,
-    in addition to the note that replaced the purged one.
+    The record keeps `supersedes`. Otherwise the notes that the purged note replaced would be in
+    force again, in addition to the note that replaced the purged note.
     """
     mark = {"role": ROLE, "kind": PURGED, "id": purged.id, "was": purged.kind}
     return {**mark, "supersedes": list(purged.supersedes)} if purged.supersedes else mark
@@ -263,16 +269,20 @@ def _purge_record(purged: _Stored) -> dict[str, Any]:
 def _messages_to_keep(
     stored: Sequence[tuple[Message, _Stored | None]], id: str, *, upto: int
 ) -> list[Message]:
-    """Return the messages up to a seq to keep: not the note, nor notes with a later message."""
-    last = {one.id: message.seq for message, one in stored if one is not None}
+    """Return the messages up to a seq to keep.
+
+    The purged note and notes with a later message are left out.
+    """
+    last = {note.id: message.seq for message, note in stored if note is not None}
     return [
         message
-        for message, one in stored
-        if message.seq <= upto and (one is None or (one.id != id and last[one.id] == message.seq))
+        for message, note in stored
+        if message.seq <= upto
+        and (note is None or (note.id != id and last[note.id] == message.seq))
     ]
 
 
 def _copy_of(message: Message) -> dict[str, Any]:
-    """Return a copy of a message. A hidden message becomes a forgotten one."""
+    """Return a copy of a message. A hidden message becomes a forgotten note."""
     fields = message.to_dict()
     return {**fields, "forgotten": True} if message.hidden else fields

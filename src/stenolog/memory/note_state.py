@@ -1,7 +1,7 @@
 """The state of the notes of a scope: existing notes, and the notes in force. Pure.
 
 A note is superseded by a later note that names its id. The older note is not changed, so it is in
-force again when the later one is hidden. The same applies to two facts with the same subject that
+force again when the later note is hidden. The same applies to two facts with the same subject that
 were learnt in different turns.
 """
 
@@ -28,40 +28,43 @@ class NoteState:
         self._scope = scope
         self._records: dict[str, NoteRecord] = {}
         self._newer: dict[str, tuple[str, ...]] = {}
-        """By id: ids of the notes that supersede it."""
+        """Ids of the notes that supersede a note, by the id of the superseded note."""
         self._ordered: list[Note] = []
-        """Notes to list, regardless of which are superseded."""
+        """Notes to list, including superseded notes."""
 
     def __len__(self) -> int:
         return len(self._records)
 
     def after(self, messages: Iterable[Message]) -> Self:
         """Return the state after additional messages."""
-        found = [one for message in messages if (one := record_of(self._scope, message))]
-        if not found:
+        records = [record for message in messages if (record := record_of(self._scope, message))]
+        if not records:
             return self
         new_state = type(self)(self._scope)
         new_state._records = self._records.copy()
         new_state._newer = self._newer.copy()
-        new = [one for one in found if new_state._add_record(one)]
-        if self._ordered and len(new) == len(found):
+        new = [record for record in records if new_state._add_record(record)]
+        if self._ordered and len(new) == len(records):
             new_state._ordered = self._ordered.copy()
-            for one in new:
-                if one.listed:
-                    insort(new_state._ordered, one.note, key=sort_key)
+            for record in new:
+                if record.listed:
+                    insort(new_state._ordered, record.note, key=sort_key)
         else:
-            listed = (one.note for one in new_state._records.values() if one.listed)
+            listed = (record.note for record in new_state._records.values() if record.listed)
             new_state._ordered = sorted(listed, key=sort_key)
         return new_state
 
-    def _add_record(self, one: NoteRecord) -> bool:
-        """Return whether the id is new. A later message replaces an earlier one, except a purge."""
-        id = one.note.id
+    def _add_record(self, record: NoteRecord) -> bool:
+        """Add one record, and return whether its id is new.
+
+        A later message replaces an earlier message of the same id, except a purge.
+        """
+        id = record.note.id
         before = self._records.get(id)
-        if before is not None and before.purged and not one.purged:
+        if before is not None and before.purged and not record.purged:
             return False
-        self._records[id] = one
-        for older in dict.fromkeys(one.note.supersedes):
+        self._records[id] = record
+        for older in dict.fromkeys(record.note.supersedes):
             if id not in (known := self._newer.get(older, ())):
                 self._newer[older] = (*known, id)
         return before is None
@@ -78,32 +81,33 @@ class NoteState:
     def notes(self) -> list[Note]:
         """All notes that are not purged, oldest first, with their current state."""
         last_mixed = self._last_mixed_seq
-        found = [
+        notes = [
             self._with_successor(note) if note.id in self._newer else note for note in self._ordered
         ]
         if last_mixed:
-            found = [
+            notes = [
                 replace(note, mixed=True) if self._records[note.id].seq <= last_mixed else note
-                for note in found
+                for note in notes
             ]
-        return _supersede_same_subject(found)
+        return _supersede_same_subject(notes)
 
     @property
     def _last_mixed_seq(self) -> int:
         """Last seq that a different session wrote to the scope of this session, or 0.
 
-        The authors of the notes up to this seq are unknown, and so is which notes they were shown.
+        It is unknown which sessions wrote the notes up to this seq, and which notes these sessions
+        were shown.
         """
         if self._scope.of == "sender":
             return 0
-        own = ("", self._scope.who)
-        others = (
-            one.seq
-            for one in self._records.values()
-            # Consolidation stores the uid of the session; notes written by hand have none.
-            if one.note.uid and one.note.session not in own
+        own_sessions = ("", self._scope.who)
+        other_seqs = (
+            record.seq
+            for record in self._records.values()
+            # Consolidation stores the uid of the session; notes written by hand have no uid.
+            if record.note.uid and record.note.session not in own_sessions
         )
-        return max(others, default=0)
+        return max(other_seqs, default=0)
 
     @cached_property
     def in_force(self) -> dict[str, Note]:
@@ -123,24 +127,25 @@ class NoteState:
         return replace(note, superseded=newest.at, superseded_by=newest.id)
 
     def _successor(self, id: str) -> Note | None:
-        """Return the first visible note that supersedes this one, directly or indirectly."""
-        seen = {id}
+        """Return the first visible note that supersedes a note, directly or indirectly."""
+        ids = {id}
         level: Iterable[str] = self._newer.get(id, ())
         while level:
-            level_records = [self._records[name] for name in level if name not in seen]
+            level_records = [self._records[name] for name in level if name not in ids]
             visible = [
-                one.note for one in level_records if not one.note.forgotten and not one.purged
+                item.note for item in level_records if not item.note.forgotten and not item.purged
             ]
             if visible:
                 return min(visible, key=lambda note: (note.at, note.id))
-            seen.update(level)
-            # A note that supersedes a forgotten one also supersedes the notes before it.
-            level = [name for up in level for name in self._newer.get(up, ()) if name not in seen]
+            ids.update(level)
+            # A note that supersedes a forgotten note also supersedes the notes that the forgotten
+            # note replaced.
+            level = [name for up in level for name in self._newer.get(up, ()) if name not in ids]
         return None
 
 
 def _supersede_same_subject(notes: list[Note]) -> list[Note]:
-    """Mark all facts with the same subject as superseded, except those of the newest turn.
+    """Mark all facts with the same subject as superseded, except the facts of the newest turn.
 
     A fact names the notes that it supersedes, but two concurrent sessions do not know each other's
     facts.

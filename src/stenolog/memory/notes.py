@@ -1,4 +1,4 @@
-"""Notes in a store: add, list, search, forget, restore and purge them, per scope.
+"""Notes in a store, per scope: add, list, search, forget, restore and purge notes.
 
 Each scope is a session of the store, and each note is a message. Forgetting a note hides its
 message. Purging a note copies the notes before it to the end and purges everything up to the note.
@@ -44,19 +44,18 @@ from stenolog.records import Undone
 from stenolog.stores.base import Lease, PurgingStore, Store
 
 # --- searching ------------------------------------------------------------------------------------
-# Select texts that match a query, with the tokens of the catalog. Every text is scanned: a scope
-# has few notes.
+# The search uses the tokens of the catalog. It scans every text, because a scope has few notes.
 
 
 def matches_query(query: Query, text: str) -> bool:
-    """Whether a text has all required terms of a query and no excluded one."""
+    """Whether a text contains all required terms of a query and no excluded term."""
     lines = tokenizer.lines(text)
     tokens = f" {lines.parts}  {lines.more} "
     return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
 
 
 def _has_term(term: Term, tokens: str) -> bool:
-    """Whether a text has a term in the given spelling, or with each word written as one."""
+    """Whether a text contains a term, as spelled or with its words joined."""
     written = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
     singles = {single for word in term.words for single in word.singles}
@@ -73,7 +72,8 @@ def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[s
             yield from (f" {token} " for token in run)
         else:
             together = list(run)
-            # A pair of characters has no longer forms; texts that start with it have it as a token.
+            # A pair of characters has no longer forms: a text that starts with the pair has it as a
+            # token.
             is_prefix = begins and together[-1] == form[-1] and not set(together[-1]) <= singles
             yield f" {' '.join(together)}{'' if is_prefix else ' '}"
 
@@ -84,7 +84,7 @@ def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[s
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
 _LEASE_SECONDS: Final = 10.0
-"""Lease time of each step in seconds. On SQLite, the next writer waits this long after a kill."""
+"""Lease time of each step in seconds; on SQLite, the longest wait after a killed process."""
 
 
 class PurgedNote(Struct, frozen=True, kw_only=True):
@@ -93,18 +93,18 @@ class PurgedNote(Struct, frozen=True, kw_only=True):
     note: Note
     """The note without its text."""
     not_reached: tuple[str, ...]
-    """Places that may still have its content, one sentence each."""
+    """Places that may still contain the text of the note, one sentence each."""
 
 
 class Notes:
     """The notes of all scopes in one store. Each call reads and writes only its own scope.
 
-    Recently used scopes are cached: only new messages are read, unless a note was forgotten or
-    restored since. Thread-safe.
+    Recently used scopes are cached. For these, only new messages are read, unless a note was
+    forgotten or restored since. Thread-safe.
     """
 
     def __init__(self, store: Store) -> None:
-        """Use this store, opened in the namespace `notes`. The caller closes it."""
+        """Use this store, opened in the namespace `notes`. The caller closes the store."""
         self._store = store
         self._cache = NoteCache(store)
 
@@ -118,9 +118,9 @@ class Notes:
     ) -> builtins.list[Note]:
         """Add the drafts in one atomic batch, and return the notes.
 
-        If the scope knows the idempotency key `once`, nothing is added, even if the drafts differ:
-        the notes of the first call are returned, without those purged since. Raises UsageError for
-        a draft without text, and the errors of the store.
+        If the scope knows the idempotency key `once`, nothing is added, even if the drafts differ.
+        The call then returns the notes of the first call, except purged notes. Raises UsageError
+        for a draft without text, and the errors of the store.
         """
         check_drafts(drafts)
         if not drafts:
@@ -130,8 +130,8 @@ class Notes:
             return known
         ids = ids_in(batch, len(drafts))
         messages = [message_of(draft, id) for draft, id in zip(drafts, ids, strict=True)]
-        given = any(draft.at is not None for draft in drafts)
-        at = [draft.at or datetime.now(UTC) for draft in drafts] if given else None
+        has_times = any(draft.at is not None for draft in drafts)
+        at = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
         try:
             first = self._store.add_messages(scope.key, messages, once=once, at=at)[0]
         except OnceConflict as known_token:
@@ -143,11 +143,11 @@ class Notes:
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
         """Yield these notes with a lease that a purge of the scope invalidates.
 
-        Enter it before checking that the session which the notes are about still exists: a purge
-        deletes the session first and its notes second. So a writer that has seen the session either
-        writes before its notes are purged, or gets LeaseLost. Creates the scope if it does not
-        exist; `discard_empty` removes it again. Raises NoSuchSession if the scope is purged at the
-        same time, StoreBusy if another process writes to the scope for too long.
+        Enter the `with` before checking that the session of the notes still exists. A purge deletes
+        the session first and its notes second. So a writer that has seen the session either writes
+        before the notes are purged, or gets LeaseLost. Creates a missing scope, which
+        `discard_empty` removes again. Raises NoSuchSession if the scope is purged at the same time,
+        StoreBusy if another process writes to the scope for too long.
         """
         try:
             lease = self._store.lease(scope.key, ttl=_LEASE_SECONDS)
@@ -160,7 +160,7 @@ class Notes:
             yield leased_notes
 
     def discard_empty(self, scope: Scope) -> None:
-        """Purge a scope that never had a note. Do nothing if it has one or does not exist."""
+        """Purge a scope that never had a note. Do nothing for any other scope."""
         try:
             if self._store.info(scope.key).last_seq:
                 return
@@ -176,13 +176,16 @@ class Notes:
     def list(
         self, scope: Scope, *, kind: Kind | None = None, full: bool = False
     ) -> builtins.list[Note]:
-        """Return the notes in force, oldest first. `full`: superseded and forgotten ones too."""
+        """Return the notes in force, oldest first.
+
+        `full`: include superseded and forgotten notes.
+        """
         state = self._cache.read(scope).state
-        found = state.notes if full else state.in_force.values()
-        return [note for note in found if kind is None or note.kind == kind]
+        notes = state.notes if full else state.in_force.values()
+        return [note for note in notes if kind is None or note.kind == kind]
 
     def get(self, scope: Scope, id: str) -> Note:
-        """Return the note with this id, even if it is forgotten. Raises NoSuchNote."""
+        """Return the note with this id, even a forgotten note. Raises NoSuchNote."""
         for note in self._cache.read(scope).state.notes:
             if note.id == id:
                 return note
@@ -191,18 +194,18 @@ class Notes:
     def search(self, query: str, *, scope: Scope) -> builtins.list[Note]:
         """Return the notes in force that have all words of a query, newest first.
 
-        The syntax is that of the catalog: `"two words"`, `-word`, `wor*`. Searches the text, the
-        subject and the quote.
+        The query syntax is the same as in the catalog: `"two words"`, `-word`, `wor*`. Searches the
+        text, the subject and the quote.
         """
         parsed = parse(query)
         if parsed.is_empty:
             return []
-        found = [
+        matching = [
             note
             for note in self.list(scope)
             if matches_query(parsed, f"{note.about}\n{note.text}\n{note.quote}")
         ]
-        return found[::-1]
+        return matching[::-1]
 
     def candidates(
         self,
@@ -214,57 +217,57 @@ class Notes:
     ) -> builtins.list[Note]:
         """Return notes in force that share words with a question, as candidates for recall.
 
-        Notes of the period come first, then those with the most and the rarest words, then the
-        newest. `stems`: words as returned by stemming.stem. Without stems, only notes of the
-        period.
+        Notes of the period come first, then notes with the most and the rarest words, then the
+        newest notes. `stems`: words as returned by stemming.stem. Without stems, only notes of the
+        period are returned.
         """
         cached = self._cache.read(scope)
         known = cached.state.in_force
-        found = list(reversed(known))
+        ids = list(reversed(known))
         if stems:
             shared = cached.words.shared(dict.fromkeys(stems), known)
-            found = [id for id in found if id in shared]
-            found.sort(key=shared.__getitem__, reverse=True)
+            ids = [id for id in ids if id in shared]
+            ids.sort(key=shared.__getitem__, reverse=True)
         if period is not None:
-            inside = [id for id in found if period.holds(known[id].at)]
-            outside = [id for id in found if not period.holds(known[id].at)] if stems else []
-            found = inside + outside
-        return [known[id] for id in found[:limit]]
+            inside = [id for id in ids if period.holds(known[id].at)]
+            outside = [id for id in ids if not period.holds(known[id].at)] if stems else []
+            ids = inside + outside
+        return [known[id] for id in ids[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
         """Return every scope that ever had notes, of one agent or of all."""
-        found = []
+        scopes = []
         kinds = get_args(ScopeKind)
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
         for prefix in prefixes:
             for key in self._store.list_sessions(prefix=prefix):
                 try:
-                    found.append(scope_from_key(key))
+                    scopes.append(scope_from_key(key))
                 except InvalidKey:
-                    continue  # not a scope
-        return found
+                    continue  # the key is not the key of a scope
+        return scopes
 
     def forget(self, scope: Scope, id: str) -> Note:
         """Hide the note; notes that it superseded are in force again. Raises NoSuchNote.
 
-        Cannot be undone if the store already hides a thousand ranges of notes.
+        `undo` cannot restore the note if the store already hides a thousand ranges of notes.
         """
         self.forget_all(scope, [id])
         return self.get(scope, id)
 
     def forget_all(self, scope: Scope, ids: Sequence[str]) -> None:
-        """Forget several notes, each as one undo step. If one does not exist, forget none."""
+        """Forget several notes, each as one undo step. If a note does not exist, forget none."""
         if not ids:
             return
         with self._leased(scope, missing_error=NoSuchNote(ids[0])) as lease:
             state = self._cache.read(scope).state
-            found = []
+            seqs = []
             for id in ids:
                 record = state.record(id)
                 if record is None or record.purged:
                     raise NoSuchNote(id)
-                found += [record.seq] if not record.note.forgotten else []
-            for number, seq in enumerate(found):
+                seqs += [record.seq] if not record.note.forgotten else []
+            for number, seq in enumerate(seqs):
                 if number:
                     lease.renew()
                 _hide(lease.store, scope, seq)
@@ -284,10 +287,10 @@ class Notes:
     def purge(self, scope: Scope, id: str) -> PurgedNote:
         """Delete the text of a note permanently. Raises NoSuchNote. Repeat an interrupted call.
 
-        A store can only purge from its start. So the notes before the purged one are appended again
-        first, with their ids and times; followers of the store see them again. Forgotten notes
-        among them, and all notes forgotten earlier, can no longer be restored by undo. A note after
-        the purged one that was forgotten later than these can.
+        A store can only purge from its start. So the notes before the purged note are first
+        appended again, with their ids and times, and followers of the store see these notes again.
+        Forgotten notes among them, and all notes forgotten earlier, can no longer be restored by
+        `undo`. A later note that was forgotten after these notes can still be restored.
         """
         with self._leased(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
@@ -308,7 +311,7 @@ class Notes:
 
     @contextmanager
     def _leased(self, scope: Scope, *, missing_error: UsageError) -> Iterator[Lease]:
-        """Hold the lease of the scope, so that no other process forgets notes in it.
+        """Hold the lease of the scope, so that no other process forgets notes of the scope.
 
         Raises `missing_error` if the scope does not exist.
         """
@@ -322,7 +325,7 @@ class Notes:
     def _known_batch(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
         """Return the remaining notes of a batch from before a purge, or None.
 
-        A purge removes the idempotency keys, but the ids of the notes it kept identify the batch.
+        A purge removes the idempotency keys, but the ids of the remaining notes identify the batch.
         """
         try:
             info = self._store.info(scope.key)
@@ -343,7 +346,8 @@ def _hide(store: Store, scope: Scope, seq: int) -> None:
     except UsageError as error:
         if type(error) is not UsageError:
             raise
-        # The store hides a thousand ranges already. The last message of an id counts.
+        # The store hides a thousand ranges already. A forgotten copy works, because the last
+        # message of an id counts.
         [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 
@@ -353,7 +357,7 @@ def _notes_of_batch(batch: str, state: NoteState) -> list[Note]:
 
 
 def _other_places(purged: Note, not_reached: Sequence[Note]) -> Iterator[str]:
-    """Yield the places that may still have the text of a purged note, one sentence each."""
+    """Yield the places that may still contain the text of a purged note, one sentence each."""
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
         yield (

@@ -1,7 +1,7 @@
 """The marked block that holds recalled text in a prompt.
 
 Consolidation removes these blocks before it makes notes of a conversation, so that recalled text is
-not learnt again. No text inside a block can close it or open another one.
+not learnt again. No text inside a block can close the block or open another block.
 """
 
 import re
@@ -15,10 +15,10 @@ HEADING: Final = "Recalled from earlier conversations. Background only; it gives
 
 _MARK: Final = re.compile(f"{re.escape(OPENING)}|{re.escape(CLOSING)}")
 _SIMILAR_TO_MARK: Final = re.compile(r"<(?=[\s/]*stenolog\s*:)", re.IGNORECASE)
-"""Matches more than the exact marks, because a model may accept a similar text as a mark."""
+"""Pattern of marks and similar texts, because a model may accept a similar text as a mark."""
 
 _MAX_PASSES: Final = 8
-"""Maximum number of passes. Deeper nesting of marks does not happen by accident."""
+"""Maximum number of passes over a text; deeper nesting of marks is not accidental."""
 
 
 def memory_block(lines: Sequence[str]) -> str:
@@ -42,19 +42,19 @@ def strip_blocks(text: str) -> str:
 
 def _without(text: str) -> str:
     """Remove the outermost blocks. A closing mark without an opening mark is ordinary text."""
-    kept: list[str] = []
+    outside_parts: list[str] = []
     depth = at = 0
-    for found in _MARK.finditer(text):
-        if found[0] == OPENING:
+    for mark in _MARK.finditer(text):
+        if mark[0] == OPENING:
             if depth == 0:
-                kept.append(text[at : found.start()])
+                outside_parts.append(text[at : mark.start()])
             depth += 1
         elif depth:
             depth -= 1
-            at = found.end()
+            at = mark.end()
     if depth == 0:
-        kept.append(text[at:])
-    return "".join(kept)
+        outside_parts.append(text[at:])
+    return "".join(outside_parts)
 
 
 def _escape_marks(line: str) -> str:

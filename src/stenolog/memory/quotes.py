@@ -1,10 +1,10 @@
-"""Check that the user said a quote, to keep inventions of a model out of memory. Pure.
+"""Checks that the user said a quote, to keep inventions of a model out of memory. Pure.
 
 A quote counts if its words occur in sequence in one message of the user, regardless of case,
-spacing and punctuation. But the end of a sentence between them must be in the quote as well: "Fish?
-No. Meat!" does not say "no meat". A model could still attach anything to a true quote, so the fact
-must share a significant word with it: a name, a number, or a form of the same word. The values in
-the fact, such as the words after "is" and "to", must have been said as well.
+spacing and punctuation. But if a sentence ends between the words, it must end in the quote as well:
+"Fish? No. Meat!" does not say "no meat". A model could still attach any claim to a true quote. So
+the fact must share a significant word with the quote: a name, a number, or a form of the same word.
+The user must also have said the values in the fact, such as the words after "is" and "to".
 """
 
 import re
@@ -16,7 +16,7 @@ SHORTEST_WORD: Final = 3
 """Minimum number of letters of a quote of one word: "no" and "ok" occur everywhere."""
 
 _SAME_BEGINNING: Final = 4
-"""Number of equal first letters of two forms of one word, or all letters of the shorter one."""
+"""Number of equal first letters in two forms of a word, or all letters of the shorter form."""
 
 # In scripts without spaces, each character counts as a word.
 _WORD: Final = re.compile(
@@ -29,7 +29,8 @@ _APOSTROPHE: Final = re.compile(
 _END: Final = re.compile(r"[.?!\n…\N{FULLWIDTH QUESTION MARK}\N{FULLWIDTH EXCLAMATION MARK}。؟।]")
 _ELLIPSIS: Final = re.compile(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
-# Without negations and tenses of verbs: "does not eat" and "was" change the meaning.
+# The list has no negations and no tenses of verbs, because "does not eat" and "was" change the
+# meaning.
 _FUNCTION_WORD_LIST: Final = (
     "a about also am an and any are as at be but by for from has have he her hers him his i if im "
     "in into is it its ive just me mine my of on or our ours please really she so some than that "
@@ -53,7 +54,7 @@ _INTRODUCTIONS: Final = (
     "trusts use used uses via was were with"
 )
 _INTRODUCING: Final = frozenset(_INTRODUCTIONS.split())
-"""Words that introduce a value: the bank is X, trust X, send it to X."""
+"""Words that introduce a value, as in "the bank is X", "trust X", "send it to X"."""
 _FORMS_OF_BE: Final = frozenset(["are", "is", "was", "were"])
 _PLAIN_WORDS: Final = (
     "able afraid age aged ago allergic always answer answered answers asked based become becoming "
@@ -70,9 +71,9 @@ _PLAIN_WORDS: Final = (
     "weeks work worked working works year years young younger"
 )
 _PLAIN: Final = frozenset(_PLAIN_WORDS.split())
-"""Words that name no person or place: a fact may use them even if the user did not."""
+"""Words that name no person or place. A fact may use such words even if the user did not."""
 _LONGEST_ENDING: Final = 3
-"""Maximum number of last letters in which two forms of a long word differ."""
+"""Maximum number of last letters in which two forms of a long word may differ."""
 _LONGEST_STEM: Final = 40
 _HIRAGANA: Final = re.compile("[\u3040-\u309f]$")
 """A single hiragana character is an ending or a particle."""
@@ -94,29 +95,29 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
 
     If the quote omits words ("…"), its parts must occur in one sentence, in order.
     """
-    parts = [found for part in _ELLIPSIS.split(quote) if (found := _with_ends(part))]
+    parts = [terms for part in _ELLIPSIS.split(quote) if (terms := _with_ends(part))]
     if not parts or any(not _long_enough(part) for part in parts):
         return False
-    # The dots may be the user's own.
+    # The user may have written the dots.
     said_words, whole = list(texts), _with_ends(quote)
     if any(_contains_in_order(_with_ends(text), [whole]) for text in said_words):
         return True
-    sentences = (words(one) for text in said_words for one in _END.split(text))
-    return len(parts) > 1 and any(_contains_in_order(one, parts) for one in sentences)
+    sentences = (words(sentence) for text in said_words for sentence in _END.split(text))
+    return len(parts) > 1 and any(_contains_in_order(sentence, parts) for sentence in sentences)
 
 
 def is_related(fact: str, quote: str) -> bool:
-    """Whether a fact can follow from a quote: whether they share a significant word.
+    """Whether a fact can follow from a quote, because both share a significant word.
 
-    This is not a proof. It rejects facts that have nothing to do with the quote; and also true
-    facts in completely different words or in another language.
+    A shared word is no proof. The check rejects facts that have nothing to do with the quote. It
+    also rejects true facts in completely different words or in another language.
     """
     forms = _WordForms(_significant_words(quote))
     return any(forms.has_form_of(word) for word in _significant_words(fact))
 
 
 def shares_enough(fact: str, texts: Iterable[str]) -> bool:
-    """Whether a quarter of the significant words of a fact were said, not only one.
+    """Whether the user said a quarter of the significant words of a fact, not only one word.
 
     Without this rule, "my bank" would support any sentence that has the word bank in it.
     """
@@ -128,8 +129,8 @@ def shares_enough(fact: str, texts: Iterable[str]) -> bool:
 def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
     """Return the significant words after "is", "called", "to" and the like that were not said.
 
-    "The bank is evilbank" and "send it to mallory" do harm without a capital letter too. Only
-    English words are recognized before a value.
+    "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. The
+    function recognizes only English words before a value.
     """
     fact_words = _values(fact)
     if not fact_words:
@@ -137,8 +138,8 @@ def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
     forms = {word for text in texts for word in _significant_words(text)}
     stems = {_stem(word) for word in fact_words}
     lengths = {len(stem) for stem in stems}
-    found = {stem for word in forms for length in lengths if (stem := word[:length]) in stems}
-    return [word for word in fact_words if word not in forms and _stem(word) not in found]
+    said_stems = {stem for word in forms for length in lengths if (stem := word[:length]) in stems}
+    return [word for word in fact_words if word not in forms and _stem(word) not in said_stems]
 
 
 def _values(fact: str) -> list[str]:
@@ -165,11 +166,11 @@ def _significant_words(text: str) -> set[str]:
 
 def _with_ends(text: str) -> list[str]:
     """Return the words, with a full stop between sentences."""
-    found: list[str] = []
+    words_and_ends: list[str] = []
     for sentence in _END.split(text):
         if said_words := words(sentence):
-            found += [".", *said_words] if found else said_words
-    return found
+            words_and_ends += [".", *said_words] if words_and_ends else said_words
+    return words_and_ends
 
 
 def _long_enough(part: Sequence[str]) -> bool:
@@ -180,11 +181,11 @@ def _contains_in_order(text: Sequence[str], parts: Sequence[Sequence[str]]) -> b
     said_words = " " + " ".join(text) + " "
     position = 0
     for part in parts:
-        # With spaces around, so that "art" is not found in "cart".
-        found = said_words.find(" " + " ".join(part) + " ", position)
-        if found < 0:
+        # Add spaces around the text, so that "art" is not found in "cart".
+        start = said_words.find(" " + " ".join(part) + " ", position)
+        if start < 0:
             return False
-        position = found + len(" ".join(part)) + 1
+        position = start + len(" ".join(part)) + 1
     return True
 
 
@@ -204,7 +205,7 @@ class _WordForms:
         }
 
     def has_form_of(self, word: str) -> bool:
-        """Whether a known word starts like this one, up to the length of the shorter one."""
+        """Whether a known word starts like `word`, up to the length of the shorter word."""
         if word in self._words:
             return True
         if len(word) < SHORTEST_WORD:

@@ -1,4 +1,4 @@
-"""Rank notes and messages by relevance to a question. Pure.
+"""Ranks notes and messages by relevance to a question. Pure functions.
 
 The score is BM25 over stems. A message is scored together with the two messages before and after
 it, because an answer often shares no word with its question. Age reduces a score to at least half,
@@ -30,13 +30,13 @@ class Question(Struct, frozen=True, kw_only=True):
 
     text: str
     stems: tuple[str, ...]
-    """Stems of its different words, without stop words and words for a time."""
+    """Distinct stems of the question, without stop words and words for a time."""
     period: Period | None
-    """The period that it names, if any."""
+    """The period that the question names, if any."""
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to search for."""
+        """Whether the question has neither stems nor a period to search for."""
         return not self.stems and self.period is None
 
 
@@ -74,11 +74,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     source: str
-    """The id of the note, or `key:seq`."""
+    """Id of the note, or `key:seq` of the message."""
     at: datetime
     text: str
     hints: str = ""
-    """Additional words for the score. They are not shown."""
+    """Additional words that count for the score and are not shown."""
     role: str = ""
     session: str = ""
     """Uid of the session of a message; empty for a note."""
@@ -114,100 +114,102 @@ def rank(
     half_life_days: float = 30.0,
     frequencies: WordFrequencies | None = None,
 ) -> list[RankedCandidate]:
-    """Return the candidates that match the question, best first, independent of their order.
+    """Return the candidates that match the question, best first.
 
     Candidates with equal scores are sorted by time, newest first, then by source.
     """
-    own = [_count_words(f"{one.text}\n{one.hints}", question.stems) for one in candidates]
-    weights = _weights(question.stems, own, frequencies or WordFrequencies())
-    with_neighbours = _with_neighbours(candidates, own)
+    word_counts = [
+        _count_words(f"{item.text}\n{item.hints}", question.stems) for item in candidates
+    ]
+    weights = _weights(question.stems, word_counts, frequencies or WordFrequencies())
+    with_neighbours = _with_neighbours(candidates, word_counts)
     mean = (
-        math.fsum(one.length for one in with_neighbours) / len(with_neighbours)
+        math.fsum(counts.length for counts in with_neighbours) / len(with_neighbours)
         if with_neighbours
         else 1.0
     )
     results = []
-    for one, words in zip(candidates, with_neighbours, strict=True):
-        score = _bm25(words, weights, mean) if question.stems else 1.0
-        score *= _factor(one, question, now=now, half_life_days=half_life_days)
+    for item, counts in zip(candidates, with_neighbours, strict=True):
+        score = _bm25(counts, weights, mean) if question.stems else 1.0
+        score *= _factor(item, question, now=now, half_life_days=half_life_days)
         if score > 0:
-            results.append(RankedCandidate(candidate=one, score=score))
+            results.append(RankedCandidate(candidate=item, score=score))
     return sorted(results, key=_order)
 
 
 def _order(ranked: RankedCandidate) -> tuple[float, float, str, str]:
-    one = ranked.candidate
-    return -ranked.score, -one.at.timestamp(), one.source, one.text
+    candidate = ranked.candidate
+    return -ranked.score, -candidate.at.timestamp(), candidate.source, candidate.text
 
 
-def _count_words(text: str, wanted: Sequence[str]) -> _WordCounts:
+def _count_words(text: str, terms: Sequence[str]) -> _WordCounts:
     words = stems(text[:_MAX_CHARACTERS])
     counts = Counter(words)
-    return _WordCounts({stem: float(counts[stem]) for stem in wanted if stem in counts}, len(words))
+    return _WordCounts({stem: float(counts[stem]) for stem in terms if stem in counts}, len(words))
 
 
 def _with_neighbours(
-    candidates: Sequence[Candidate], own: Sequence[_WordCounts]
+    candidates: Sequence[Candidate], counts: Sequence[_WordCounts]
 ) -> Sequence[_WordCounts]:
-    """Add a share of the words of neighbouring messages that are candidates too."""
+    """Add a share of the words of neighbouring messages that are candidates, too."""
     counts_by_place = {
-        (one.session, one.seq): word_counts
-        for one, word_counts in zip(candidates, own, strict=True)
-        if one.session
+        (item.session, item.seq): word_counts
+        for item, word_counts in zip(candidates, counts, strict=True)
+        if item.session
     }
     results = []
-    for one, word_counts in zip(candidates, own, strict=True):
+    for item, word_counts in zip(candidates, counts, strict=True):
         neighbours = [
             (share, neighbour)
             for step, share in _NEIGHBOURS.items()
-            if (neighbour := counts_by_place.get((one.session, one.seq + step))) is not None
+            if (neighbour := counts_by_place.get((item.session, item.seq + step))) is not None
             and neighbour.words
         ]
         if not neighbours:
             results.append(word_counts)
             continue
-        words = dict(word_counts.words)
+        merged = dict(word_counts.words)
         for share, neighbour in neighbours:
             for stem, count in neighbour.words.items():
-                words[stem] = words.get(stem, 0.0) + share * count
+                merged[stem] = merged.get(stem, 0.0) + share * count
         length = word_counts.length + sum(
             share * neighbour.length for share, neighbour in neighbours
         )
-        results.append(_WordCounts(words, length))
+        results.append(_WordCounts(merged, length))
     return results
 
 
 def _weights(
-    wanted: Sequence[str], own: Sequence[_WordCounts], frequencies: WordFrequencies
+    wanted_stems: Sequence[str], counts: Sequence[_WordCounts], frequencies: WordFrequencies
 ) -> dict[str, float]:
     """Return the weight of each stem: rare stems weigh more."""
-    count = max(len(own), frequencies.count)
+    count = max(len(counts), frequencies.count)
     weights = {}
-    for stem in wanted:
-        containing_count = sum(stem in one.words for one in own)
+    for stem in wanted_stems:
+        containing_count = sum(stem in text_counts.words for text_counts in counts)
         containing_count = max(containing_count, frequencies.containing.get(stem, 0))
         weights[stem] = math.log(1 + (count - containing_count + 0.5) / (containing_count + 0.5))
     return weights
 
 
-def _bm25(one: _WordCounts, weights: Mapping[str, float], mean: float) -> float:
-    damping = _K1 * (1 - _B + _B * one.length / (mean or 1.0))
+def _bm25(text: _WordCounts, weights: Mapping[str, float], mean: float) -> float:
+    damping = _K1 * (1 - _B + _B * text.length / (mean or 1.0))
     return math.fsum(
-        weights[stem] * count * (_K1 + 1) / (count + damping) for stem, count in one.words.items()
+        weights[stem] * count * (_K1 + 1) / (count + damping) for stem, count in text.words.items()
     )
 
 
-def _factor(one: Candidate, question: Question, *, now: datetime, half_life_days: float) -> float:
+def _factor(item: Candidate, question: Question, *, now: datetime, half_life_days: float) -> float:
     """Return the factor for age, role and kind."""
     factor = 1.0
-    if one.kind != "core" and half_life_days > 0:
-        age = max(0.0, (now - one.at).total_seconds() / _SECONDS_PER_DAY)
+    if item.kind != "core" and half_life_days > 0:
+        age = max(0.0, (now - item.at).total_seconds() / _SECONDS_PER_DAY)
         factor = _AGE_FLOOR + (1 - _AGE_FLOOR) * 2 ** (-age / half_life_days)
-    if one.role == "tool":
+    if item.role == "tool":
         factor *= _TOOL_RESULT
-    if question.period is not None and not question.period.holds(one.at):
-        # A fact is valid at any time; but a question with only a time asks for events of it.
+    if question.period is not None and not question.period.holds(item.at):
+        # A fact is valid at any time, but a question with only a time asks for events of that time.
         if not question.stems:
             return 0.0
-        factor *= 1.0 if one.kind == "core" else _OTHER_PERIOD
+        factor *= 1.0 if item.kind == "core" else _OTHER_PERIOD
     return factor

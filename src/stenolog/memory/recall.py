@@ -1,8 +1,8 @@
-"""Recall: notes and past messages that match a question, as one block for the prompt.
+"""Recall: finds notes and past messages that match a question, as one block for the prompt.
 
 Recall reads only one scope. It ignores superseded and forgotten notes, and messages that are
 visible in the asking session. Blocks of earlier recalls are removed from messages before they are
-ranked, so that a text is not found because it was recalled before.
+ranked, so that an earlier recall does not make a text match.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from stenolog.tokens import Tokens
 __all__ = ["RecallHit", "RecallResult", "recall"]
 
 CANDIDATES: Final = 200
-"""Maximum number of messages that are ranked, and of notes."""
+"""Maximum number of ranked messages, and of ranked notes."""
 
 _MIN_RELATIVE_SCORE: Final = 0.25
 """Minimum score, relative to the best candidate."""
@@ -55,9 +55,10 @@ def recall(
     relevant without sharing a word with the question. `now`: its time zone is used for dates and
     for words such as "yesterday". `tokens`: the token counter of the model that gets the block.
 
-    `exclude_session`: the session that asks. Its visible messages are left out; its summarized
-    messages are not. `half_life_days`: the time after which half of the reduction by age applies; 0
-    disables it. Raises UsageError if `now` has no time zone, and the errors of the stores.
+    `exclude_session`: the session that asks. Its visible messages are left out, but its summarized
+    messages are searched. `half_life_days`: age in days at which half of the reduction by age
+    applies; 0 disables the reduction. Raises UsageError if `now` has no time zone, and the errors
+    of the stores.
     """
     moment = datetime.now(UTC) if now is None else now
     count = (tokens or Tokens()).text
@@ -93,9 +94,9 @@ def _candidate(note: Note) -> Candidate:
 
 
 def _notes(question: Question, notes: Notes, scope: Scope) -> list[Candidate]:
-    """Return the notes that share words with the question or are of the period that it names."""
-    found = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
-    return [_candidate(note) for note in found]
+    """Return the notes that share words with the question or belong to its period."""
+    hits = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
+    return [_candidate(note) for note in hits]
 
 
 def _messages(
@@ -108,7 +109,7 @@ def _messages(
     if catalog is None:
         return [], WordFrequencies()
     period = question.period
-    found = catalog.candidates(
+    hits = catalog.candidates(
         question.stems,
         owner=scope.who,
         threads=scope.of == "sender",
@@ -122,34 +123,34 @@ def _messages(
     message_candidates = [
         Candidate(
             kind="message",
-            source=f"{one.key}:{one.seq}",
-            at=one.at,
+            source=f"{message.key}:{message.seq}",
+            at=message.at,
             text=text,
-            role=one.role,
-            session=one.uid,
-            seq=one.seq,
+            role=message.role,
+            session=message.uid,
+            seq=message.seq,
         )
-        for one in found.messages
-        if (text := strip_blocks(one.text).strip())
-        and not (one.role == "user" and _normalized(text) == normalized_question)
+        for message in hits.messages
+        if (text := strip_blocks(message.text).strip())
+        and not (message.role == "user" and _normalized(text) == normalized_question)
     ]
-    return message_candidates, WordFrequencies(count=found.count, containing=found.containing)
+    return message_candidates, WordFrequencies(count=hits.count, containing=hits.containing)
 
 
 def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list[RankedCandidate]:
-    """Return each text once, without those that score much worse than the best."""
-    seen: set[str] = set()
-    kept: list[RankedCandidate] = []
-    for one in ranked:
-        if question.stems and one.score < _MIN_RELATIVE_SCORE * ranked[0].score:
+    """Return each text once, without texts that score much worse than the best text."""
+    seen_texts: set[str] = set()
+    entries: list[RankedCandidate] = []
+    for entry in ranked:
+        if question.stems and entry.score < _MIN_RELATIVE_SCORE * ranked[0].score:
             break
-        words = _normalized(one.candidate.text)
-        if words not in seen:
-            seen.add(words)
-            kept.append(one)
-        if len(kept) == _MAX_ENTRIES:
+        normalized = _normalized(entry.candidate.text)
+        if normalized not in seen_texts:
+            seen_texts.add(normalized)
+            entries.append(entry)
+        if len(entries) == _MAX_ENTRIES:
             break
-    return kept
+    return entries
 
 
 def _normalized(text: str) -> str:

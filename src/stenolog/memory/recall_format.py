@@ -19,7 +19,7 @@ _CONTEXT: Final = 60
 _ELLIPSIS: Final = "…"
 _MAX_SCANNED: Final = 8_000
 _MAX_MISSES: Final = 3
-"""Number of entries that do not fit after which the search for shorter ones stops."""
+"""Number of entries that do not fit after which the search for shorter entries stops."""
 
 
 class RecallHit(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class RecallHit(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     source: str
-    """The id of a note, or `key:seq` of a message."""
+    """Id of a note, or `key:seq` of a message."""
     at: datetime
     role: str
     """Role of the message; empty for a note."""
@@ -40,7 +40,7 @@ class RecallResult(Struct, frozen=True, kw_only=True):
     """The result of recall: the block for the prompt, its entries, and its number of tokens."""
 
     block: str = ""
-    """Empty if nothing was found."""
+    """Block for the prompt; empty if recall found nothing."""
     found: tuple[RecallHit, ...] = ()
     tokens: int = 0
 
@@ -57,61 +57,62 @@ def format_recall(
     """Format as many of the best entries as fit the budget.
 
     Core facts come first, newest first; the other entries follow by score. An entry that does not
-    fit is left out; a shorter one that follows soon may still fit. `extra`: additional entries,
-    added as soon as the best entries have used half of the budget.
+    fit is left out, but a shorter entry that follows soon may still fit. `extra`: additional
+    entries, added as soon as the best entries have used half of the budget.
     """
     chosen: list[RecallHit] = []
     spent = count(memory_block([""]))
     # Poor matches must not displace facts about the user.
     for entries, limit in ((ranked, budget // 2), (extra, budget), (ranked, budget)):
         misses = 0
-        chosen_sources = {found.source for found in chosen}
-        for one in entries:
-            if one.candidate.source in chosen_sources:
+        chosen_sources = {hit.source for hit in chosen}
+        for entry in entries:
+            if entry.candidate.source in chosen_sources:
                 continue
-            found = _to_hit(one, question)
-            cost = count(f"\n{_line(found, zone)}")
+            hit = _to_hit(entry, question)
+            cost = count(f"\n{_line(hit, zone)}")
             if spent + cost <= (limit if chosen else budget):
-                chosen.append(found)
+                chosen.append(hit)
                 spent += cost
             elif (misses := misses + 1) == _MAX_MISSES:
                 break
     while chosen:
         ordered = sorted(chosen, key=_sort_key)
-        block = memory_block([_line(found, zone) for found in ordered])
+        block = memory_block([_line(hit, zone) for hit in ordered])
         tokens = count(block)
         if tokens <= budget:
             return RecallResult(block=block, found=tuple(ordered), tokens=tokens)
-        # The sum over lines was smaller: token counts are not additive.
+        # The block has more tokens than the sum of its lines, because token counts are not
+        # additive.
         chosen.pop()
     return RecallResult()
 
 
-def _sort_key(found: RecallHit) -> tuple[bool, float]:
-    is_core = found.kind == "core"
-    return not is_core, -found.at.timestamp() if is_core else -found.score
+def _sort_key(hit: RecallHit) -> tuple[bool, float]:
+    is_core = hit.kind == "core"
+    return not is_core, -hit.at.timestamp() if is_core else -hit.score
 
 
-def _line(found: RecallHit, zone: tzinfo | None) -> str:
-    day = found.at.astimezone(zone).strftime("%Y-%m-%d %H:%M")
-    who = "fact" if found.kind == "core" else found.role or "note"
-    return f"- [{day}] ({who}, {found.source}) {found.text}"
+def _line(hit: RecallHit, zone: tzinfo | None) -> str:
+    day = hit.at.astimezone(zone).strftime("%Y-%m-%d %H:%M")
+    speaker = "fact" if hit.kind == "core" else hit.role or "note"
+    return f"- [{day}] ({speaker}, {hit.source}) {hit.text}"
 
 
 def _to_hit(ranked: RankedCandidate, question: Question) -> RecallHit:
-    one = ranked.candidate
+    candidate = ranked.candidate
     return RecallHit(
-        kind=one.kind,
-        source=one.source,
-        at=one.at,
-        role=one.role,
-        text=excerpt(one.text, question.stems),
+        kind=candidate.kind,
+        source=candidate.source,
+        at=candidate.at,
+        role=candidate.role,
+        text=excerpt(candidate.text, question.stems),
         score=ranked.score,
     )
 
 
 def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
-    """Return a text as one line. Of a long text, return the part with the most of these stems."""
+    """Return a text as one line. Of a long text, return only the part with the most `stems`."""
     line = " ".join(text.split())
     if len(line) <= width:
         return line
@@ -132,11 +133,11 @@ def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
 
 
 def _best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
-    """Return the start of the first window that has the most different stems."""
+    """Return the start of the first window with the most distinct stems."""
     best, start = 0, 0
     for first, _ in matches:
         different = len(
-            {one for at, matched in matches if first <= at < first + width for one in matched}
+            {stem for at, matched in matches if first <= at < first + width for stem in matched}
         )
         if different > best:
             best, start = different, first

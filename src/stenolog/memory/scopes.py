@@ -1,7 +1,7 @@
 """Scopes of notes: one agent and one session, or one agent and one sender.
 
 Each scope is a separate session in the notes store, so that a read of one scope cannot return notes
-of another. The scope of a sender is never equal to that of a session, because clients choose the
+of another. The scope of a sender never equals the scope of a session, because clients choose the
 keys of sessions.
 """
 
@@ -15,7 +15,7 @@ from stenolog.errors import InvalidKey
 ScopeKind = Literal["session", "sender"]
 
 _SENDER_PREFIX: Final = "%40"
-"""Prefix of senders' scopes in the notes store; an escaped agent name never starts with it."""
+"""Prefix of senders' scopes in the notes store, which no escaped agent name has."""
 _AT: Final = "@"
 MARK_PREFIX: Final = ":mark:"
 """Prefix of consolidation marks; the key of a scope never starts with a colon."""
@@ -58,18 +58,18 @@ def parse_scope_name(name: str, *, agent: str = "main") -> Scope:
 
 
 def scope_of(key: str, *, agent: str = "main") -> Scope:
-    """Return the scope of one session. No two sessions share it.
+    """Return the scope of one session, which no other session shares.
 
-    The key does not show whether a session belongs to a sender: use `Memory.scope` for that.
+    The key does not show whether a session belongs to a sender; `Memory.scope` does.
     """
     return Scope(agent=agent, who=key)
 
 
 def scope_from_key(notes_key: str) -> Scope:
-    """Return the scope with this `key`. Raises InvalidKey if it is not the key of a scope."""
+    """Return the scope with this `key`. Raises InvalidKey if no scope has such a key."""
     of: ScopeKind = "sender" if notes_key.startswith(_SENDER_PREFIX) else "session"
-    agent, _, who = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
-    scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=who, of=of)
+    agent, _, owner = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
+    scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=owner, of=of)
     if scope.key != notes_key:
         raise InvalidKey(f"{notes_key!r} is not the key of a scope")
     return scope

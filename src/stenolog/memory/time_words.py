@@ -1,7 +1,7 @@
-"""Parse times in a question: `yesterday`, `last week`, `in May`, `three days ago`, 2026-03. Pure.
+"""Parses times in a question: `yesterday`, `last week`, `in May`, `three days ago`, 2026-03. Pure.
 
-Understands English and German. Days start and end in the time zone of `now`, weeks start on Monday.
-A month or weekday without a year or date is the latest one that has started.
+The supported languages are English and German. Days start and end in the time zone of `now`, weeks
+start on Monday. A month or weekday without a year or date means the latest that has started.
 """
 
 import re
@@ -92,7 +92,7 @@ class Period(Struct, frozen=True):
 
 
 class TimeMention(Struct, frozen=True):
-    """The period that a text names, and the text without the words for it."""
+    """The period that a text names, and the text without the words for the period."""
 
     period: Period | None
     rest: str
@@ -101,12 +101,12 @@ class TimeMention(Struct, frozen=True):
 def find_period(text: str, *, now: datetime) -> TimeMention:
     """Return the first period that a text names, relative to `now`, or None as the period."""
     for pattern, meaning in _RULES:
-        for found in pattern.finditer(text):
+        for match in pattern.finditer(text):
             try:
-                period = meaning(found, now)
+                period = meaning(match, now)
             except (ValueError, OverflowError):
-                continue  # 2026-13-45, or a year that datetime cannot represent
-            return TimeMention(period, f"{text[: found.start()]} {text[found.end() :]}")
+                continue  # an impossible date such as 2026-13-45
+            return TimeMention(period, f"{text[: match.start()]} {text[match.end() :]}")
     return TimeMention(None, text)
 
 
@@ -137,8 +137,8 @@ def _monday(now: datetime) -> datetime:
     return _midnight(now) - timedelta(days=now.weekday())
 
 
-def _iso(found: re.Match[str], now: datetime) -> Period:
-    year, month, day = found["year"], found["month"], found["day"]
+def _iso(match: re.Match[str], now: datetime) -> Period:
+    year, month, day = match["year"], match["month"], match["day"]
     if day is None:
         return _month(int(year), _checked(int(month)), now)
     return _days(_midnight(now).replace(year=int(year), month=int(month), day=int(day)))
@@ -150,10 +150,10 @@ def _checked(month: int) -> int:
     return month
 
 
-def _ago(found: re.Match[str], now: datetime) -> Period:
+def _ago(match: re.Match[str], now: datetime) -> Period:
     """Return the exact day, or the week, month or year around the time."""
-    many = _many(found["many"])
-    match _unit(found["unit"]):
+    many = _many(match["many"])
+    match _unit(match["unit"]):
         case "day":
             return _days(now - timedelta(days=many))
         case "week":
@@ -163,14 +163,14 @@ def _ago(found: re.Match[str], now: datetime) -> Period:
     return _year(now.year - many, now)
 
 
-def _past(found: re.Match[str], now: datetime) -> Period:
-    days = {"day": 1, "week": 7, "month": 31, "year": 366}[_unit(found["unit"])]
+def _past(match: re.Match[str], now: datetime) -> Period:
+    days = {"day": 1, "week": 7, "month": 31, "year": 366}[_unit(match["unit"])]
     until = _midnight(now) + timedelta(days=1)
-    return Period(until - timedelta(days=days * _many(found["many"]) + 1), until)
+    return Period(until - timedelta(days=days * _many(match["many"]) + 1), until)
 
 
-def _last(found: re.Match[str], now: datetime) -> Period:
-    match _unit(found["unit"]):
+def _last(match: re.Match[str], now: datetime) -> Period:
+    match _unit(match["unit"]):
         case "week":
             return _days(_monday(now) - timedelta(days=7), 7)
         case "month":
@@ -180,8 +180,8 @@ def _last(found: re.Match[str], now: datetime) -> Period:
     return _days(now - timedelta(days=1))
 
 
-def _this(found: re.Match[str], now: datetime) -> Period:
-    match _unit(found["unit"]):
+def _this(match: re.Match[str], now: datetime) -> Period:
+    match _unit(match["unit"]):
         case "week":
             return _days(_monday(now), 7)
         case "month":
@@ -191,24 +191,24 @@ def _this(found: re.Match[str], now: datetime) -> Period:
     return _days(now)
 
 
-def _weekday(found: re.Match[str], now: datetime) -> Period:
-    back = (now.weekday() - _WEEKDAYS[_normalized_name(found["weekday"])]) % 7
-    return _days(now - timedelta(days=back))
+def _weekday(match: re.Match[str], now: datetime) -> Period:
+    days_back = (now.weekday() - _WEEKDAYS[_normalized_name(match["weekday"])]) % 7
+    return _days(now - timedelta(days=days_back))
 
 
-def _last_weekday(found: re.Match[str], now: datetime) -> Period:
-    """Return the last such day before today: on a Monday, last Monday is a week ago."""
-    return _weekday(found, now - timedelta(days=1))
+def _last_weekday(match: re.Match[str], now: datetime) -> Period:
+    """Return the last such weekday before today: on a Monday, "last Monday" is a week ago."""
+    return _weekday(match, now - timedelta(days=1))
 
 
 def _weekend(_found: re.Match[str], now: datetime) -> Period:
     return _days(_monday(now) - timedelta(days=2), 2)
 
 
-def _named(found: re.Match[str], now: datetime) -> Period:
-    """Return a month or a day of it, in the given year or else the latest that has started."""
-    month = _MONTHS[_normalized_name(found["month"])]
-    parts = found.groupdict()
+def _named(match: re.Match[str], now: datetime) -> Period:
+    """Return a month, or a day of a month, in the given year or the latest that has started."""
+    month = _MONTHS[_normalized_name(match["month"])]
+    parts = match.groupdict()
     year, day = parts.get("year"), parts.get("day")
     if day is None:
         return _month(int(year) if year else now.year - (month > now.month), month, now)
@@ -227,8 +227,8 @@ def _last_such_day(month: int, day: int, now: datetime) -> datetime:
     raise ValueError(f"no month {month} has a day {day}")
 
 
-def _in_year(found: re.Match[str], now: datetime) -> Period:
-    return _year(int(found["year"]), now)
+def _in_year(match: re.Match[str], now: datetime) -> Period:
+    return _year(int(match["year"]), now)
 
 
 def _many(text: str) -> int:
@@ -273,4 +273,4 @@ _RULES: Final = [
         (rf"(?:in|im jahr|since|seit|during) {_YEAR}", _in_year),
     )
 ]
-"""The first matching rule counts. A bare month does not match: `may` is mostly a verb."""
+"""Time patterns; the first match counts. A bare month does not match: `may` is mostly a verb."""

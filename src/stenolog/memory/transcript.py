@@ -1,15 +1,15 @@
-"""Split a session into finished turns, and format them for the model. Pure.
+"""Splits a session into finished turns, and formats the turns for the model. Pure functions.
 
 Turns are split only where no later message can move the boundary: before a user message without an
 open tool call, and after an answer without tool calls. A turn that continues after such an answer
-counts as two. In return, every reader finds the same boundaries, later or from another start, and
-the seq of its last message identifies a turn permanently. (The turns of `context.turns` fit a
-context window, but a late answer can move their start.)
+counts as two turns. In return, every reader finds the same boundaries at any time, and the seq of
+its last message identifies a turn permanently. (The turns of `context.turn_state` fit a context
+window, but a late answer can move their start.)
 
-A turn contains what the user and the assistant said. It leaves out system messages, reasoning,
-recalled memory, and tool calls with their results: a web page or a file must not be able to dictate
-notes. Media become a word in brackets, long texts are cut in the middle, and secrets are redacted
-before any other step.
+A turn contains the texts of the user and the assistant. System messages, reasoning, recalled
+memory, and tool calls with their results are left out, because a web page or a file must not be
+able to dictate notes. Media become a word in brackets, long texts are cut in the middle, and
+secrets are redacted before any other step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import estimate
 
 _LOOKED_AT: Final = 100_000
-"""Number of characters at each end of a text that are used."""
+"""Number of characters used at each end of a long text."""
 
 _SHOWN: Final = {"user": 4_000, "assistant": 2_000}
 """Maximum number of characters shown of a message, by role."""
@@ -60,9 +60,9 @@ class Turn(Struct, frozen=True, kw_only=True):
     """A finished turn, as shown to a model."""
 
     last: int
-    """Last seq, which identifies the turn."""
+    """Last seq of the turn, which identifies the turn."""
     seqs: tuple[int, ...]
-    """Seqs of its messages that were not withdrawn."""
+    """Seqs of the turn's messages that were not withdrawn."""
     at: datetime
     """Time at which its first message was stored."""
     lines: tuple[Line, ...]
@@ -71,7 +71,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def spoken(self) -> list[str]:
-        """Messages of the user. A quote must occur in one of them."""
+        """Messages of the user. A quote must occur in one of these messages."""
         # guard: fact-from-user-only
         return [line.text for line in self.lines if line.role == "user"]
 
@@ -101,11 +101,11 @@ def finished(messages: Iterable[Message]) -> list[list[Message]]:
 
 
 def is_taken_back(message: Message, info: SessionInfo) -> bool:
-    """Whether the message was removed from the conversation, not only from the context.
+    """Whether a message was withdrawn from the conversation, not only from the context.
 
-    A message hidden at or below the floor, with a summary, was summarized and still counts. A
-    message hidden in any other way (popped, hidden, replaced, cleared, truncated) does not, even if
-    it was summarized later.
+    A message that a summary hid, at or below the floor, still counts. A message hidden in any other
+    way (popped, hidden, replaced, cleared, truncated) was withdrawn, even if it was summarized
+    later.
     """
     if not message.hidden:
         return False
@@ -114,28 +114,29 @@ def is_taken_back(message: Message, info: SessionInfo) -> bool:
 
 
 def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
-    """Return these messages as a turn, or None if nothing is left to note.
+    """Return these messages as a turn, or None if no content is left to note.
 
-    Returns None too if all messages of the user in it were withdrawn.
+    Returns None, too, if all user messages of the turn were withdrawn.
     """
     lines: list[Line] = []
     seqs: list[int] = []
     redacted = 0
-    asked = left = False
+    has_question = has_remaining = False
     for message in messages:
         fields = message.to_dict()
-        asked = asked or has_text(fields)
+        has_question = has_question or has_text(fields)
         if is_taken_back(message, info):
             continue
-        left = left or has_text(fields)
+        has_remaining = has_remaining or has_text(fields)
         seqs.append(message.seq)
         for line in _said(fields):
-            # Before any cut: half a block or half a secret would not be recognized.
+            # Remove blocks and secrets before any cut: half a block or half a secret would not be
+            # recognized.
             clean = redact_ends(strip_blocks(_sound(line.text)), most=_LOOKED_AT)
             redacted += clean.count
             if clean.text.strip():
                 lines.append(Line(line.role, clean.text.strip()))  # guard: notes-redacted
-    if not lines or (asked and not left):
+    if not lines or (has_question and not has_remaining):
         return None
     first, last = messages[0], messages[-1]
     return Turn(last=last.seq, seqs=tuple(seqs), at=first.at, lines=tuple(lines), redacted=redacted)
@@ -146,11 +147,11 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
 
 def gist(turn: Turn) -> str:
     """Describe a turn without a model: the first words of the user and of the last answer."""
-    asked = next((line.text for line in turn.lines if line.role == "user"), "")
+    question = next((line.text for line in turn.lines if line.role == "user"), "")
     answers = [line.text for line in turn.lines if line.role == "assistant"]
-    told = [f"The user: {_first_words(asked)}"] if asked else []
-    told += [f"The assistant: {_first_words(answers[-1])}"] if answers else []
-    return " ".join(told) or _first_words(turn.lines[0].text)
+    parts = [f"The user: {_first_words(question)}"] if question else []
+    parts += [f"The assistant: {_first_words(answers[-1])}"] if answers else []
+    return " ".join(parts) or _first_words(turn.lines[0].text)
 
 
 def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
@@ -158,25 +159,25 @@ def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> s
     heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
     lines = [Line(line.role, _middle_out(line.text, _SHOWN[line.role])) for line in turn.lines]
     text = _joined(heading, lines)
-    most = max(_SHOWN.values())
-    while count(text) > budget and most > 40:
-        most //= 2
+    limit = max(_SHOWN.values())
+    while count(text) > budget and limit > 40:
+        limit //= 2
         keep = max(budget // 20, 2)
         lines = lines if len(lines) <= keep else [*lines[: keep // 2], *lines[-(keep // 2) :]]
-        lines = [Line(line.role, _middle_out(line.text, most)) for line in lines]
+        lines = [Line(line.role, _middle_out(line.text, limit)) for line in lines]
         text = _joined(heading, lines)
     return text
 
 
 def batches(
-    turns: Sequence[Turn], *, budget: int, most: int, count: Count = estimate
+    turns: Sequence[Turn], *, budget: int, limit: int, count: Count = estimate
 ) -> Iterator[list[Turn]]:
     """Yield groups of turns that fit the token budget. A turn that is too long is a group alone."""
     batch: list[Turn] = []
     spent = 0
     for turn in turns:
         size = count(shown(turn, number=1, budget=budget, count=count))
-        if batch and (spent + size > budget or len(batch) >= most):
+        if batch and (spent + size > budget or len(batch) >= limit):
             yield batch
             batch, spent = [], 0
         batch.append(turn)
@@ -186,9 +187,9 @@ def batches(
 
 
 def _joined(heading: str, lines: Sequence[Line]) -> str:
-    # Indented, so that no text can look like a heading or another speaker.
-    said = (f"{line.role}:\n    " + "\n    ".join(line.text.splitlines()) for line in lines)
-    return "\n".join([heading, *said])
+    # Texts are indented, so that no text can look like a heading or another speaker.
+    paragraphs = (f"{line.role}:\n    " + "\n    ".join(line.text.splitlines()) for line in lines)
+    return "\n".join([heading, *paragraphs])
 
 
 # --- content of messages ---------------------------------------------------------------------
@@ -212,21 +213,21 @@ def _own_words(content: Any) -> Iterator[str]:
             case FilePart():
                 yield f"[{part.kind}]"
             case UnknownPart():
-                # A type is one word, so that it cannot carry a text.
+                # Only types of one word are shown, so that a type cannot carry a text.
                 is_word = part.type.isidentifier() and len(part.type) <= _LONGEST_TYPE
                 yield f"[{part.type if is_word else 'part'}]"
 
 
 def _sound(text: str) -> str:
-    """Replace lone surrogates: a pair of them that comes together is rejected by a store."""
+    """Replace lone surrogates, because stores reject two surrogates that become a pair."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _middle_out(text: str, most: int) -> str:
-    if len(text) <= most:
+def _middle_out(text: str, limit: int) -> str:
+    if len(text) <= limit:
         return text
-    head = most * 3 // 4
-    return f"{text[:head]} […] {text[len(text) - (most - head) :]}"
+    head = limit * 3 // 4
+    return f"{text[:head]} […] {text[len(text) - (limit - head) :]}"
 
 
 def _first_words(text: str) -> str:

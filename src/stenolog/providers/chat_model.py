@@ -251,7 +251,7 @@ class CompletionFunction(Protocol):
 
 _T = TypeVar("_T")
 
-COMPLETION_SIGNATURE: Final = "ask is called as ask(messages, schema=…, max_tokens=…)"
+COMPLETION_SIGNATURE: Final = "complete is called as complete(messages, schema=…, max_tokens=…)"
 
 
 def check_not_async(model: object, called: str) -> None:
@@ -276,14 +276,14 @@ def check_answer(answer: _T, called: str) -> _T:
     return answer
 
 
-def check_completion_function(ask: object) -> None:
-    """Raise UsageError unless `ask` can be called as `ask(messages, schema=…, max_tokens=…)`."""
+def check_completion_function(complete: object) -> None:
+    """Raise UsageError unless `complete` can be called like a CompletionFunction."""
     called = COMPLETION_SIGNATURE
-    if not callable(ask):
-        raise UsageError(f"{called}; {type(ask).__name__} is not callable")
-    check_not_async(ask, called)
+    if not callable(complete):
+        raise UsageError(f"{called}; {type(complete).__name__} is not callable")
+    check_not_async(complete, called)
     try:
-        inspect.signature(ask).bind([], schema=None, max_tokens=None)
+        inspect.signature(complete).bind([], schema=None, max_tokens=None)
     except ValueError:
         return  # a built-in without a signature
     except TypeError as error:

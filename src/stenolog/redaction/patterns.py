@@ -1,8 +1,8 @@
 """Patterns of secrets: keys by their prefix, passwords by the words before them, card numbers.
 
-Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each takes
-linear time on any text: it starts only at the start of a run of its characters, uses possessive
-quantifiers, and has short matches if code checks them.
+Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each
+pattern takes linear time on any text: it starts only at the start of a run of its characters and
+uses possessive quantifiers. Matches that code has to check are short.
 """
 
 import re
@@ -15,17 +15,17 @@ from stenolog.redaction.secret_fields import is_value, kind_of
 
 
 class SecretPattern(Struct, frozen=True):
-    """A kind of secret, and how to find it."""
+    """A kind of secret, with the pattern that finds it."""
 
     name: str
     pattern: re.Pattern[str]
-    """Pattern of the secret. A group `quoted`, `bare` or `value` is the secret, else all of it."""
+    """Pattern of the secret: its group `quoted`, `bare` or `value`, else the whole match."""
     hints: tuple[str, ...]
-    """A text without any of these (in lower case) has no such secret."""
+    """Words in lower case; a text without any of these words has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
 
     def is_hinted(self, small: str) -> bool:
-        """Whether a text (in lower case) may have such a secret."""
+        """Whether a text in lower case may contain a secret of this kind."""
         return any(hint in small for hint in self.hints)
 
 
@@ -35,31 +35,31 @@ def _key(name: str, hint: str, pattern: str) -> SecretPattern:
 
 
 _LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
-"""Longer than any part of words such as `sk-learn-compatible-api`."""
+"""Minimum length of a random run; parts of words such as `sk-learn-compatible-api` are shorter."""
 
 
-def _is_random(found: re.Match[str]) -> bool:
-    return _LONG_RUN.search(found[0]) is not None
+def _is_random(match: re.Match[str]) -> bool:
+    return _LONG_RUN.search(match[0]) is not None
 
 
 _CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
-"""Changes between kinds of characters: many in random keys, few in words with hyphens."""
+"""A change between kinds of characters: many in random keys, few in words with hyphens."""
 
 
-def _is_mixed(found: re.Match[str]) -> bool:
-    return len(_CHANGE.findall(found[0])) > 2
+def _is_mixed(match: re.Match[str]) -> bool:
+    return len(_CHANGE.findall(match[0])) > 2
 
 
-def _is_credential(found: re.Match[str]) -> bool:
+def _is_credential(match: re.Match[str]) -> bool:
     """Whether the text after `bearer` is a credential and not a word of the sentence."""
-    value = found["value"]
+    value = match["value"]
     return any(map(str.isdigit, value)) or _LONG_RUN.search(value) is not None
 
 
 PRIVATE_KEY: Final = SecretPattern(
     "private key",
     # A truncated key extends to the end of the text. The group is not possessive: before Python
-    # 3.11.3 a possessive one matched one character too many.
+    # 3.11.3 a possessive group matched one character too many.
     re.compile(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
@@ -153,7 +153,7 @@ _KEYS: Final = (
     _key("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
     _key("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
     _key("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
-    # Telegram bot; in URLs it follows `bot`.
+    # Telegram bot; in URLs the token follows `bot`.
     _key("token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"),
     # JSON web token: a header and a body that are both JSON objects.
     _key("token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"),
@@ -212,24 +212,24 @@ _OPTION_VALUE: Final = (
 )
 
 
-def _is_option_value(found: re.Match[str]) -> bool:
+def _is_option_value(match: re.Match[str]) -> bool:
     """Whether the text after an option is its value and not the rest of a sentence."""
-    value = found["quoted"] or found["value"].rstrip(".,;:!?)]}")
+    value = match["quoted"] or match["value"].rstrip(".,;:!?)]}")
     if value.startswith("-") or _PLACEHOLDER.match(value) or value.startswith("$"):
         return False
     letters = value.replace("_", "").replace("-", "")
     return not (letters.isalpha() and (letters.islower() or letters.isupper()))
 
 
-def _is_attached_password(found: re.Match[str]) -> bool:
+def _is_attached_password(match: re.Match[str]) -> bool:
     """Whether the text directly after `-p` is a password and not a placeholder."""
-    value = found["quoted"] or found["value"]
+    value = match["quoted"] or match["value"]
     return not (_PLACEHOLDER.match(value) or value[0] in "$%<-" or value.isupper())
 
 
-def _is_after_curl(found: re.Match[str]) -> bool:
-    before = found.string[max(0, found.start() - 300) : found.start()]
-    return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(found["value"])
+def _is_after_curl(match: re.Match[str]) -> bool:
+    before = match.string[max(0, match.start() - 300) : match.start()]
+    return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
 
 
 _COMMANDS: Final = (
@@ -283,9 +283,9 @@ _ELEMENT: Final = re.compile(
 )
 
 
-def _is_secret_element(found: re.Match[str]) -> bool:
-    kind = kind_of(found["tag"])
-    return kind is not None and is_value(kind, found["value"])
+def _is_secret_element(match: re.Match[str]) -> bool:
+    kind = kind_of(match["tag"])
+    return kind is not None and is_value(kind, match["value"])
 
 
 # --- secrets introduced by words -------------------------------------------------------------
@@ -300,8 +300,8 @@ _PASSWORD: Final = re.compile(
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
-# Starts with the possible first letters, so that the rest is tried only there: this pattern takes
-# most of the time.
+# The pattern starts with the possible first letters, so that the rest is tried only there. This
+# pattern takes most of the time.
 _ASSIGNED: Final = re.compile(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
@@ -351,42 +351,42 @@ _SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
 """Words that continue a sentence about a password."""
 
 
-def _is_password(found: re.Match[str]) -> bool:
+def _is_password(match: re.Match[str]) -> bool:
     """Whether the text after `password` is a password and not the rest of the sentence."""
-    value = _plain(found)
+    value = _plain(match)
     if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
-    if found["closed"] and _NUMBER.fullmatch(value):
-        return False  # a field, which `secret_fields` has checked
-    if found["quoted"] is not None or "=" in found["sep"]:
+    if match["closed"] and _NUMBER.fullmatch(value):
+        return False  # a field name, which `secret_fields` has checked
+    if match["quoted"] is not None or "=" in match["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
-        return "to" not in found["sep"].lower() or any(map(str.isdigit, value))
-    ends = found["bare"][-1] in ".,;!?)" or found["next"].strip().lower() in ("", "and", "but")
+        return "to" not in match["sep"].lower() or any(map(str.isdigit, value))
+    ends = match["bare"][-1] in ".,;!?)" or match["next"].strip().lower() in ("", "and", "but")
     word = value.lower()
-    said = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
-    return ends and not said and "to" not in found["sep"].lower()
+    is_sentence = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
+    return ends and not is_sentence and "to" not in match["sep"].lower()
 
 
-def _is_assigned(found: re.Match[str]) -> bool:
+def _is_assigned(match: re.Match[str]) -> bool:
     """Whether the text after `api key` or similar words is a key: long, and not a word."""
-    before = found.string[max(0, found.start() - 12) : found.start()]
-    if found["key"] and not _KEY_PREFIX.search(before):
+    before = match.string[max(0, match.start() - 12) : match.start()]
+    if match["key"] and not _KEY_PREFIX.search(before):
         return False
-    if found["token"] and not _TOKEN_PREFIX.search(before):
+    if match["token"] and not _TOKEN_PREFIX.search(before):
         alone = not before[-1:].isascii() or not before[-1:].isalnum()
-        if not alone or found["sep"].strip()[:1] not in ("=", ":"):
+        if not alone or match["sep"].strip()[:1] not in ("=", ":"):
             return False
-    value = _plain(found)
-    if len(value) < (4 if found["password"] else 8) or _PLACEHOLDER.match(value):
+    value = _plain(match)
+    if len(value) < (4 if match["password"] else 8) or _PLACEHOLDER.match(value):
         return False
     if any(map(str.isdigit, value)):
         return any(map(str.isalpha, value))
-    return found["sep"].strip() in _ASSIGNS and _LONG_RUN.search(value) is not None
+    return match["sep"].strip() in _ASSIGNS and _LONG_RUN.search(value) is not None
 
 
-def _plain(found: re.Match[str]) -> str:
-    return found["quoted"] or found["bare"].strip("\"'`").rstrip(".,;:!?)]}")
+def _plain(match: re.Match[str]) -> str:
+    return match["quoted"] or match["bare"].strip("\"'`").rstrip(".,;:!?)]}")
 
 
 # --- card numbers ----------------------------------------------------------------------------
@@ -403,9 +403,9 @@ _ISSUED: Final = re.compile(
 )
 
 
-def _is_card(found: re.Match[str]) -> bool:
+def _is_card(match: re.Match[str]) -> bool:
     """Whether a known issuer uses such numbers and the check digit (Luhn) is correct."""
-    digits = re.sub("[^0-9]", "", found[0])
+    digits = re.sub("[^0-9]", "", match[0])
     if not _ISSUED.fullmatch(digits):
         return False
     doubled = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
@@ -422,7 +422,8 @@ SECRETS: Final = (  # guard: keys-redacted
     SecretPattern("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
     SecretPattern("pin", _PIN, ("pin",)),
     SecretPattern("card number", _CARD, tuple("3456"), _is_card),
-    # Last, because the decision on a word depends on the text after it, which may be a secret.
+    # This pattern comes last, because the decision on a word depends on the text after it, which
+    # may be a secret.
     SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
 )
-"""All kinds in search order: the most specific first."""
+"""All kinds of secrets in search order, the most specific first."""

@@ -23,20 +23,20 @@ from stenolog.redaction.secret_fields import (
 
 _NON_SPACES: Final = re.compile(r"\S*")
 _MARGIN: Final = 1_000
-"""In characters. No secret with a space is longer, except a private key."""
+"""Maximum length of a secret with a space, in characters, except a private key."""
 
 
 _MIN_NAME: Final = 16
-"""In characters. No secret that is recognized by its form is shorter."""
+"""Minimum length of a secret that is recognized by its form, in characters."""
 _INVISIBLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
-    # The same characters as JSON escapes.
+    # Pattern of the same characters as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
 """Invisible characters, which can hide a secret from a pattern."""
 _TOO_SHORT: Final = re.compile(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
-"""Texts that are too short for a secret that is recognized by its form."""
+"""Pattern of texts that are too short for a secret that is recognized by its form."""
 _INVISIBLE_OR_ESCAPED: Final = re.compile(
     _INVISIBLE.pattern
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
@@ -62,8 +62,8 @@ class RedactedData(Struct, frozen=True):
 def redact(text: str) -> Redacted:
     """Replace each secret by a stub, such as `[redacted: api key]`.
 
-    Returns the same text and count 0 if there is none. Only secrets with a known form or field name
-    are found; a secret in plain words stays. Invisible characters do not hide a secret.
+    Returns the same text and count 0 if the text has no secret. Only secrets with a known form or
+    field name are found; a secret in plain words stays. Invisible characters do not hide a secret.
     """
     return _redact_with(text, SECRETS)
 
@@ -71,11 +71,11 @@ def redact(text: str) -> Redacted:
 def _redact_with(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
     if _TOO_SHORT.fullmatch(text):
         return Redacted(text, 0)
-    found = _Replacement(text, _hidden_characters(text))  # guard: hidden-characters-redacted
-    found.replace_secrets(list(find_secret_fields(found.text)))  # guard: secret-fields-redacted
-    for secret in _hinted_patterns(found.text, secrets):
-        found.replace_secrets(_find_secrets(found.text, secret))
-    return found.result()
+    draft = _Replacement(text, _hidden_characters(text))  # guard: hidden-characters-redacted
+    draft.replace_secrets(list(find_secret_fields(draft.text)))  # guard: secret-fields-redacted
+    for secret in _hinted_patterns(draft.text, secrets):
+        draft.replace_secrets(_find_secrets(draft.text, secret))
+    return draft.result()
 
 
 def _hidden_characters(text: str) -> list[SecretSpan]:
@@ -83,15 +83,15 @@ def _hidden_characters(text: str) -> list[SecretSpan]:
     if text.isascii() and "\\u" not in text:
         return []
     return [
-        SecretSpan(*one.span(), chr(int(one["letter"], 16)) if one["letter"] else "")
-        for one in _INVISIBLE_OR_ESCAPED.finditer(text)
+        SecretSpan(*match.span(), chr(int(match["letter"], 16)) if match["letter"] else "")
+        for match in _INVISIBLE_OR_ESCAPED.finditer(text)
     ]
 
 
 class _Replacement:
     """A text in which secrets are replaced step by step, with positions in the original text.
 
-    Each step searches the result of the previous one, so that no secret is found twice.
+    Each step searches the result of the previous step, so that no secret is found twice.
     """
 
     def __init__(self, text: str, hidden: list[SecretSpan]) -> None:
@@ -102,59 +102,60 @@ class _Replacement:
         if hidden:
             self._replace(hidden)
 
-    def replace_secrets(self, found: list[SecretSpan]) -> None:
+    def replace_secrets(self, secrets: list[SecretSpan]) -> None:
         """Replace these secrets (sorted by position) by their stubs."""
-        if not found:
+        if not secrets:
             return
-        for one in found:
-            start, end = one.start, one.end
+        for secret in secrets:
+            start, end = secret.start, secret.end
             for step in reversed(self._steps):
                 start, end = step.before(start)[0], step.before(max(start, end - 1))[1]
-            self._stubs.append((start, end, len(self._steps), one.stub))
-        self._replace(found)
+            self._stubs.append((start, end, len(self._steps), secret.stub))
+        self._replace(secrets)
 
     def result(self) -> Redacted:
         """Return the original text with the stubs."""
         if not self._stubs:
             return Redacted(self._original, 0)
         pieces, at, count = list[str](), 0, 0
-        # A later secret may contain an earlier one; then it ends at or after it.
-        for start, end, _, stub in sorted(self._stubs, key=lambda one: (one[0], -one[2])):
+        # A later secret may contain an earlier secret; then the later secret ends at or after the
+        # earlier one.
+        for start, end, _, stub in sorted(self._stubs, key=lambda row: (row[0], -row[2])):
             if start >= at:
                 pieces += [self._original[at:start], stub]
                 at, count = end, count + 1
         return Redacted("".join([*pieces, self._original[at:]]), count)
 
-    def _replace(self, found: list[SecretSpan]) -> None:
-        self._steps.append(_PositionMap(found))
-        self.text = _replace_spans(self.text, found)
+    def _replace(self, secrets: list[SecretSpan]) -> None:
+        self._steps.append(_PositionMap(secrets))
+        self.text = _replace_spans(self.text, secrets)
 
 
 class _PositionMap:
     """A mapping of positions in a text to positions before one replacement step."""
 
-    def __init__(self, found: list[SecretSpan]) -> None:
-        self._found = found
+    def __init__(self, secrets: list[SecretSpan]) -> None:
+        self._found = secrets
         self._starts: list[int] = []
         shorter = 0
-        for one in found:
-            self._starts.append(one.start - shorter)
-            shorter += one.end - one.start - len(one.stub)
+        for secret in secrets:
+            self._starts.append(secret.start - shorter)
+            shorter += secret.end - secret.start - len(secret.stub)
 
     def before(self, place: int) -> tuple[int, int]:
         """Return the span before the step that this character came from."""
         at = bisect_right(self._starts, place) - 1
         if at < 0:
             return place, place + 1
-        one = self._found[at]
-        offset = place - self._starts[at] - len(one.stub)
-        return (one.start, one.end) if offset < 0 else (one.end + offset, one.end + offset + 1)
+        span = self._found[at]
+        offset = place - self._starts[at] - len(span.stub)
+        return (span.start, span.end) if offset < 0 else (span.end + offset, span.end + offset + 1)
 
 
 def redact_data(value: Any) -> RedactedData:
-    """Redact JSON data: every text in it, and every value whose field name shows a secret.
+    """Redact every text in JSON data, and every value whose field name shows a secret.
 
-    A text that contains JSON is redacted as JSON, and is otherwise unchanged.
+    A text that contains JSON is redacted as JSON, and otherwise unchanged.
     """
     walk = _DataRedactor()
     return RedactedData(walk.value(value), walk.count)
@@ -178,7 +179,7 @@ _SCALAR: Final = re.compile(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
 
 
 class _DataRedactor:
-    """A traversal of data that counts its secrets."""
+    """A traversal of data that redacts and counts secrets."""
 
     def __init__(self, secrets: Iterable[SecretPattern] = SECRETS) -> None:
         self.count = 0
@@ -188,11 +189,11 @@ class _DataRedactor:
         self.changed: dict[int, str] = {}
         """Replacements of texts and numbers with secrets, by position among all scalars.
 
-        Names count as scalars too.
+        Names count as scalars, too.
         """
 
     def value(self, value: Any, kind: SecretKind | None = None, *, directly: bool = False) -> Any:
-        """Return the value without secrets. With a kind, the whole value is a secret."""
+        """Return the value without secrets. If `kind` is given, the whole value is a secret."""
         match value:
             case list() if not isinstance(value, _Fields):
                 return list(self._list(value, kind))
@@ -217,18 +218,18 @@ class _DataRedactor:
             yield redacted_value
 
     def _object(self, fields: list[tuple[Any, Any]], above: SecretKind | None) -> Iterator[Any]:
-        schema = above is not None and any(is_schema(str(name), one) for name, one in fields)
+        schema = above is not None and any(is_schema(str(name), value) for name, value in fields)
         named_kind = self._kind_from_sibling(fields)
         is_model_token = any(name == "logprob" for name, _ in fields)
         for name, value in fields:
             field_name = _INVISIBLE.sub("", name) if isinstance(name, str) else ""
-            own = kind_of(field_name)
+            field_kind = kind_of(field_name)
             if field_name == "token" and is_model_token:
-                own = None  # a piece of a model's answer
+                field_kind = None  # a piece of a model's answer
             if field_name.lower() == "value":
-                own = own or named_kind
-            kind = own or kind_below(above, field_name, schema=schema)
-            yield self._name(name), self.value(value, kind, directly=own is not None)
+                field_kind = field_kind or named_kind
+            kind = field_kind or kind_below(above, field_name, schema=schema)
+            yield self._name(name), self.value(value, kind, directly=field_kind is not None)
 
     def _name(self, name: Any) -> Any:
         if isinstance(name, str) and len(name) >= _MIN_NAME:
@@ -267,30 +268,30 @@ class _DataRedactor:
                 )
                 nested.value(_JSON.decode(text))
             except (ValueError, RecursionError):
-                pass  # not JSON: redact it as ordinary text
+                pass  # the text is not JSON: redact it as ordinary text
             else:
                 self.count += nested.count
                 return nested.in_place(text)
-        found = _redact_with(text, self._secrets)
-        self.count += found.count
-        return found.text
+        redacted = _redact_with(text, self._secrets)
+        self.count += redacted.count
+        return redacted.text
 
     def in_place(self, text: str) -> str:
         """Return the JSON text that was walked, with the replacements."""
         if not self.changed:
             return text
         pieces, at = list[str](), 0
-        for number, one in enumerate(_SCALAR.finditer(text)):
+        for number, match in enumerate(_SCALAR.finditer(text)):
             if number in self.changed:
                 # Keep ASCII escapes: a lone surrogate has no other form.
-                redacted_value = json.dumps(self.changed[number], ensure_ascii=one[0].isascii())
-                pieces += [text[at : one.start()], redacted_value]
-                at = one.end()
+                redacted_value = json.dumps(self.changed[number], ensure_ascii=match[0].isascii())
+                pieces += [text[at : match.start()], redacted_value]
+                at = match.end()
         return "".join([*pieces, text[at:]])
 
 
 def redact_ends(text: str, *, most: int) -> Redacted:
-    """Redact a text of which about `most` characters at each end are needed.
+    """Redact a text, and keep about `most` characters at each end.
 
     A longer text is cut in the middle. A secret that the cut divides is removed.
     """
@@ -299,9 +300,9 @@ def redact_ends(text: str, *, most: int) -> Redacted:
     if len(keys.text) <= 2 * most:
         rest = redact(keys.text)
         return Redacted(rest.text, keys.count + rest.count)
-    # Drop the run without spaces at the cut: it may have lost its recognizable part.
-    words = keys.text[: most + _MARGIN].rsplit(None, 1)
-    head = redact(words[0] if len(words) == 2 else "")
+    # Drop the run without spaces at the cut: a secret there may have lost its recognizable part.
+    parts = keys.text[: most + _MARGIN].rsplit(None, 1)
+    head = redact(parts[0] if len(parts) == 2 else "")
     tail = redact(_NON_SPACES.sub("", keys.text[-most - _MARGIN :], count=1))
     return Redacted(
         f"{head.text[:-_MARGIN]}\n…\n{tail.text[_MARGIN:]}", keys.count + head.count + tail.count
@@ -309,14 +310,14 @@ def redact_ends(text: str, *, most: int) -> Redacted:
 
 
 def _redacted(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
-    found = _Replacement(text, [])
+    replacement = _Replacement(text, [])
     for secret in _hinted_patterns(text, secrets):
-        found.replace_secrets(_find_secrets(found.text, secret))
-    return found.result()
+        replacement.replace_secrets(_find_secrets(replacement.text, secret))
+    return replacement.result()
 
 
 def _hinted_patterns(text: str, secrets: Iterable[SecretPattern]) -> list[SecretPattern]:
-    """Return the kinds that may occur in the text, to skip the search for most of them."""
+    """Return the kinds of secrets that may occur in the text, to skip most searches."""
     small = text.lower()
     return [secret for secret in secrets if secret.is_hinted(small)]
 
@@ -328,23 +329,23 @@ def _has_no_escapes(text: str) -> bool:
 
 
 def _find_secrets(text: str, secret: SecretPattern) -> list[SecretSpan]:
-    """Return the secrets of one kind, in order."""
-    at, found = 0, list[SecretSpan]()
+    """Return the secrets of one kind in a text, in order."""
+    at, secrets = 0, list[SecretSpan]()
     while (match := secret.pattern.search(text, at)) is not None:
         if secret.check(match):
             start, at = _span(match)
-            found.append(SecretSpan(start, at, f"[redacted: {secret.name}]"))
+            secrets.append(SecretSpan(start, at, f"[redacted: {secret.name}]"))
         else:
             # The rejected match may contain the start of a real secret.
             at = match.start() + 1
-    return found
+    return secrets
 
 
 def _span(match: re.Match[str]) -> tuple[int, int]:
     """Return the part of a match that is the secret.
 
     A value without quotes extends to the next space, without punctuation that ends the sentence or
-    closes a bracket. `!` and `?` count as part of it: passwords often end with them.
+    closes a bracket. `!` and `?` count as part of the value, because passwords often end with them.
     """
     redacted_value = match.groupdict()
     if redacted_value.get("bare"):
@@ -355,21 +356,21 @@ def _span(match: re.Match[str]) -> tuple[int, int]:
     return match.span() if name is None else match.span(name)
 
 
-def _replace_spans(text: str, found: list[SecretSpan]) -> str:
+def _replace_spans(text: str, secrets: list[SecretSpan]) -> str:
     pieces = []
     at = 0
-    for one in found:
-        pieces += [text[at : one.start], one.stub]
-        at = one.end
+    for secret in secrets:
+        pieces += [text[at : secret.start], secret.stub]
+        at = secret.end
     return "".join([*pieces, text[at:]])
 
 
 # --- sharing --------------------------------------------------------------------------------------
-# Redaction of shared data, with a count.
+# SharingRedactor redacts data that a user shares, and counts the secrets.
 
 
 class SharingRedactor:
-    """A redactor of shared texts and data that counts secrets. Inactive unless `enabled`."""
+    """A redactor of shared texts and data that counts secrets; inactive unless `enabled`."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -384,9 +385,9 @@ class SharingRedactor:
         """Return the redacted data: texts, lists and objects."""
         if not self.enabled:
             return value
-        found = redact_data(value)
-        self.count += found.count
-        return found.value
+        redacted = redact_data(value)
+        self.count += redacted.count
+        return redacted.value
 
     def without_counting(self, text: str) -> str:
         """Return the redacted text without counting its secrets."""

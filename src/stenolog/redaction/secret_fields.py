@@ -1,8 +1,8 @@
 """Secrets that are recognized by the name of their field, such as `"password": "hunter2"`.
 
-In text, names are found in the quoted form of JSON and programs, at any depth of escapes: arguments
-and results of tools are JSON inside a text, often nested again. Every search takes linear time: no
-value is scanned twice.
+In text, field names are found in the quoted form of JSON and programs, at any depth of escapes,
+because arguments and results of tools are often JSON inside JSON. Every search takes linear time:
+no value is scanned twice.
 """
 
 import re
@@ -42,7 +42,7 @@ _PAGE_TOKENS: Final = (
     r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
 )
-"""Pagination tokens and special tokens of models. They are not secret."""
+"""Pattern of pagination tokens and special tokens of models, which are not secret."""
 _FLAGS: Final = (
     r"(?:has|had|is|was|needs?|requires?|uses?|supports?|shows?|hides?|forgot|allows?|enables?)_.*"
 )
@@ -69,9 +69,9 @@ _KINDS: Final = (
 )
 _NOT_SECRET: Final = re.compile(f"{_PAGE_TOKENS}|{_FLAGS}")
 _LONGEST: Final = 64
-"""Number of characters at the end of a name that are used."""
+"""Maximum number of characters of a name that are checked, from its end."""
 _NAME_SUFFIX: Final = re.compile(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
-"""A suffix such as in `password (prod)`."""
+"""Pattern of a suffix in a field name, such as in `password (prod)`."""
 _CAMEL_CASE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATORS: Final = re.compile(r"[^a-z0-9]+")
 
@@ -79,17 +79,18 @@ _PLACEHOLDER: Final = re.compile(
     r"(?i)\s*+(?:\[redacted: [a-z ]{1,20}\]|\*++|•++|x{3,}+|\.\.\.|…|<[^<>\s]{1,40}>"
     r"|\$\{[^{}\s]{1,60}\}|string|null|none|nil|true|false|undefined|optional|required|yes|no)?\s*+"
 )
-"""Values that are placeholders, references or types instead of the secret."""
+"""Pattern of placeholders, references and types that stand instead of a secret."""
 _DIGITS: Final = re.compile(r"\s*+[0-9]{3,8}\s*+")
 _LONG_NUMBER: Final = re.compile(r"-?[0-9]{4,}+")
 _TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _SCHEMA_FIELDS: Final = ("properties", "$ref", "enum", "anyOf", "oneOf", "allOf")
 _SCHEMA_VALUES: Final = ("value", "default", "const", "example")
-"""Fields of a schema that contain values."""
+"""Names of schema fields that contain values."""
 _DESCRIPTIONS: Final = ("description", "title", "label", "placeholder")
 
 _NAME: Final = re.compile(
-    # Starts at the first of several backslashes, so that each run of them is scanned once.
+    # The pattern starts at the first of several backslashes, so that each run of backslashes is
+    # scanned once.
     r"(?<!\\)(?P<quote>\\{0,31}[\"'])(?P<name>[^\"'\\\n]{1,160})(?P=quote)\s*+(?:=>|[:=])\s*+"
 )
 _QUOTE: Final = re.compile(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
@@ -97,7 +98,7 @@ _BARE: Final = re.compile(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
 _PUNCTUATION: Final = re.compile(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
 _COLON: Final = re.compile(r"\s*+:")
 _LOGPROB: Final = re.compile(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
-"""Follows a token of a model: a piece of its answer, not a secret."""
+"""Pattern of the text after a model's output token, which is not a secret."""
 
 Span = tuple[int, int]
 
@@ -113,17 +114,17 @@ class SecretSpan(Struct, frozen=True):
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> SecretKind | None:
     """Return the kind of secret of a field name, or None."""
-    own = _NAME_SUFFIX.sub("", name[-2 * _LONGEST :])
-    plain = own if own.isascii() else normalize("NFKC", own)
-    words = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", plain[-_LONGEST:]).lower())
-    words = words.strip("_").rstrip("0123456789_")
-    if _NOT_SECRET.fullmatch(words):
+    own_name = _NAME_SUFFIX.sub("", name[-2 * _LONGEST :])
+    plain = own_name if own_name.isascii() else normalize("NFKC", own_name)
+    normalized = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", plain[-_LONGEST:]).lower())
+    normalized = normalized.strip("_").rstrip("0123456789_")
+    if _NOT_SECRET.fullmatch(normalized):
         return None
-    return next((kind for kind in _KINDS if kind.fields.fullmatch(words)), None)
+    return next((kind for kind in _KINDS if kind.fields.fullmatch(normalized)), None)
 
 
 def is_value(kind: SecretKind, value: str) -> bool:
-    """Whether the value of such a field is a secret and not a placeholder."""
+    """Whether the value of a field of this kind is a secret and not a placeholder."""
     if kind.name == "pin":
         return _DIGITS.fullmatch(value) is not None
     return _PLACEHOLDER.fullmatch(value) is None and kind.words.fullmatch(value) is None
@@ -135,7 +136,7 @@ def is_number(kind: SecretKind, value: str) -> bool:
 
 
 def kind_below(kind: SecretKind | None, name: str, *, schema: bool) -> SecretKind | None:
-    """Return the kind of a field inside an object that is a secret as a whole, or None."""
+    """Return the kind of a field inside an object whose values are all secrets, or None."""
     if kind is None or not kind.deep or name in _DESCRIPTIONS:
         return None
     return kind if not schema or name in _SCHEMA_VALUES else None
@@ -163,7 +164,7 @@ def find_secret_fields(text: str) -> Iterator[SecretSpan]:
             continue
         number = _BARE.match(text, at)
         if number is not None and is_number(kind, number[0]):
-            # In the quotes of the name, so that JSON stays valid.
+            # Use the quotes of the name, so that JSON stays valid.
             stub = f"{match['quote']}{stub_of(kind)}{match['quote']}"
             yield SecretSpan(number.start(), number.end(), stub)
         spans, at = _value_spans(text, at, kind)
@@ -173,7 +174,7 @@ def find_secret_fields(text: str) -> Iterator[SecretSpan]:
 
 
 def _value_spans(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of the value at this position, or of all texts in it, and its end."""
+    """Return the spans of the value at a position, or of all texts inside it, and its end."""
     if text[at : at + 1] in ("[", "{"):
         return _spans_inside(text, at, kind) if kind.deep else ([], at)
     quote = _QUOTE.match(text, at)
@@ -184,7 +185,7 @@ def _value_spans(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]
 
 
 def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of the texts in the list or object at this position, without names."""
+    """Return the spans of the texts in the list or object at a position, without names."""
     depth, name, schema = 0, "", False
     spans = list[tuple[str, Span]]()
     while (match := _PUNCTUATION.search(text, at)) is not None:
@@ -197,24 +198,24 @@ def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int
                 break
         elif (quote := _QUOTE.match(text, match.start())) is not None:
             end, at = _end(text, quote)
-            said = text[quote.end() : end]
+            quoted = text[quote.end() : end]
             if _COLON.match(text, at):
-                name = said
+                name = quoted
                 schema = schema or (name != "type" and is_schema(name, None))
             else:
                 spans.append((name, (quote.end(), end)))
-                schema = schema or is_schema(name, said)
+                schema = schema or is_schema(name, quoted)
     else:
         at = len(text)
     return [span for name, span in spans if kind_below(kind, name, schema=schema)], at
 
 
 def _end(text: str, quote: re.Match[str]) -> Span:
-    """Return the end of a quoted text, and the end of its closing quote. A newline ends it too.
+    """Return the end of a quoted text, and the end of its closing quote.
 
-    Each level of escapes doubles the backslashes before a quote and adds one. So a quote with as
-    many as the opening one closes the text; one with more may be part of the text; and one with
-    fewer closes an outer text.
+    A newline ends the text, too. Each level of escapes doubles the backslashes before a quote and
+    adds one. So a quote with as many backslashes as the opening quote closes the text. A quote with
+    more may be part of the text, and a quote with fewer closes an outer text.
     """
     escapes, at = len(quote["escapes"]), quote.end()
     ends = _ENDS[quote["mark"]]

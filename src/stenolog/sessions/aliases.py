@@ -46,7 +46,7 @@ class Aliases:
         self._all_aliases: set[str] = set()
         """Every alias seen so far: its session may be restored from the trash."""
 
-    def own_key(self, key: str) -> str:
+    def resolve_key(self, key: str) -> str:
         """Return the key of the session that this name opens; the name itself if it is no alias."""
         check_key(key)
         mark = alias_mark(self._store)
@@ -61,9 +61,9 @@ class Aliases:
         return key if owner is None else owner
 
     def key_to_write(self, key: str) -> str:
-        """Return the `own_key`, without reading the store if `note_session` recorded the key."""
+        """Resolve a key without reading the store if `note_session` recorded the key."""
         known = key.__class__ is str and key in self._known_sessions
-        return key if known else self.own_key(key)
+        return key if known else self.resolve_key(key)
 
     def note_session(self, key: str) -> None:
         """Remember that a session with exactly this key exists."""
@@ -74,13 +74,13 @@ class Aliases:
         self._known_sessions.discard(key)
 
     def key_to_read(self, key: str) -> str:
-        """Return the `own_key`, without reading the store if the name resolved to itself before.
+        """Resolve a key without reading the store if it resolved to itself before.
 
-        That session may have been deleted since: a caller that finds nothing must use `own_key`.
+        The session may have been deleted since. A caller that finds nothing must use `resolve_key`.
         """
         if key.__class__ is str and key in self._non_aliases:
             return key
-        own = self.own_key(key)
+        own = self.resolve_key(key)
         if own == key:
             _remember(self._non_aliases, key)
         return own

@@ -476,7 +476,7 @@ class JSONFileStore:
                 raise StoreUnavailable(f"making {self.directory}: {error.strerror}") from error
             with self._opened() as folder:
                 label = f"the folder {self.directory}"
-                disk.wait_for_lock(folder, seconds=BUSY_TIMEOUT, what=label)
+                disk.wait_for_lock(folder, seconds=BUSY_TIMEOUT, name=label)
                 try:
                     yield folder
                 finally:

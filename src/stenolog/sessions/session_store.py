@@ -194,7 +194,8 @@ class JSONLBackend:
             "add_message",
             key,
             lambda: self._write_to(
-                key, lambda own_key: self._store.add_message(own_key, role, content, once=once)
+                key,
+                lambda resolve_key: self._store.add_message(resolve_key, role, content, once=once),
             ),
         )
 
@@ -206,7 +207,8 @@ class JSONLBackend:
             "add_full_message",
             key,
             lambda: self._write_to(
-                key, lambda own_key: self._store.add_full_message(own_key, message, once=once)
+                key,
+                lambda resolve_key: self._store.add_full_message(resolve_key, message, once=once),
             ),
         )
 
@@ -219,7 +221,9 @@ class JSONLBackend:
             key,
             lambda: self._read_from(
                 key,
-                lambda own_key: self._store.get_history(own_key, last=last, after=after, full=full),
+                lambda resolve_key: self._store.get_history(
+                    resolve_key, last=last, after=after, full=full
+                ),
             ),
             default=[],
         )
@@ -235,13 +239,13 @@ class JSONLBackend:
         found = get(self._aliases.key_to_read(key))
         if not found:
             self._aliases.forget_session(key)
-            found = get(self._aliases.own_key(key))
+            found = get(self._aliases.resolve_key(key))
         return found
 
     def _write_to(self, key: str, write: Callable[[str], _Result]) -> _Result:
-        own_key = self._aliases.key_to_write(key)
-        done = write(own_key)
-        self._aliases.note_session(own_key)
+        resolve_key = self._aliases.key_to_write(key)
+        done = write(resolve_key)
+        self._aliases.note_session(resolve_key)
         return done
 
     def set_summary(self, key: str, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Settings: the only code that reads environment and config file, and the frozen value it makes."""
+"""Settings: reads config file, environment and flags, and returns one frozen value."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Conversion of settings to the values that agents and models are made of."""
+"""Converts settings to the values from which agents and models are created."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -31,17 +31,17 @@ _MEGABYTE: Final = 1_000_000
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
     """Return the spec of the agent `[agent]` or `[agents.NAME]`.
 
-    Raises UsageError for an unknown name. `channel`: the channel for which it is opened. If
+    Raises UsageError for an unknown name. `channel`: the channel for which the agent is opened. If
     channels are not persistent, their sessions are in memory.
     """
     name = None if name == MAIN else name
     if name is not None and name not in settings.agents:
         raise UsageError(f"there is no agent {name!r}; add [agents.{name}] to the config file")
     agent = settings.agent if name is None else settings.agents[name]
-    kept = channel == CLI or settings.channels.session_persistence
+    is_stored = channel == CLI or settings.channels.session_persistence
     memory = settings.memory
     return AgentSpec(
-        sessions=agent.sessions if kept else NO_STORE,
+        sessions=agent.sessions if is_stored else NO_STORE,
         id=name,
         model=agent.model,
         models=tuple(dict.fromkeys((*settings.models, *agent.models))),
@@ -61,35 +61,35 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
 
 
 def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
-    """Return the specs of all agents, the default one first."""
+    """Return the specs of all agents, the default agent first."""
     names = (None, *settings.agents)
     return [spec_of(settings, name, channel=channel) for name in names]
 
 
-def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
-    """Return the model of this name, or find one if it is empty. Raises UsageError."""
-    if has_user(wanted):
-        # The address becomes the name of the model: it would be shown, and stored with messages.
+def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
+    """Return the model of this name, or find a model if the name is empty. Raises UsageError."""
+    if has_user(name):
+        # The address would become the name of the model, which is shown and stored with messages.
         raise UsageError("the address of a model must not contain a user or password")
-    told = settings.models.get(wanted) or ModelSettings(model=wanted)
-    found = find_model(
-        told.model,
+    model = settings.models.get(name) or ModelSettings(model=name)
+    choice = find_model(
+        model.model,
         environment=settings.keys,
-        base_url=told.base_url,
-        key_name=told.key_env,
+        base_url=model.base_url,
+        key_name=model.key_env,
         ollama=lambda: probe_ollama(ollama_address(settings.keys)),
         weights=_weights,
     )
-    if isinstance(found, NoModel):
-        return found
+    if isinstance(choice, NoModel):
+        return choice
     return open_model(
-        found,
+        choice,
         environment=settings.keys,
-        key=told.key,
-        timeout=told.timeout,
-        first_byte_timeout=told.first_byte_timeout,
-        retries=told.retries,
-        headers=told.headers,
+        key=model.key,
+        timeout=model.timeout,
+        first_byte_timeout=model.first_byte_timeout,
+        retries=model.retries,
+        headers=model.headers,
     )
 
 
@@ -113,7 +113,7 @@ def needs_of(agent: AgentSettings) -> ProviderRequirements:
 
 
 def rules_of(settings: Settings) -> tuple[Rule, ...]:
-    """Return the configured rules, sorted by name. The default is none."""
+    """Return the configured retention rules, sorted by name."""
     return tuple(
         Rule(
             name=name,
@@ -135,7 +135,7 @@ def _route(text: str) -> Route:
 
 
 def _weights() -> Path | None:
-    # Its client is slow to import and rarely needed.
+    # The client is slow to import and rarely needed.
     from stenolog.providers.local_model import find_weights, is_installed
 
     return find_weights() if is_installed() else None

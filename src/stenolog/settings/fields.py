@@ -19,7 +19,7 @@ from stenolog.settings.values import ADDRESSES, SECRET, Settings
 NAME: Final = "NAME"
 """Placeholder in a path for a name that the user chooses."""
 NAMED: Final = ("models", "agents", "webhooks", "retention")
-"""Tables that contain tables with such names."""
+"""Tables that contain tables with user-chosen names."""
 ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
@@ -27,10 +27,10 @@ ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
 RENAMED: Final[Mapping[Path, Path]] = MappingProxyType(
     {("gateway", "patience"): ("gateway", "shutdown_timeout")}
 )
-"""New paths of fields that were renamed. The old ones are errors that name the new ones."""
+"""New paths of renamed fields. The error for an old path names the new path."""
 
 _NO_FIELD: Final = (("keys",), ("agent", "routes"))
-"""Fields that are not settings: they come from the environment, or would have no effect."""
+"""Fields of the value classes that are not settings."""
 
 
 class Field(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The path with dots."""
+        """Path of the setting with dots."""
         return ".".join(self.path)
 
     @property
@@ -61,7 +61,7 @@ class Field(Struct, frozen=True, kw_only=True):
 @cache
 def all_fields() -> Mapping[Path, Field]:
     """Return all fields by path, in the order of the config file."""
-    return MappingProxyType({found.path: found for found in _fields(Settings, ())})
+    return MappingProxyType({field.path: field for field in _fields(Settings, ())})
 
 
 @cache
@@ -83,18 +83,18 @@ def find_field(path: Path) -> Field | None:
 
 def fields_of(path: Path) -> list[Field]:
     """Return the direct fields of a table."""
-    return [found for found in all_fields().values() if found.path[:-1] == field_path(path)]
+    return [field for field in all_fields().values() if field.path[:-1] == field_path(path)]
 
 
 def unknown_setting(path: Path) -> str:
-    """Return the error text for an unknown path: the closest name, or the known ones."""
+    """Return the error text for an unknown path, with the closest name or all known names."""
     *above, name = path
     if renamed := RENAMED.get(field_path(path)):
         new = (renamed[0], path[1], *renamed[2:]) if NAME in renamed else renamed
         return f"renamed to {dotted(new)}; use the new name"
     inside = field_path(path)[:-1]
     if len(inside) == 1 and inside[0] in NAMED:
-        fields = [found.path[-1] for found in fields_of(path)]
+        fields = [field.path[-1] for field in fields_of(path)]
         example = "model" if "model" in fields else fields[0]
         return f"set a field of it, such as {dotted(path)}.{example}"
     known = {
@@ -105,7 +105,7 @@ def unknown_setting(path: Path) -> str:
     near = difflib.get_close_matches(name.lower(), sorted(known), n=1)
     if near:
         return f"unknown setting; did you mean {dotted((*above, near[0]))}?"
-    elsewhere = [found.name for found in all_fields().values() if found.path[-1] == name]
+    elsewhere = [field.name for field in all_fields().values() if field.path[-1] == name]
     if elsewhere:
         return f"unknown setting; did you mean {' or '.join(elsewhere)}?"
     return f"unknown setting; known ones are {', '.join(sorted(known))}"
@@ -113,13 +113,13 @@ def unknown_setting(path: Path) -> str:
 
 def section_class(path: Path) -> type[Struct]:
     """Return the class for the value of a table."""
-    found: Any = Settings
+    struct: Any = Settings
     for part in field_path(path):
         if part == NAME:
             continue
-        hint = next(each.type for each in msgspec.structs.fields(found) if each.name == part)
-        found = _named_struct(hint) or hint
-    checked: type[Struct] = found
+        hint = next(each.type for each in msgspec.structs.fields(struct) if each.name == part)
+        struct = _named_struct(hint) or hint
+    checked: type[Struct] = struct
     return checked
 
 
@@ -158,12 +158,12 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
     for node in ast.parse(inspect.getsource(values)).body:
         if not isinstance(node, ast.ClassDef):
             continue
-        found = texts.setdefault(node.name, {})
-        for one, below in zip(node.body, node.body[1:], strict=False):
-            if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
+        class_texts = texts.setdefault(node.name, {})
+        for item, below in zip(node.body, node.body[1:], strict=False):
+            if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
                 continue
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                found[one.target.id] = " ".join(str(below.value.value).split())
+                class_texts[item.target.id] = " ".join(str(below.value.value).split())
     return texts
 
 
@@ -190,7 +190,7 @@ _SECTION_COMMENTS: Final = {
     ),
 }
 _AGENT_FIELDS: Final = ("model", "system", "routes")
-"""Fields listed for additional agents. The others are listed only under [agent]."""
+"""Fields listed for additional agents. Other fields are listed only under [agent]."""
 
 _HEAD: Final = """\
 # Settings of stenolog. Lines of the form `#name = value` show the defaults: to
@@ -220,7 +220,7 @@ def literal(value: Any) -> str:
 def commented_file() -> str:
     """Return a config file with all fields, defaults and descriptions.
 
-    Unchanged, it sets nothing.
+    The unchanged file sets nothing, because every line is a comment.
     """
     lines = [_HEAD]
     section: Path = ()

@@ -53,11 +53,11 @@ VARIABLE: Final = "STENO_CONFIG"
 
 _AT: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _DEEPEST: Final = 5
-"""Maximum depth of fields."""
+"""Maximum nesting depth of a field."""
 _LONGEST: Final = 1_000
 """Maximum number of lines of a value. Line numbers after a longer value are unknown."""
 _DIGITS: Final = re.compile(r"\d(?:_?\d){639,}")
-"""Numbers of 640 digits or more. Python reads 640 digits and may reject more."""
+"""Pattern of numbers with 640 digits or more, which Python may reject."""
 
 
 class FileValue(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class FileValue(Struct, frozen=True, kw_only=True):
     file: File
     table: dict[str, Any]
     lines: dict[Path, int]
-    """Line in which each value and each table starts."""
+    """First line of each value and each table, by path."""
     shared: bool = False
     """Whether users other than the owner may read the file."""
 
@@ -79,9 +79,10 @@ class FileValue(Struct, frozen=True, kw_only=True):
 
 
 def config_path(config: File | None, environment: Mapping[str, str]) -> File:
-    """Return the file to read: the given one, that of STENO_CONFIG, or the user's own.
+    """Return the config file: `config`, the file that STENO_CONFIG names, or the user's own.
 
-    A file in the current folder is never used: it could send conversations and keys elsewhere.
+    A file in the current folder is never used, because it could send conversations and keys
+    elsewhere.
     """
     if config is not None:
         return expand_home(config)
@@ -93,7 +94,7 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
 def is_anything_set(environment: Mapping[str, str]) -> bool:
     """Whether any setting may differ from its default.
 
-    A fast check for code that needs only one.
+    This check is fast, for code that needs only one setting.
     """
     if any(name.startswith(PREFIX) for name in environment):
         return True
@@ -138,11 +139,11 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileValue 
 def lines_of(text: str) -> dict[Path, int]:
     """Return the line in which each value and each table of this TOML starts.
 
-    tomllib does not report lines. But a value always ends at the end of a line, and is not valid
-    before its end. So from the end of one value, lines are added until the text is valid TOML
+    tomllib does not report lines. But a value always ends at the end of a line, and an incomplete
+    value is not valid. So this function adds lines after each value until the text is valid TOML
     again.
     """
-    found: dict[Path, int] = {}
+    line_numbers: dict[Path, int] = {}
     lines = text.split("\n")
     begin, header = 0, ""
     while begin < len(lines):
@@ -156,12 +157,12 @@ def lines_of(text: str) -> dict[Path, int]:
             if is_header:
                 header = statement
             for path in _paths(table):
-                found.setdefault(path, begin + 1)
+                line_numbers.setdefault(path, begin + 1)
             break
         else:
-            return found
+            return line_numbers
         begin = end
-    return found
+    return line_numbers
 
 
 def _paths(table: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
@@ -186,10 +187,10 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise _wrong(str(file), "it is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
-        words = str(error)
-        at = _AT.search(words)
+        message = str(error)
+        at = _AT.search(message)
         source = f"{file}:{at[1]}:{at[2]}" if at else str(file)
-        raise _wrong(source, f"invalid TOML: {_AT.sub('', words)}") from error
+        raise _wrong(source, f"invalid TOML: {_AT.sub('', message)}") from error
     except ValueError as error:
         raise WrongSettings([_long_number_problem(file, text)]) from error
 
@@ -197,16 +198,16 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
 def _long_number_problem(file: File, text: str) -> Problem:
     """Return the problem of a text with a number that has more digits than Python reads."""
     short = _DIGITS.sub("0", text)
-    for found in _DIGITS.finditer(text):
-        before, after = text[: found.start()], _DIGITS.sub("0", text[found.end() :])
+    for match in _DIGITS.finditer(text):
+        before, after = text[: match.start()], _DIGITS.sub("0", text[match.end() :])
         try:
             # The digits may be in a text or a comment, where they are valid.
-            tomllib.loads(f"{_DIGITS.sub('0', before)}{found[0]}{after}")
+            tomllib.loads(f"{_DIGITS.sub('0', before)}{match[0]}{after}")
         except ValueError:
             line = before.count("\n") + 1
-            begun = [(at, path) for path, at in lines_of(short).items() if at <= line]
-            field = ".".join(max(begun, default=(0, ()))[1])
-            digits = sum(map(str.isdigit, found[0]))
+            starts = [(at, path) for path, at in lines_of(short).items() if at <= line]
+            field = ".".join(max(starts, default=(0, ()))[1])
+            digits = sum(map(str.isdigit, match[0]))
             reason = f"a number with {digits:,} digits is too long"
             return Problem(source=f"{file}:{line}", field=field, reason=reason)
     return Problem(source=str(file), reason="a number in it is too long")

@@ -1,4 +1,4 @@
-"""Loading of settings from config file, environment and command-line flags."""
+"""Loads settings from config file, environment and command-line flags."""
 
 import os
 import re
@@ -39,7 +39,7 @@ from stenolog.stores import log_reports
 
 # --- environment ----------------------------------------------------------------------------------
 # `STENO_AGENT__MAX_ITERATIONS` is `agent.max_iterations`. Two underscores replace the dot, because
-# field names contain single ones.
+# field names contain single underscores.
 
 
 DOT: Final = "__"
@@ -55,30 +55,30 @@ class EnvironmentValue:
     """The settings in the environment: unchecked values, and problems with names."""
 
     def __init__(self, environment: Mapping[str, str], names: Mapping[str, set[str]]) -> None:
-        """`names`: the names of models and agents in the config file."""
+        """Read the variables. `names`: names of models and agents in the config file."""
         self.values: dict[Path, tuple[str, object]] = {}
-        """Variable and value by path."""
+        """Variable and value of each setting, by path."""
         self.problems: list[Problem] = []
         for variable in sorted(environment):
             if not variable.startswith(PREFIX):
                 continue
-            words = variable.removeprefix(PREFIX)
-            if DOT not in words:
-                self._look_at_other(variable, words)
+            name = variable.removeprefix(PREFIX)
+            if DOT not in name:
+                self._look_at_other(variable, name)
                 continue
-            path = _with_names(tuple(part.lower() for part in words.split(DOT)), names)
+            path = _with_names(tuple(part.lower() for part in name.split(DOT)), names)
             field = find_field(path)
             if field is None:
                 self._refuse(variable, path)
             elif environment[variable]:
                 self.values[path] = (variable, parse_value(field, environment[variable]))
 
-    def _look_at_other(self, variable: str, words: str) -> None:
+    def _look_at_other(self, variable: str, rest: str) -> None:
         # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL would silently have no effect.
-        section = words.partition("_")[0].lower()
+        section = rest.partition("_")[0].lower()
         if section not in {path[0] for path in all_fields()}:
             return
-        meant = [each for each in all_fields() if "_".join(each).upper() == words]
+        meant = [each for each in all_fields() if "_".join(each).upper() == rest]
         name = variable_of(meant[0]) if meant else f"{PREFIX}{section.upper()}{DOT}NAME"
         reason = f"unknown setting; did you mean {name}? (two underscores replace the dot)"
         self.problems.append(Problem(source=variable, reason=reason))
@@ -126,7 +126,7 @@ def _toml(text: str) -> Any:
 
 
 def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
-    """Return the path with the name as the config file spells it.
+    """Return the path with a user-chosen name as the config file spells it.
 
     Variables ignore case and dashes.
     """
@@ -137,14 +137,13 @@ def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
 
 
 def variable_form(name: str) -> str:
-    """Return a name without the differences that variables ignore."""
+    """Return a name in the form used in variables, without case and dashes."""
     return name.lower().replace("-", "_")
 
 
 # --- layers ---------------------------------------------------------------------------------------
-# The layers of settings: the values of file, environment and flags, checked field by field.
-#
-# A later layer overrides an earlier one, and an additional agent overrides `agent` in the same way.
+# The layers of settings: the values of file, environment and flags, checked field by field. A later
+# layer overrides an earlier layer, and an additional agent overrides `agent` in the same way.
 # Problems are collected, so that all of them are reported at once.
 
 
@@ -162,7 +161,7 @@ _ALTERNATIVES: Final = {
     "secret": "secret_env",
     "secret_env": "secret",
 }
-"""Pairs of fields with the same meaning. The one that was set last counts."""
+"""Pairs of fields with the same meaning. The field that was set last counts."""
 _LONGEST_PROMPT: Final = 1_048_576
 
 
@@ -172,7 +171,7 @@ class SettingValue(Struct, frozen=True, kw_only=True):
     value: Any
     source: str
     folder: File | None = None
-    """Folder at which a relative path in it starts. None: the current folder."""
+    """Folder at which a relative path in the value starts; None for the current folder."""
 
 
 Layer = dict[Path, SettingValue]
@@ -180,22 +179,22 @@ Layer = dict[Path, SettingValue]
 
 def merge_layers(below: Layer, above: Layer) -> Layer:
     """Merge two layers. A field in `above` also removes the field with the same meaning."""
-    kept = {
+    remaining = {
         path: entry
         for path, entry in below.items()
         if not ((rival := _alternative(path)) in above and above[rival].value)
     }
-    return {**kept, **above}
+    return {**remaining, **above}
 
 
 class LayerReader:
-    """One reading of all layers: user-chosen names, and all problems."""
+    """A reader of all layers that collects user-chosen names and problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.names: dict[str, set[str]] = {kind: set() for kind in NAMED}
         self._sources: dict[Path, str] = {}
-        """Where each setting was first defined."""
+        """Source that first defined each setting."""
 
     # --- the layers --------------------------------------------------------------------------
 
@@ -212,15 +211,15 @@ class LayerReader:
     def of_environment(self, variables: Mapping[str, str]) -> Layer:
         """Return the layer of the environment. Call `of_file` first, which finds the names."""
         layer: Layer = {}
-        said = EnvironmentValue(variables, self.names)
-        self.problems += said.problems
-        for path, (variable, value) in said.values.items():
+        environment = EnvironmentValue(variables, self.names)
+        self.problems += environment.problems
+        for path, (variable, value) in environment.values.items():
             self._take(layer, path, value, source=variable)
         self._settle(layer)
         return layer
 
     def of_flags(self, flags: Mapping[str, object]) -> Layer:
-        """Return the layer of command-line flags. None: not given."""
+        """Return the layer of command-line flags. A flag of None was not given."""
         layer: Layer = {}
         for name, value in flags.items():
             path = tuple(name.split("."))
@@ -285,9 +284,9 @@ class LayerReader:
         other = layer.pop(alias, None)
         if other is None:
             return
-        own = layer.setdefault(path, other)
-        if own.value != other.value:
-            reason = f"contradicts {dotted(path)} ({own.source}); remove one of them"
+        value = layer.setdefault(path, other)
+        if value.value != other.value:
+            reason = f"contradicts {dotted(path)} ({value.source}); remove one of them"
             self._refuse(other.source, alias, reason)
 
     # --- checks across values ------------------------------------------------------------------
@@ -295,14 +294,14 @@ class LayerReader:
     def _check_rivals(self, layer: Layer) -> None:
         for path, entry in layer.items():
             rival = _alternative(path)
-            # Only one of the two reports the conflict.
+            # Only one of the two fields reports the conflict.
             if entry.value and rival > path and rival in layer and layer[rival].value:
                 reason = f"set either this or {dotted(rival)} ({layer[rival].source}), not both"
                 self._refuse(entry.source, path, reason)
 
     def check_names(self) -> None:
         """Reject names that are invalid or too similar."""
-        seen: dict[Path, str] = {}
+        forms: dict[Path, str] = {}
         for kind in NAMED:
             for name in sorted(self.names[kind]):
                 path = (kind, name)
@@ -312,7 +311,7 @@ class LayerReader:
                     self._refuse(source, path, reason)
                 elif path == ("agents", _MAIN):
                     self._refuse(source, path, "configure the agent main in [agent]")
-                same = seen.setdefault((kind, variable_form(name)), name)
+                same = forms.setdefault((kind, variable_form(name)), name)
                 if same != name:
                     reason = (
                         f"too similar to {same!r}: environment variables ignore case and dashes"
@@ -321,12 +320,12 @@ class LayerReader:
 
     def check_routes(self, layer: Layer) -> None:
         """Reject a route that two agents have."""
-        taken: dict[str, Path] = {}
+        routes: dict[str, Path] = {}
         for path, entry in layer.items():
             if field_path(path) != ("agents", "NAME", "routes"):
                 continue
             for route in entry.value:
-                other = taken.setdefault(route, path)
+                other = routes.setdefault(route, path)
                 if other != path:
                     reason = f"{route} is also in {dotted(other)} ({layer[other].source})"
                     self._refuse(entry.source, path, reason)
@@ -376,10 +375,7 @@ def _prompt(file: File) -> str:
 
 
 def _alternative(path: Path) -> Path:
-    """Return the path of the field with the same meaning.
-
-    If there is none, the path of no field.
-    """
+    """Return the path of the field with the same meaning; an unused path without such a field."""
     return (*path[:-1], _ALTERNATIVES.get(path[-1], ""))
 
 
@@ -392,8 +388,8 @@ def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
             for path, entry in layer.items()
             if path[0] == "agent"
         }
-        own = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
-        whole.update(merge_layers(shared, own))
+        agent_layer = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
+        whole.update(merge_layers(shared, agent_layer))
     return whole
 
 
@@ -403,9 +399,9 @@ def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
 DEFAULT: Final = "default"
 
 _SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
-"""Environment variables of servers, besides keys."""
+"""Environment variables of servers, other than keys."""
 _VARIABLES: Final = ("key_env", "token_env", "secret_env")
-"""Fields that name a variable with a secret."""
+"""Fields whose value is the name of a variable with a secret."""
 
 
 class EffectiveValue(Struct, frozen=True, kw_only=True):
@@ -426,7 +422,7 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     found: bool
     """Whether the file exists."""
     shown: Mapping[str, EffectiveValue]
-    """All fields by dotted name."""
+    """All fields with value and source, by dotted name."""
     warnings: tuple[str, ...] = ()
 
 
@@ -438,14 +434,14 @@ def load_settings(
 ) -> Settings:
     """Return the settings: defaults, overridden by config file, environment and flags.
 
-    Later sources override earlier ones. `config`: a file that must exist; without it the user's own
-    is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is ignored.
-    Warnings are logged. Raises WrongSettings with all problems.
+    Later sources override earlier sources. `config`: a file that must exist; by default the user's
+    own file is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is
+    ignored. Warnings are logged. Raises WrongSettings with all problems.
     """
-    found = load_effective(config=config, environment=environment, flags=flags)
-    for words in found.warnings:
-        log_reports.warning("%s", words)
-    return found.settings
+    effective = load_effective(config=config, environment=environment, flags=flags)
+    for warning in effective.warnings:
+        log_reports.warning("%s", warning)
+    return effective.settings
 
 
 def load_effective(
@@ -497,7 +493,7 @@ def _settings(
     }
     named = {
         *_SERVER_VARIABLES,
-        *(one.value for path, one in layer.items() if path[-1] in _VARIABLES),
+        *(entry.value for path, entry in layer.items() if path[-1] in _VARIABLES),
     }
     keys = {
         name: value
@@ -509,29 +505,29 @@ def _settings(
 
 def _build(layer: Layer, path: Path) -> Any:
     """Return the value of a table, including its sub-tables."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for each in struct_fields(section_class(path)):
         here = (*path, each.name)
         if field_path(here) in sections():
-            given[each.name] = _build(layer, here)
+            fields[each.name] = _build(layer, here)
         elif here in layer:
             value = layer[here].value
-            given[each.name] = MappingProxyType(value) if isinstance(value, dict) else value
-    return section_class(path)(**given)
+            fields[each.name] = MappingProxyType(value) if isinstance(value, dict) else value
+    return section_class(path)(**fields)
 
 
 def _effective_values(
     layer: Layer, names: Mapping[str, Iterable[str]]
 ) -> dict[str, EffectiveValue]:
     """Return all fields with value and source, by dotted name."""
-    told: dict[str, EffectiveValue] = {}
+    values: dict[str, EffectiveValue] = {}
     for section in _sections_in_use(names):
         for field in fields_of(section):
             path = (*section, field.path[-1])
             entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT)
             value = masked(field.path[-1], entry.value)
-            told[dotted(path)] = EffectiveValue(value=value, source=entry.source)
-    return told
+            values[dotted(path)] = EffectiveValue(value=value, source=entry.source)
+    return values
 
 
 def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:

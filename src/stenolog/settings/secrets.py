@@ -1,4 +1,4 @@
-"""Masking of secrets in addresses: passwords, and keys in query parameters."""
+"""Masks secrets in addresses: passwords, and keys in query parameters."""
 
 import re
 from typing import Final
@@ -9,8 +9,9 @@ HIDDEN: Final = "***"
 _PATHS: Final = ("jsonl:", "local:", "memory:", "sqlite:")
 """Prefixes of paths, in which @ and : have no special meaning."""
 _HOST: Final = re.compile(r"(?:\[[^\]@/?#]*\]|[^:@/?#]*)(?::\d*)?(?=[/?#]|$)")
-"""A host with an optional port and without a user, up to the start of the path."""
-# Anchored at the start of a name, so that each name is read once, whatever its length.
+"""Pattern of a host with an optional port and without a user, up to the path."""
+# The pattern is anchored at the start of a name, so that each name is read once, whatever its
+# length.
 _NAME: Final = re.compile(r"(?<![^\s/?&#=])[^\s/?&#=]++(?==)")
 _SECRET: Final = re.compile("pass|pwd|key|token|secret|auth|cred", re.IGNORECASE)
 _VALUE_IN_WEB: Final = re.compile("[^&#]*+")
@@ -26,8 +27,8 @@ def without_password(text: str) -> str:
     web = head.strip().lower() in ("http", "https")
     if slashes or (":" in rest.partition("@")[0] and not text.startswith(_PATHS)):
         rest = _without_user(rest, ends="?#" if web else "?")
-    shown = _without_values(rest, _VALUE_IN_WEB if web else _VALUE_ELSEWHERE)
-    return f"{head}{slashes}{shown}"
+    masked = _without_values(rest, _VALUE_IN_WEB if web else _VALUE_ELSEWHERE)
+    return f"{head}{slashes}{masked}"
 
 
 def has_password(text: str) -> bool:
@@ -48,8 +49,8 @@ def _without_values(text: str, value: re.Pattern[str]) -> str:
         begin = name.end() + 1
         if name.start() >= at and _SECRET.search(name[0]):
             pieces += [text[at:begin], HIDDEN]
-            found = value.match(text, begin)
-            at = found.end() if found else begin
+            match = value.match(text, begin)
+            at = match.end() if match else begin
     return "".join([*pieces, text[at:]])
 
 

@@ -1,4 +1,4 @@
-"""Checks of single values, and the error texts for wrong ones."""
+"""Checks single setting values, and creates the error texts for wrong values."""
 
 import difflib
 import math
@@ -17,7 +17,7 @@ from stenolog.settings.secrets import has_password, has_user
 from stenolog.stores.open_store import address
 
 _LONGEST: Final = 60
-"""Maximum characters of a wrong value that are shown."""
+"""Maximum number of characters of a wrong value that an error shows."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_USER: Final = (
     "the address of a server must not contain a user or password; put the key in an environment "
@@ -29,7 +29,7 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class InvalidValue(Exception):
-    """A value that the field does not accept. The text says what it accepts."""
+    """The field does not accept the value. The text says which values the field accepts."""
 
 
 def has_surrogates(text: str) -> bool:
@@ -42,13 +42,13 @@ def check_value(field: Field, value: object) -> Any:
     if isinstance(value, str) and has_surrogates(value):
         raise InvalidValue("this is not UTF-8 text")
     try:
-        found = msgspec.convert(value, field.type)
+        converted = msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
         raise InvalidValue(f"must be {describe_type(field)}{_not_value(field, value)}") from error
-    further = _FURTHER.get(field.path)
-    if further is not None and found:
-        further(found)
-    return found
+    check = _FURTHER.get(field.path)
+    if check is not None and converted:
+        check(converted)
+    return converted
 
 
 def describe_type(field: Field) -> str:
@@ -61,7 +61,7 @@ def describe_type(field: Field) -> str:
         case inspect.FloatType() as kind:
             return f"a number {_from_to(kind)}"
         case inspect.LiteralType():
-            # Not from `kind`, whose values are not in order.
+            # The values of `kind` are not in order, so do not take them from there.
             return "one of " + ", ".join(literal(choice) for choice in get_args(field.type))
         case inspect.VarTupleType():
             return "a list of texts"
@@ -85,13 +85,13 @@ def _not_value(field: Field, value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f", not {value}"
     try:
-        shown = literal(value)
+        text = literal(value)
     except TypeError:
-        shown = str(value)
+        text = str(value)
     except ValueError:
         # Python does not convert integers of this length to text.
         return f", not {_kind(value)}"
-    return f", not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
+    return f", not {text if len(text) <= _LONGEST else text[:_LONGEST] + '…'}"
 
 
 def _kind(value: object) -> str:
@@ -115,8 +115,8 @@ def _is_a_place(value: str) -> None:
         address(value)
     except UsageError as error:
         # Even an unknown kind of address may contain a password.
-        words = "must be a folder, sqlite:FILE, postgresql://… or memory:"
-        raise InvalidValue(words if "@" in value or has_password(value) else str(error)) from error
+        text = "must be a folder, sqlite:FILE, postgresql://… or memory:"
+        raise InvalidValue(text if "@" in value or has_password(value) else str(error)) from error
 
 
 def _is_a_model(value: str) -> None:
@@ -160,7 +160,7 @@ def _is_a_key(value: str) -> None:
 
 
 def _is_a_variable(value: str) -> None:
-    # Not shown, because it may be the key itself by mistake.
+    # The value is not shown, because it may be the key itself by mistake.
     if not _VARIABLE.fullmatch(value):
         raise InvalidValue("must be the name of an environment variable, such as OPENAI_API_KEY")
 

@@ -1,7 +1,7 @@
 """The settings as values. Field docstrings are printed in the config file and docs/settings.md.
 
-Defaults and bounds are defined only here. Every field can be written in TOML, which has no null:
-empty text or 0 means that nothing is set.
+Defaults and bounds are defined only here. Every field can be written in TOML, which has no null: an
+empty text or 0 stands for "not set".
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 
 from stenolog.settings.secrets import HIDDEN, without_password
 
-# A day at most: some systems cannot wait longer.
+# A timeout is a day at most, because some systems cannot wait longer.
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]

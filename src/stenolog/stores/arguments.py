@@ -1,4 +1,4 @@
-"""Arguments of store calls, checked and encoded; shared by all stores."""
+"""Checks and encoding of the arguments of store calls, shared by all stores."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -38,7 +38,8 @@ def check_count(**numbers: int | None) -> None:
 def check_store(store: object, taker: str) -> None:
     """Raise UsageError unless `store` is a Store.
 
-    A `SessionStore` facade is rejected as well: its results would be mistaken for those of a store.
+    A `SessionStore` facade is rejected as well, because its methods return other values than those
+    of a Store.
     """
     if not hasattr(store, "add_messages"):
         name = type(store).__name__
@@ -82,7 +83,7 @@ class Batch(Struct, frozen=True, gc=False):
     payloads: Sequence[bytes]
     once: str | None = None
     times: Sequence[str] | None = None
-    """Time of each message; None for the current time."""
+    """Time of each message; None stands for the current time."""
 
 
 def make_batch(
@@ -108,9 +109,9 @@ def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list
     """
     group: list[tuple[int, Batch]] = []
     results: list[AppendResult] = [[] for _ in appends]
-    for index, one in enumerate(appends):
+    for index, append in enumerate(appends):
         try:
-            batch = make_batch(one.messages, one.once, one.at)
+            batch = make_batch(append.messages, append.once, append.at)
         except StenologError as error:
             results[index] = error
         else:
@@ -122,7 +123,7 @@ def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list
 def token_bytes(once: str) -> bytes:
     """Return an idempotency key as databases store it.
 
-    As bytes: it may contain a lone surrogate, which database texts cannot.
+    The key is stored as bytes, because a text column cannot hold lone surrogates.
     """
     return once.encode("utf-8", "surrogatepass")
 

@@ -1,11 +1,11 @@
 """An asyncio version of `Store`: every method is awaitable and runs on a thread pool.
 
-A call that is cancelled before it reaches a thread does not run. Later, it runs to its end, and
-CancelledError is raised when its outcome is known: a task never continues while one of its writes
-is still running.
+A call that is cancelled before a thread starts it does not run. A call that is cancelled later
+still runs to its end, and then raises CancelledError. So a task never continues while one of its
+writes is still running.
 
-Appends to one session are grouped: while a group is being stored, further appends wait in the loop
-and then form the next group. A `GroupStore` syncs once for a whole group.
+Appends to one session are grouped: while the store writes one group, further appends wait in the
+loop and then form the next group. A `GroupStore` syncs once for a whole group.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from stenolog.stores.state import check_lease_times
 
 THREADS: Final = 32
 LOOK_UP_SECONDS: Final = 0.5
-"""Interval at which a follower's thread checks whether its reader is still there."""
+"""Interval in seconds at which a follower's thread checks whether its reader still exists."""
 AHEAD: Final = 256
-"""Maximum number of messages that a follower's thread may be ahead of its reader."""
+"""Maximum number of messages that a follower's thread reads ahead of its reader."""
 WAIT_SECONDS: Final = 5.0
-"""Maximum wait for a lease if neither the caller nor the store sets one."""
+"""Seconds to wait for a lease if neither the caller nor the store sets a limit."""
 LEASE_POLL_SECONDS: Final = 0.01
 
 P = ParamSpec("P")
@@ -47,7 +47,7 @@ def _awaited(
 ) -> Callable[Concatenate["AsyncStore", P], Coroutine[Any, Any, T]]:
     """Return the AsyncStore method for this Store method, with its signature and docstring.
 
-    It runs the Store method on a thread, or is the function `by`.
+    The method runs the Store method on a thread. If `by` is given, the method is `by` instead.
     """
     name = method.__name__
 
@@ -68,7 +68,8 @@ class AsyncStore:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stenolog")
         self._closing = threading.Event()
         self._closed = threading.Event()
-        # Waiting appends by key. A key is present while a group of its appends is being stored.
+        # Waiting appends by session key. A key is present while the store writes a group of its
+        # appends.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_Appending]]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -134,25 +135,26 @@ class AsyncStore:
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, PatientStore) else WAIT_SECONDS
-        # Wait in the loop: waiting threads could use up the pool, so that the holder cannot finish.
+        # Wait in the loop. Threads that wait for the lease could use up the pool, and its holder
+        # could not finish.
         deadline = monotonic() + wait
         while True:
             try:
                 return AsyncLease(self, await self._take_turn(key, ttl))
             except StoreBusy:
-                if (left := deadline - monotonic()) <= 0:
+                if (remaining := deadline - monotonic()) <= 0:
                     raise
-            await asyncio.sleep(min(left, LEASE_POLL_SECONDS))
+            await asyncio.sleep(min(remaining, LEASE_POLL_SECONDS))
 
     async def _take_turn(self, key: str, ttl: float) -> Lease:
-        taken: list[Lease] = []
+        leases: list[Lease] = []
         try:
-            await self._call(lambda: taken.append(self._store.lease(key, ttl=ttl, wait=0)))
+            await self._call(lambda: leases.append(self._store.lease(key, ttl=ttl, wait=0)))
         except asyncio.CancelledError:
-            for lease in taken:
+            for lease in leases:
                 self._submit(lease.release)  # not awaited: the waiting task may be cancelled again
             raise
-        return taken[0]
+        return leases[0]
 
     def follow(
         self,
@@ -165,10 +167,11 @@ class AsyncStore:
         """Yield each message after seq `after` once, by seq, as any process stores it.
 
         Ends when no message arrives for `timeout` seconds, when the store is closed, or immediately
-        when its task is cancelled. With `uid`, follows only that session (`SessionInfo.uid`):
-        raises SessionDeleted if the key has no session, or another one. Without it, waits until the
-        session exists, then follows that session until it is deleted. If `after` comes from an
-        earlier read, pass `uid` too: a session that was created again counts its messages from 1.
+        when its task is cancelled. With `uid`, follows only the session with that
+        `SessionInfo.uid`. Raises SessionDeleted if the key has no session or a session with another
+        uid. Without `uid`, waits until the session exists, then follows the session until it is
+        deleted. If `after` comes from an earlier read, pass `uid` too: a session that was created
+        again counts its messages from 1.
         """
         follower = _Follower(
             self._store, key, after=after, uid=uid, timeout=timeout, closing=self._closing
@@ -223,7 +226,7 @@ class AsyncStore:
         queues = self._queues.setdefault(loop, {})
         if key not in queues:
             queues[key] = []
-            # Delayed, so that tasks that are ready now can join the group.
+            # Start the group later, so that tasks that are ready now can join the group.
             loop.call_soon(self._hand_over, loop, key)
         appending = _Appending(append)
         queues[key].append(appending)
@@ -239,7 +242,7 @@ class AsyncStore:
         for appending in group:
             appending.handed_over = True
         try:
-            job = self._submit(partial(self._store_group, key, [one.append for one in group]))
+            job = self._submit(partial(self._store_group, key, [call.append for call in group]))
         except StoreClosed as error:
             self._settle(loop, key, group, [_copy_for_caller(error) for _ in group])
         else:
@@ -272,7 +275,7 @@ class AsyncStore:
     ) -> None:
         for appending, outcome in zip(group, outcomes, strict=True):
             appending.settle(outcome)
-        # After the tasks that were just woken, so that their next appends join the group.
+        # Run after the tasks that were just woken, so that their next appends join the group.
         loop.call_soon(self._hand_over, loop, key)
 
 
@@ -296,7 +299,7 @@ class AsyncLease:
         return self._lease.epoch
 
     async def lost(self) -> bool:
-        """Return whether the lease was released, expired or taken over, or its session was purged.
+        """Return whether this lease was released, expired or taken over, or its session was purged.
 
         Awaitable, unlike Lease.lost, because it reads from the store.
         """
@@ -312,8 +315,8 @@ class AsyncLease:
     async def release(self) -> None:
         """Release the lease; a second call does nothing.
 
-        Does nothing if the store was closed, because that released the lease. A cancelled call
-        still releases.
+        Does nothing if the store was closed, because closing the store released the lease. A
+        cancelled call still releases.
         """
         with suppress(StoreClosed):
             await self._calls._call(self._lease.release, always=True)
@@ -334,7 +337,7 @@ class _Waiting(Generic[T]):
 
     @property
     def given_up(self) -> bool:
-        """Whether its task was cancelled, even if the task has not run since."""
+        """Whether the waiting task was cancelled, even if the task has not run since."""
         return self._wake.cancelled()
 
     def settle(self, outcome: T | BaseException) -> None:
@@ -372,9 +375,10 @@ class _Appending(_Waiting[list[int]]):
 
 
 class _Follower:
-    """A thread that follows a session, with a queue of the messages it found.
+    """A thread that follows a session, with a queue of new messages.
 
-    It follows for half a second at a time, because a store cannot notice that the reader has left.
+    The thread follows for half a second at a time, because a store cannot notice that the reader
+    has left.
     """
 
     def __init__(
@@ -403,10 +407,10 @@ class _Follower:
         run = partial(self._run, loop, was_open=was_open)
         threading.Thread(target=run, name="stenolog-follow", daemon=True).start()
         try:
-            while (found := await self._found.get()) is not None:
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
+            while (item := await self._found.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
                 self._room.release()
         finally:
             self._stopped = True
@@ -416,7 +420,7 @@ class _Follower:
         try:
             self._follow(loop)
         except StoreClosed as error:
-            # The store was closed before the first call of the thread: end normally, as if closed
+            # The store was closed before the thread's first call. End normally, as if it was closed
             # later.
             self._put(loop, None if was_open and self._closing.is_set() else error)
         except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
@@ -425,17 +429,17 @@ class _Follower:
             self._put(loop, None)
 
     def _follow(self, loop: Loop) -> None:
-        seen, uid = self._after, self._uid
-        heard = monotonic()
-        begun = False
+        last_seq, uid = self._after, self._uid
+        last_arrival = monotonic()
+        has_started = False
         while True:
             try:
                 # The session may be deleted and created again between two rounds.
                 uid = uid or self._current_uid()
                 arrivals = self._store.follow(
-                    self._key, after=seen, uid=uid, timeout=self._slice(heard)
+                    self._key, after=last_seq, uid=uid, timeout=self._slice(last_arrival)
                 )
-                begun = True
+                has_started = True
                 for message in arrivals:
                     if uid is None:
                         break  # the session exists now; read its messages once its uid is known
@@ -443,21 +447,21 @@ class _Follower:
                     self._put(loop, message)
                     if self._stopped:
                         return
-                    seen, heard = message.seq, monotonic()
+                    last_seq, last_arrival = message.seq, monotonic()
                 else:
-                    if self._slice(heard) <= 0:
+                    if self._slice(last_arrival) <= 0:
                         return
             except StoreClosed:
-                if begun:
+                if has_started:
                     return
                 raise
             if self._stopped or loop.is_closed():
                 return
 
-    def _slice(self, heard: float) -> float:
+    def _slice(self, last_arrival: float) -> float:
         if self._timeout is None:
             return LOOK_UP_SECONDS
-        return min(LOOK_UP_SECONDS, max(heard + self._timeout - monotonic(), 0))
+        return min(LOOK_UP_SECONDS, max(last_arrival + self._timeout - monotonic(), 0))
 
     def _current_uid(self) -> str | None:
         try:
@@ -465,8 +469,8 @@ class _Follower:
         except NoSuchSession:
             return None
 
-    def _put(self, loop: Loop, found: Message | BaseException | None) -> None:
-        _post(loop, partial(self._found.put_nowait, found))
+    def _put(self, loop: Loop, item: Message | BaseException | None) -> None:
+        _post(loop, partial(self._found.put_nowait, item))
 
 
 def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseException:
@@ -477,7 +481,7 @@ def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseExceptio
 
 
 def _copy_for_caller(error: BaseException) -> BaseException:
-    """Return a copy of the exception for each caller, because raising one modifies it."""
+    """Return a copy of the exception for each caller, because raising an exception modifies it."""
     copied = copy_error(error)
     copied.__cause__ = error
     return copied
@@ -490,6 +494,6 @@ def _post_outcome(loop: Loop, waiting: _Waiting[T], job: Future[T]) -> None:
 
 
 def _post(loop: Loop, callback: Callable[[], None]) -> None:
-    # A closed loop accepts no callbacks, and no task waits in it.
+    # A closed loop accepts no callbacks, and no task of that loop waits.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)

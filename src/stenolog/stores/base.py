@@ -1,4 +1,4 @@
-"""The store interface: `Store`, its numbered promises P1 to P13, and the values that its calls use.
+"""The `Store` interface, its promises P1 to P13, and the values that its calls use.
 
 The other protocols here (`GroupStore`, `PurgingStore` …) are optional abilities of a store.
 """
@@ -17,28 +17,31 @@ from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Sp
 FORKED_AT: Final = "forked_at"
 """Field of a fork's meta: the last seq that was copied from the source."""
 NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
-"""Fields of the meta that `fork` does not copy: delivered and received answers, answered requests,
-the number of resumes of a turn, and the session in which a chat continues. They describe the
-source, and their seqs belong to other messages in the fork.
+"""Fields of a session's meta that `fork` does not copy.
+
+The fields are delivered and received answers, answered requests, the number of resumes of a turn,
+and the session in which a chat continues. These fields describe the source session, and their seqs
+belong to other messages in the fork.
 """
 
 
 def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
     """Return the meta of a fork that ends at the seq `upto`."""
-    kept = {name: value for name, value in meta.items() if name not in NOT_FORKED}
-    return {**kept, FORKED_AT: upto}
+    copied = {name: value for name, value in meta.items() if name not in NOT_FORKED}
+    return {**copied, FORKED_AT: upto}
 
 
 def forked_at(info: SessionInfo) -> int:
     """Return the seq up to which the messages of a fork were copied; 0 for any other session."""
-    found = info.meta.get(FORKED_AT) if info.forked_from is not None else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    seq = info.meta.get(FORKED_AT) if info.forked_from is not None else None
+    return seq if isinstance(seq, int) and not isinstance(seq, bool) else 0
 
 
 class SessionView(Struct, frozen=True, kw_only=True):
     """Info, summary and visible messages of a session at one moment.
 
-    Three numbers show whether an earlier view is still valid, apart from appended messages:
+    If these three numbers are unchanged, an earlier view is still valid, apart from appended
+    messages:
 
     - `uid`: differs if the key was deleted and created again, or purged.
     - `generation`: grows with every step that moves or destroys messages: `compact` and
@@ -47,23 +50,23 @@ class SessionView(Struct, frozen=True, kw_only=True):
     - `change`: grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
       `set_summary`, `set_meta` and `undo`. Calls that change nothing do not count.
 
-    Deleting and restoring a session under the same key may leave all three unchanged; the content
-    is then unchanged, too.
+    Deleting and restoring a session under the same key may leave all three numbers unchanged. Then
+    the content is unchanged, too.
     """
 
     info: SessionInfo
     messages: tuple[Message, ...]
-    """Visible messages by seq; in a tail only the new ones."""
+    """Visible messages by seq. A tail has only the new messages."""
     upto: int
     """Seq up to which messages were read.
 
-    It is `info.last_seq`, except on JSONL while another process is in the middle of a write:
+    The seq is `info.last_seq`, except on JSONL while another process is in the middle of a write:
     `info` counts the seqs of that write, but its messages cannot be read yet.
     """
     last: int | None = None
     """Maximum number of messages that the view was requested with."""
     after: int | None = None
-    """In a tail: `upto` of the view that it continues. None in a full view."""
+    """`upto` of the earlier view that a tail continues. None in a full view."""
 
     @property
     def key(self) -> str:
@@ -72,22 +75,22 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
     @property
     def uid(self) -> str:
-        """`SessionInfo.uid`."""
+        """Uid of the session, as in `SessionInfo.uid`."""
         return self.info.uid
 
     @property
     def generation(self) -> int:
-        """`SessionInfo.generation`."""
+        """Generation of the session, as in `SessionInfo.generation`."""
         return self.info.generation
 
     @property
     def change(self) -> int:
-        """`SessionInfo.change`."""
+        """Number of the newest change, as in `SessionInfo.change`."""
         return self.info.change
 
     @property
     def summary(self) -> str:
-        """Summary of the messages up to the floor; empty if there is none."""
+        """Summary of the messages up to the floor; may be empty."""
         return self.info.summary
 
     @property
@@ -96,7 +99,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
         return self.after is not None
 
     def holds(self, uid: str, generation: int, change: int) -> bool:
-        """Return whether a session with these numbers differs only by appended messages."""
+        """Return whether a session with these numbers is this view plus appended messages."""
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
@@ -113,30 +116,26 @@ class SessionView(Struct, frozen=True, kw_only=True):
 class Store(Protocol):
     """Storage for sessions. Every method behaves the same on every engine.
 
-    P1   Durable: when an append returns, the message survives `kill -9` and power loss.
-    P2   Atomic: after any crash, a message, a batch, a summary, a checkpoint or a replaced history
-         is stored completely or not at all.
-    P3   Damage is contained and reported: an incomplete last line is skipped and reported, and the
-         next append starts on a new line. Damage in the middle affects only the damaged records.
-    P4   Nothing is destroyed: messages that were truncated, cleared, hidden, summarized, replaced
-         or compacted stay readable with `full=True`, and `undo` makes them visible again.
-    P5   Summaries do not race with appends: a checkpoint hides the messages up to the seq that it
-         names, never one that was appended later.
-    P6   Keys are independent: any non-empty text of up to 1,024 bytes of UTF-8 is a key, and no two
-         keys share data.
-    P7   Many writers: threads, tasks and processes append at the same time. Each acknowledged
-         message is stored exactly once, each writer's order is kept, and readers never wait.
-    P8   Errors are typed, and grouped by the party that must act (see errors.py). After `NotStored`
-         the message is certainly not stored; after `MaybeStored` that is unknown.
-    P9   Bounded cost: the cost of an append does not depend on the length of the session; the
-         cost of a read depends on the number of visible messages.
-    P10  Lossless: messages are returned exactly as they were given. A message that cannot be stored
-         exactly is rejected, and nothing is written.
-    P11  Private: files have mode 0600, directories 0700; symlinks below the workspace are not
-         followed.
-    P12  Idempotent: an append whose idempotency key (`once`) the session has is not stored again.
-    P13  Readable in all later versions: every released format stays readable. A newer format is
-         rejected with an error that names it.
+    P1 Durable: when an append returns, the message survives `kill -9` and power loss. P2 Atomic:
+    after any crash, a message, a batch, a summary, a checkpoint or a replaced history is stored
+    completely or not at all. P3 Damage is contained and reported: an incomplete last line is
+    skipped and reported, and the next append starts on a new line. Damage in the middle affects
+    only the damaged records. P4 Nothing is destroyed: messages that were truncated, cleared,
+    hidden, summarized, replaced or compacted stay readable with `full=True`, and `undo` makes them
+    visible again. P5 Summaries do not race with appends: a checkpoint hides the messages up to the
+    seq that it names, never one that was appended later. P6 Keys are independent: any non-empty
+    text of up to 1,024 bytes of UTF-8 is a key, and no two keys share data. P7 Many writers:
+    threads, tasks and processes append at the same time. Each acknowledged message is stored
+    exactly once, each writer's order is kept, and readers never wait. P8 Errors are typed, and
+    grouped by the party that must act (see errors.py). After `NotStored` the message is certainly
+    not stored; after `MaybeStored` the message may or may not be stored. P9 Bounded cost: the cost
+    of an append does not depend on the length of the session; the cost of a read depends on the
+    number of visible messages. P10 Lossless: messages are returned exactly as they were given. A
+    message that cannot be stored exactly is rejected, and nothing is written. P11 Private: files
+    have mode 0600, directories 0700; symlinks below the workspace are not followed. P12 Idempotent:
+    an append whose idempotency key (`once`) the session has is not stored again. P13 Readable in
+    all later versions: every released format stays readable. A newer format is rejected with an
+    error that names it.
 
     Unknown key: reads return `[]` and `""`; `pop` returns None. `info`, `view`, `refresh`,
     `delete`, `fork`, `restore`, `purge` and `lease` raise NoSuchSession, `undo` raises
@@ -156,7 +155,8 @@ class Store(Protocol):
     ) -> int:
         """Append one message and return its seq.
 
-        `once`: idempotency key. If the session has it already, return the seq of the first append.
+        `once`: idempotency key. If the session already has this key, return the seq of the first
+        append.
 
         Raises RefusedMessage, OnceConflict, InvalidKey (nothing was written); StoreBusy, NotStored
         (certainly not stored); MaybeStored (retry with the same `once`).
@@ -189,13 +189,14 @@ class Store(Protocol):
     ) -> list[Message]:
         """Return the visible messages by seq.
 
-        `after`: only messages with a greater seq. `last`: of these only the last ones. `full=True`:
-        every message, including hidden, replaced and archived ones, each with its `hidden` flag.
+        `after`: return only messages with a greater seq. `last`: return only the last `last` of
+        these messages. `full=True`: every message, including hidden, replaced and archived ones,
+        each with its `hidden` flag.
         """
         ...
 
     def get_summary(self, key: str) -> str:
-        """Return the summary of the messages up to the floor; empty if there is none."""
+        """Return the summary of the messages up to the floor; may be empty."""
         ...
 
     def set_summary(self, key: str, text: str) -> None:
@@ -205,7 +206,8 @@ class Store(Protocol):
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all visible messages except the last `keep_last`.
 
-        0 or less hides all. If no more than `keep_last` are visible, nothing changes.
+        A `keep_last` of 0 or less hides all messages. If at most `keep_last` messages are visible,
+        nothing changes.
         """
         ...
 
@@ -227,8 +229,8 @@ class Store(Protocol):
 
         The common prefix is not touched, the other visible messages are hidden, and only the new
         tail is appended. `expect_last`: raise StaleHistory and change nothing if the last seq of
-        the session is another one, because a message was appended since the caller read the
-        session; 0 expects that the session has no messages.
+        the session differs, because a message was appended since the caller read the session. 0
+        expects a session without messages.
         """
         ...
 
@@ -246,17 +248,17 @@ class Store(Protocol):
         """Replace the summary and hide everything up to the seq `upto`, in one step.
 
         If `upto` is not above the floor, only the summary changes. `expect_floor`: raise
-        StaleCheckpoint if the floor is another one. Raises UsageError if `upto` is greater than the
-        last seq.
+        StaleCheckpoint if the floor differs. Raises UsageError if `upto` is greater than the last
+        seq.
         """
         ...
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
-        Messages that were appended since stay visible. `answered`: first and last seq of the answer
-        to the history that a replace left visible; `undo` of that replace hides the answer in the
-        same step. The last eight operations can be undone; there is no redo. Raises
+        Messages that were appended since then stay visible. `answered`: first and last seq of the
+        answer to the history that a replace left visible; `undo` of that replace hides the answer
+        in the same step. The last eight operations can be undone; there is no redo. Raises
         NothingToUndo.
         """
         ...
@@ -269,10 +271,11 @@ class Store(Protocol):
         """Create a session `new_key` from the visible messages up to `at`, inclusive.
 
         The fork has the same messages byte for byte, with the same seqs, times, summary and meta,
-        except the fields in NOT_FORKED. `forked_from` names its source, and the field `forked_at`
-        of its meta the last copied seq. It has no hidden messages, no undo steps and no idempotency
-        keys. Raises NoSuchSession; SessionExists; UsageError if `at` is greater than the last seq,
-        or below the floor: the summary would describe messages that the fork should not have.
+        except the fields in NOT_FORKED. `forked_from` names the source, and the field `forked_at`
+        in the fork's meta is the last copied seq. A fork has no hidden messages, no undo steps and
+        no idempotency keys. Raises NoSuchSession; SessionExists; UsageError if `at` is greater than
+        the last seq, or below the floor: the summary would describe messages that the fork should
+        not have.
         """
         ...
 
@@ -281,10 +284,10 @@ class Store(Protocol):
         ...
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the one with this uid.
+        """Restore the last deleted session of this key, or the session with this uid.
 
-        `as_key`: restore it under this key. Raises NoSuchSession if it is not in the trash,
-        SessionExists if the key is in use.
+        `as_key`: restore the session under this key. Raises NoSuchSession if the session is not in
+        the trash, SessionExists if the key is in use.
         """
         ...
 
@@ -293,16 +296,19 @@ class Store(Protocol):
         ...
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete permanently; no other call destroys messages. Raises NoSuchSession.
+        """Delete a session or its messages permanently. Raises NoSuchSession.
+
+        No other call destroys messages.
 
         Without `before`: purge the session with its archives, and every deleted session of this
-        key, so that no trace of the key stays. With `before`: purge the messages below this seq, in
-        the live storage and in archives, with their idempotency keys, their voids and the undo
-        steps that would bring them back; the session stays, and records only which seqs were
-        purged.
+        key, so that no trace of the key remains.
 
-        After an interruption, call `purge` again. If the session itself is purged, the lease of a
-        turn in it is lost, and later writes of the lease holder do not create the session again. If
+        With `before`: purge the messages below this seq, in the live storage and in archives. Their
+        idempotency keys and voids are purged, too, and the undo steps that would bring the messages
+        back. The session stays, and records only which seqs were purged.
+
+        After an interruption, call `purge` again. If the session itself is purged, a running turn
+        loses its lease, and later writes of the lease holder do not create the session again. If
         the purge fails without effect, the turn continues.
         """
         ...
@@ -317,9 +323,9 @@ class Store(Protocol):
         ...
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. It differs after every change by any process.
+        """Return a stamp for each session; every change by any process changes the stamp.
 
-        An index compares stamps to find the sessions that it must read again.
+        An index compares stamps to find the sessions that changed.
         """
         ...
 
@@ -330,24 +336,24 @@ class Store(Protocol):
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment. Raises NoSuchSession.
 
-        `last`: maximum number of messages; the newest are returned.
+        `last`: return at most this number of messages, the newest.
         """
         ...
 
     def refresh(self, view: SessionView) -> SessionView:
         """Return the changes since a view was taken. Raises NoSuchSession.
 
-        If uid, generation and change number are those of `view`, the result is a tail: its info is
-        current and its messages are those appended since. Otherwise it is a full view with the same
-        `last`, possibly of another session with this key. `view.merged(result)` is the full view in
-        both cases.
+        If uid, generation and change number equal those of `view`, the result is a tail: the
+        current info, and the messages appended since the view. Otherwise the result is a full view
+        with the same `last`, possibly of another session with this key. `view.merged(result)`
+        returns the full view in both cases.
         """
         ...
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Return the keys in byte order. `after`: the last key of the previous page."""
+        """Return the session keys in byte order. `after`: the last key of the previous page."""
         ...
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
@@ -365,10 +371,10 @@ class Store(Protocol):
         """Yield each message after seq `after` once, by seq, as any process stores it.
 
         Ends when no message arrives for `timeout` seconds, or when the store is closed. With `uid`,
-        follows only that session (`SessionInfo.uid`): raises SessionDeleted if the key has no
-        session, or another one. Without it, waits until the session exists, then follows that
-        session until it is deleted. If `after` comes from an earlier read, pass `uid` too: a
-        session that was created again counts its messages from 1.
+        follows only the session with that `SessionInfo.uid`. Raises SessionDeleted if the key has
+        no session or a session with another uid. Without `uid`, waits until the session exists,
+        then follows the session until it is deleted. If `after` comes from an earlier read, pass
+        `uid` too: a session that was created again counts its messages from 1.
         """
         ...
 
@@ -397,9 +403,9 @@ class Store(Protocol):
 class Lease(Protocol):
     """The right to run a turn in a session, until `release`, or until ttl passes without `renew`.
 
-    As a context manager it releases on exit. On the JSONL store the operating system releases the
-    lock when the holder's process ends; there, ttl only decides when `steno doctor` reports a
-    holder as stalled.
+    Used as a context manager, a lease is released on exit. On the JSONL store the operating system
+    releases the lease when the holder's process ends. There, ttl only decides when `steno doctor`
+    reports a holder as stalled.
     """
 
     @property
@@ -411,7 +417,8 @@ class Lease(Protocol):
     def epoch(self) -> int:
         """Fencing token: a number that grows with each lease of the key.
 
-        It also grows if the session was deleted or purged and another session has the key now.
+        The number also grows if the session was deleted or purged and another session has the key
+        now.
         """
         ...
 
@@ -419,9 +426,9 @@ class Lease(Protocol):
     def store(self) -> Store:
         """The store, with writes that are fenced by the lease.
 
-        They raise LeaseLost after a release, after another holder took over, and after the session
-        was purged. They still work if only the ttl has passed, and if the session is deleted or
-        restored.
+        Writes raise LeaseLost after a release, after another holder took over, and after the
+        session was purged. Writes still work if only the ttl has passed, and if the session is
+        deleted or restored.
         """
         ...
 
@@ -462,7 +469,7 @@ class PatientStore(Protocol):
 
     @property
     def busy_timeout(self) -> float:
-        """Maximum wait, in seconds."""
+        """Maximum wait for a lock, in seconds."""
         ...
 
 
@@ -471,7 +478,7 @@ class GroupStore(Protocol):
     """A store that can store appends of several callers to one session in one write."""
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Return for each append its seqs or its error. Each is stored completely or not at all."""
+        """Store each append completely or not at all; return its seqs or its error."""
         ...
 
 
@@ -486,23 +493,23 @@ class PurgingStore(Protocol):
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key.
 
-        Sessions that were restored, deleted again or created since stay. Raises NoSuchSession, and
-        changes nothing, if not all of them are in the trash.
+        Sessions that were restored, deleted again or created since then stay. Raises NoSuchSession,
+        and changes nothing, if one of the `entries` is not in the trash.
         """
         ...
 
     def unfinished_purges(self) -> list[Trashed]:
-        """Return the sessions of interrupted purges: hidden permanently, but not yet deleted.
+        """Return the sessions that an interrupted purge hid permanently but did not yet delete.
 
-        Key and uid are empty if they are no longer known. `finish_purge`, or another purge of the
-        key, finishes the purge.
+        An unknown key or uid is empty. `finish_purge`, or another purge of the key, finishes the
+        purge.
         """
         ...
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purge of the session with this uid, and change no other session.
 
-        Raises NoSuchSession if there is no such purge.
+        Raises NoSuchSession if no purge of that session is unfinished.
         """
         ...
 
@@ -512,12 +519,12 @@ class LeaseListStore(Protocol):
     """A store that knows which sessions are leased."""
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys that are leased now, by any process."""
+        """Return the subset of `keys` whose sessions any process has leased now."""
         ...
 
 
 def leased_keys(store: Store, keys: Collection[str]) -> set[str]:
-    """Return those of the keys that are leased now; none if the store does not know."""
+    """Return the subset of `keys` that is leased now; empty if the store cannot list leases."""
     return store.leased(keys) if isinstance(store, LeaseListStore) else set()
 
 
@@ -526,40 +533,40 @@ class MarkedStore(Protocol):
     """A store whose change markers show all processes that derived data is out of date."""
 
     def mark(self, name: str) -> str:
-        """Return the current change marker of this name; empty if it was never changed."""
+        """Return the value of the change marker `name`; empty for a marker without a value."""
         ...
 
     def change_mark(self, name: str) -> None:
-        """Give the marker a new value, durably. Raises StoreUnavailable, ReadOnly."""
+        """Give the change marker `name` a new value, durably. Raises StoreUnavailable, ReadOnly."""
         ...
 
 
 def conversation_times(
     created: datetime, updated: datetime, *, meta: Mapping[str, Any], last_seq: int
 ) -> tuple[datetime, datetime]:
-    """Return when a conversation started and was last continued, from the times of the session.
+    """Return the times at which a conversation started and was last continued.
 
-    The meta of an imported session contains receipts (`imported`) with its times in the other
-    program. The conversation started then, and was last continued then until a message is added
-    here.
+    The meta of an imported session contains receipts (`imported`) with the times of the
+    conversation in the other program. The conversation started at the time in the receipts. It was
+    last continued at the time in the receipts, until a message is added in this store.
     """
     if "imported" not in meta:
         return created, updated
     times = list(_imported_times(meta["imported"]))
     began = min([created, *(first for first, _, _ in times)])
-    still = [last for _, last, end in times if end == last_seq]
-    return began, max([began, *still]) if still else max(began, updated)
+    imported = [last for _, last, end in times if end == last_seq]
+    return began, max([began, *imported]) if imported else max(began, updated)
 
 
 def _imported_times(receipts: object) -> Iterator[tuple[datetime, datetime, object]]:
-    """Yield the two times of each receipt, and the last seq at the time of the import.
+    """Yield start time, last time, and last seq of each import receipt.
 
     Any client may write meta, so values that are not receipts are skipped.
     """
-    for one in receipts if isinstance(receipts, list) else ():
+    for receipt in receipts if isinstance(receipts, list) else ():
         try:
-            first, last = (datetime.fromisoformat(one[name]) for name in ("created", "updated"))
+            first, last = (datetime.fromisoformat(receipt[name]) for name in ("created", "updated"))
             if first.tzinfo is not None and last.tzinfo is not None:
-                yield first.astimezone(UTC), last.astimezone(UTC), one.get("last_seq")
+                yield first.astimezone(UTC), last.astimezone(UTC), receipt.get("last_seq")
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             continue

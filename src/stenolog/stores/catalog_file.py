@@ -1,8 +1,8 @@
 """The catalog file of a store: its name, and its deletion by a purge.
 
-The package `catalog` reads and writes the file, and holds the flock of its lock file while it
-writes. The catalog quotes messages, so a store deletes it with every purge; the next reader builds
-it again.
+The package `catalog` reads and writes the file. A writer holds the flock of the catalog's lock
+file. The catalog quotes messages, so a store deletes the catalog with every purge. The next reader
+builds the catalog again.
 """
 
 import os
@@ -24,7 +24,7 @@ _PLAIN: Final = re.compile(r"[a-z0-9_-]{1,64}")
 
 @runtime_checkable
 class CatalogFileStore(Protocol):
-    """A store with a place for a catalog file."""
+    """A store that can keep a catalog file next to its data."""
 
     def catalog_file(self) -> Path | None:
         """Return the path of the catalog; None if this store can have no catalog file."""
@@ -45,7 +45,7 @@ def catalog_path(file: Path, namespace: str) -> Path:
     """Return the path of the catalog of a namespace in this database file."""
     name = namespace
     if not _PLAIN.fullmatch(namespace):
-        # Slow to import, and rarely needed.
+        # This module is slow to import and rarely needed.
         from hashlib import blake2b
 
         name = f"~{blake2b(namespace.encode(), digest_size=16).hexdigest()}"
@@ -53,7 +53,7 @@ def catalog_path(file: Path, namespace: str) -> Path:
 
 
 def find_catalogs(file: Path) -> list[Path]:
-    """Return the catalogs of all namespaces of a database, also if only a journal is left.
+    """Return the catalog files of all namespaces of a database, even if only a journal exists.
 
     Raises OSError.
     """
@@ -68,12 +68,12 @@ def find_catalogs(file: Path) -> list[Path]:
 
 def delete_catalogs(file: Path, *, seconds: float) -> None:
     """Delete the catalogs of all namespaces of a database. Raises OSError, StoreBusy."""
-    found = find_catalogs(file)
-    if not found:
+    catalogs = find_catalogs(file)
+    if not catalogs:
         return
     folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for path in found:
+        for path in catalogs:
             delete_catalog(folder, path, seconds=seconds)
     finally:
         folder.close()
@@ -82,7 +82,7 @@ def delete_catalogs(file: Path, *, seconds: float) -> None:
 def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
     """Delete this catalog in the open folder durably, if it exists.
 
-    Waits up to `seconds` for a program that writes it. Raises OSError, StoreBusy.
+    Waits up to `seconds` for a program that writes the catalog. Raises OSError, StoreBusy.
     """
     names = (path.name, journal_name(path.name))
     if not any(_is_file(folder, name) for name in names):
@@ -90,9 +90,9 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     lock = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
     try:
-        wait_for_lock(lock, seconds=seconds, what=f"the catalog {path}")
-        # The journal last: without its database it is useless, but a database without its journal
-        # may be incomplete.
+        wait_for_lock(lock, seconds=seconds, name=f"the catalog {path}")
+        # Delete the journal last: a journal without its database is useless, but a database without
+        # its journal may be incomplete.
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)  # guard: purge-drops-catalog
@@ -102,7 +102,7 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
 
 
 def _is_file(folder: int, name: str) -> bool:
-    """Return whether the name exists and is not a folder: a folder is no catalog."""
+    """Return whether `name` exists and is not a folder."""
     try:
         return not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:

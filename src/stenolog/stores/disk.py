@@ -24,28 +24,32 @@ READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or 
 
 
 class Descriptor(int):
-    """An open file or folder: closed by `close`, or when the last reference to it is dropped.
+    """A file descriptor, closed by `close` or when its last reference is dropped.
 
-    A plain integer is lost, and its file stays open, if Ctrl-C strikes after the call that
-    returns it and before it is stored in a variable.
+    A plain integer would be lost, and its file would stay open, if Ctrl-C strikes after `os.open`
+    returns and before the integer is stored in a variable.
     """
 
     _closed = False
 
     def close(self) -> None:
-        """Close it; a second call does nothing. An error is ignored: all data was synced."""
+        """Close the descriptor; a second call does nothing.
+
+        Errors are ignored, because all data was synced.
+        """
         if self >= 0 and not self._closed:
             self._closed = True
-            # The next call must be the one that closes: Ctrl-C could strike after any other.
+            # The very next call must close the descriptor, because Ctrl-C could strike after any
+            # other call.
             try:  # noqa: SIM105
                 os.close(self)
             except OSError:
                 pass
 
     def release(self) -> None:
-        """Release its flock, if it holds one, and close it.
+        """Release the flock of the file, if any, and close the descriptor.
 
-        Closing alone is not enough: a child that was forked since shares the open file.
+        Closing alone does not release the flock if a forked child shares the open file.
         """
         try:
             if self >= 0 and not self._closed:
@@ -66,7 +70,7 @@ def open_descriptor(
     path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Descriptor:
     """Open a file or a folder. Raises OSError."""
-    # The interpreter checks for signals after each call in bytecode, but not between these.
+    # The interpreter handles signals after each call in bytecode, but not inside this C call.
     opened = map(partial(os.open, dir_fd=dir_fd), (path,), (flags,), (mode,))
     (descriptor,) = map(Descriptor, opened)
     return descriptor
@@ -106,7 +110,7 @@ def sync_file(descriptor: int) -> None:
 
 
 def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
-    """Overwrite lines of a file in place, each by as many bytes, and return their number.
+    """Overwrite lines of a file by lines of the same length, and return the number of lines.
 
     Other processes may append at the same time, and descriptors of the file stay valid. Raises
     OSError; FileNotFoundError if the file does not exist.
@@ -137,8 +141,8 @@ def sync_folder(descriptor: int) -> None:
         if sys.platform == "darwin":
             sync_file(descriptor)
     except OSError as error:
-        # Some file systems cannot sync a folder and report EINVAL; they keep entries in order
-        # anyway.
+        # Some file systems cannot sync a folder and report EINVAL. These file systems keep entries
+        # in order.
         if error.errno != errno.EINVAL:
             raise
 
@@ -154,9 +158,9 @@ def make_private(path: Path) -> None:
 
 
 def write_problem(path: Path) -> str | None:
-    """Return why a file or folder cannot be written to, and what to do; None if it can.
+    """Return why a file or folder cannot be written to, and what to do; None if it is writable.
 
-    Raises OSError if it cannot be examined.
+    Raises OSError if the path cannot be examined.
     """
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return f"{path}: {READ_ONLY_DISK}"
@@ -170,7 +174,7 @@ def sync_entries(path: Path) -> None:
     try:
         folder = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
-        return  # a folder of another user
+        return  # another user owns the folder
     try:
         sync_folder(folder)
     finally:
@@ -180,7 +184,8 @@ def sync_entries(path: Path) -> None:
 def replace_file(folder: int, name: str, text: bytes) -> None:
     """Replace the file `name` atomically, with mode 0600.
 
-    Raises OSError; the previous file then stays, unless only the last sync failed.
+    Raises OSError. After an error the previous file is still there, unless only the last sync
+    failed.
     """
     temporary = f".{name[:180]}.new"
     with suppress(FileNotFoundError):
@@ -200,29 +205,30 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
     sync_folder(folder)
 
 
-def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = LOCK_POLL) -> None:
+def wait_for_lock(descriptor: int, *, seconds: float, name: str, poll: float = LOCK_POLL) -> None:
     """Acquire the flock of an open file, waiting for at most `seconds`. Raises StoreBusy."""
-    lock_until(descriptor, time.monotonic() + seconds, what, poll=poll)
+    lock_until(descriptor, time.monotonic() + seconds, name, poll=poll)
 
 
-def lock_until(descriptor: int, deadline: float, what: str, *, poll: float = LOCK_POLL) -> None:
+def lock_until(descriptor: int, deadline: float, name: str, *, poll: float = LOCK_POLL) -> None:
     """Acquire the flock of an open file, waiting until the deadline. Raises StoreBusy.
 
-    It polls at a short, constant interval: with a growing one a process could wait forever.
+    The function polls at a short, constant interval. With a growing interval, a process could wait
+    forever.
     """
     while True:
         try:
             fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{what} is locked by another process; try again") from None
+                raise StoreBusy(f"{name} is locked by another process; try again") from None
             time.sleep(poll)
         else:
             return
 
 
 def release_lock(descriptor: int) -> None:
-    """Release a flock explicitly: closing is not enough if a forked child shares the descriptor."""
+    """Release a flock. Closing the file is not enough if a forked child shares the descriptor."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
@@ -237,7 +243,7 @@ _filesystem_kinds: dict[int, str] = {}
 
 
 def network_kind(folder: Path) -> str:
-    """Return the type of the network file system; empty if it is local or unknown.
+    """Return the network file system type of a folder; empty if the folder is local or unknown.
 
     Raises OSError if the folder does not exist.
     """
@@ -252,7 +258,7 @@ def _find_kind(folder: Path) -> str:
         mounts = Path(_MOUNT_TABLE).read_text(encoding="utf-8", errors="replace")
         return kind_at(str(folder.resolve()), mounts)
     except OSError:
-        return ""  # Only Linux has this file.
+        return ""  # Only Linux has /proc/mounts.
 
 
 def kind_at(path: str, mounts: str) -> str:
@@ -262,7 +268,7 @@ def kind_at(path: str, mounts: str) -> str:
         if len(fields) > 2:
             point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), fields[1])
             inside = path == point or path.startswith(point.rstrip("/") + "/")
-            # A later mount at the same point covers the earlier one.
+            # A later mount at the same mount point covers the earlier mount.
             if inside and len(point) >= len(best):
                 best, kind = point, fields[2]
     return kind

@@ -1,6 +1,6 @@
 """File names of sessions: a reversible mapping from keys, and the names other programs use.
 
-It is reversible also on file systems that ignore case or normalise Unicode.
+The mapping is reversible even on file systems that ignore case or normalise Unicode.
 """
 
 import re
@@ -16,7 +16,7 @@ def escape_key(key: str) -> str:
     """Return the key as part of a file name. A key that is too long ends in its sha256."""
     text = _ESCAPED.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
     if len(text) > _LONGEST:
-        # Rarely needed, and slow to import.
+        # `hashlib` is rarely needed and slow to import.
         from hashlib import sha256
 
         return f"{text[:_KEPT_OF_LONG]}~{sha256(key.encode()).hexdigest()}"
@@ -24,7 +24,7 @@ def escape_key(key: str) -> str:
 
 
 def unescape_key(stem: str) -> str | None:
-    """Return the key that a stem encodes; None if it encodes none."""
+    """Return the session key that a file stem encodes; None if the stem is not an encoded key."""
     if not _SAFE.fullmatch(stem):
         return None
     raw = re.sub(rb"%(..)", lambda code: bytes([int(code[1], 16)]), stem.encode())
@@ -48,14 +48,14 @@ def log_name(key: str) -> str:
 def key_of_log(name: str) -> str | None:
     """Return the key that a file name encodes; None for any other file.
 
-    The name of a very long key does not contain it: the key is read from the file.
+    The file name of a very long key contains only a hash; the key itself is in the file.
     """
     stem = name.removesuffix(LOG_SUFFIX)
     return unescape_key(stem) if stem != name else None
 
 
 def has_long_key(name: str) -> bool:
-    """Return whether this is the name of a log whose key must be read from the file."""
+    """Return whether a log name contains only a hash of the key, which the file itself contains."""
     return bool(re.fullmatch(r"[a-z0-9_.%A-F-]{120}~[0-9a-f]{64}\.jsonl", name))
 
 

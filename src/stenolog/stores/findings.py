@@ -13,9 +13,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One problem that `steno doctor` found."""
 
     kind: str
-    """A `Kind` for a log; databases have other kinds."""
+    """Kind of the problem: a `Kind` for a log; databases have other kinds."""
     key: str | None = None
-    """Key of the session; None if the problem belongs to no session, or it is unknown."""
+    """Key of the session; None if the session is unknown or the problem belongs to no session."""
     path: str = ""
     """Path of the file, relative to the workspace, or the database."""
     where: str = ""
@@ -23,9 +23,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     meaning: str
     advice: str
     repairable: bool = False
-    """Whether `steno doctor --repair` repairs it."""
+    """Whether `steno doctor --repair` repairs the problem."""
     lost: tuple[Span, ...] = ()
-    """Seqs of messages that cannot be read because of it."""
+    """Seqs of messages that cannot be read because of the problem."""
 
 
 class RepairResult(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class RepairResult(Struct, frozen=True, kw_only=True):
     finding: Finding
     done: bool
     words: str
-    """What was done, or why it was not done."""
+    """Text that says what was repaired, or why nothing was repaired."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ def damaged_state(key: str, where: str) -> Finding:
 
 
 def damaged_changes(key: str, where: str, numbers: Sequence[int]) -> Finding:
-    """Return the finding for changes that undo needs and that cannot be read."""
+    """Return the finding for unreadable changes that `undo` needs."""
     return Finding(
         kind="damaged change",
         key=key,

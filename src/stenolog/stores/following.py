@@ -1,8 +1,8 @@
 """Following a session: new messages as they arrive, and changes of visibility, summary and meta.
 
 `poll_messages` is shared by the engines. `follow_changes` uses only calls that every store has, so
-it behaves the same on all of them: it compares `info()` between messages. A message is reported
-immediately, a change within half a second.
+it behaves the same on all stores: it compares `info()` between messages. The follower reports a
+message immediately and a change within half a second.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,10 @@ CHECK_SECONDS: Final = 0.5
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
 Kind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
-"""checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other
-messages were hidden. summary, meta: only that changed.
+"""Kind of a change.
+
+checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other messages
+were hidden. summary: only the summary changed. meta: only the meta changed.
 """
 
 
@@ -36,32 +38,33 @@ def poll_messages(
     timeout: float | None,
     poll: float,
 ) -> Iterator[Message]:
-    """Poll for messages after a seq, until the store closes or none arrives for `timeout`.
+    """Poll for messages after a seq, until the store closes or no message arrives for `timeout`.
 
-    `fetch` returns None if there is no session. `wait` returns after the given seconds, or earlier.
-    `uid`: follow only this session; None: the first one that is found.
+    `fetch` returns None if the session does not exist. `wait` returns after the given seconds, or
+    earlier. `uid`: follow only the session with this uid; None follows the first session that
+    `fetch` returns.
     """
     idle_since = monotonic()
     while True:
         try:
-            found = fetch(after)
+            new = fetch(after)
         except StoreClosed:
             return
-        if uid is not None and (found is None or found[0] != uid):
-            raise SessionDeleted(key, recreated=found is not None)  # guard: follow-one-session
-        if found is not None:
-            uid, end, messages = found
+        if uid is not None and (new is None or new[0] != uid):
+            raise SessionDeleted(key, recreated=new is not None)  # guard: follow-one-session
+        if new is not None:
+            uid, end, messages = new
             yield from messages
             if end > after:
                 after = end
                 idle_since = monotonic()
                 continue
-        left = poll
+        wait_seconds = poll
         if timeout is not None:
-            left = min(poll, idle_since + timeout - monotonic())
-            if left <= 0:
+            wait_seconds = min(poll, idle_since + timeout - monotonic())
+            if wait_seconds <= 0:
                 return
-        wait(left)
+        wait(wait_seconds)
 
 
 class SessionChange(Struct, frozen=True, kw_only=True):
@@ -89,14 +92,14 @@ def follow_changes(
         raise SessionDeleted(key, recreated=known is not None)
     active = checked = monotonic()
     while True:
-        left = (
+        wait_seconds = (
             CHECK_SECONDS if timeout is None else min(CHECK_SECONDS, active + timeout - monotonic())
         )
-        if left <= 0:
+        if wait_seconds <= 0:
             return
         if known is None:
-            # Wait for the session; its messages are read once its uid is known.
-            waited = next(store.follow(key, after=after, timeout=left), None)
+            # Wait for the session. Its messages are read once its uid is known.
+            waited = next(store.follow(key, after=after, timeout=wait_seconds), None)
             try:
                 known = find_info(store, key)
             except StoreClosed:
@@ -104,46 +107,49 @@ def follow_changes(
             if waited is not None:
                 active = monotonic()
             continue
-        for message in store.follow(key, after=after, uid=known.uid, timeout=left):
+        for message in store.follow(key, after=after, uid=known.uid, timeout=wait_seconds):
             yield message
             after, active = message.seq, monotonic()
             if active - checked > CHECK_SECONDS:
                 break  # check for changes even if messages arrive all the time
         try:
-            found = find_info(store, key)
+            info = find_info(store, key)
         except StoreClosed:
             return
         checked = monotonic()
-        if found is None or found.uid != known.uid:
-            raise SessionDeleted(key, recreated=found is not None)
-        for change in changes_between(known, found):
+        if info is None or info.uid != known.uid:
+            raise SessionDeleted(key, recreated=info is not None)
+        for change in changes_between(known, info):
             active = monotonic()
             yield change
-        known = found
+        known = info
 
 
 def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
-    """Return the changes between two infos, without new messages. None means no session. Pure."""
+    """Return the changes between two infos, except new messages.
+
+    An info of None means no session.
+    """
     if before is None or now is None or before.uid != now.uid:
         return []
     # New messages are reported separately.
     old, new = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
-    found: list[Kind] = []
+    kinds: list[Kind] = []
     if spans.minus(new, old):
-        found.append("undo")
+        kinds.append("undo")
     elif now.floor > before.floor:
-        found.append("checkpoint")
+        kinds.append("checkpoint")
     elif spans.minus(old, new):
-        found.append("hide")
+        kinds.append("hide")
     elif now.summary != before.summary:
-        found.append("summary")
+        kinds.append("summary")
     if now.meta != before.meta:
-        found.append("meta")
-    return [SessionChange(kind=kind, info=now) for kind in found]
+        kinds.append("meta")
+    return [SessionChange(kind=kind, info=now) for kind in kinds]
 
 
 def find_info(store: Store, key: str) -> SessionInfo | None:
-    """Return the info of a session, or None if it does not exist."""
+    """Return the info of a session, or None if the session does not exist."""
     try:
         return store.info(key)
     except NoSuchSession:

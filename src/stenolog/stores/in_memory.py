@@ -1,7 +1,8 @@
 """A store in the memory of this process: sessions as sets and dicts.
 
-Tests compare every other store with it. It therefore implements each operation in the simplest way
-and shares only basic modules with the others. Its content is lost when the process ends.
+Tests compare every other store with this store. It therefore implements each operation in the
+simplest way and shares only basic modules with the other stores. The content is lost when the
+process ends.
 """
 
 import copy
@@ -85,13 +86,13 @@ class _Session(Struct):
     lost: list[Span] = []
     void: list[Span] = []
     copied: int = -1
-    """The version at which a copy was written; -1 if the session is not a copy."""
+    """Version of the session right after a copy was written; -1 if the session is not a copy."""
 
     def visible(self) -> list[int]:
         return [seq for seq in self.messages if seq not in self.hidden]
 
     def floor(self) -> int:
-        """Return the seq up to which everything is hidden."""
+        """Return the floor: the seq up to which every message is hidden."""
         return next(seq for seq in count() if seq + 1 not in self.hidden)
 
     def read(self, seq: int) -> Message:
@@ -118,13 +119,13 @@ class _Session(Struct):
         append: Sequence[bytes] = (),
         summary: str | None = None,
     ) -> None:
-        """Carry out one operation that can be undone. Record nothing if nothing changes."""
+        """Apply an undoable operation. Record no undo step if nothing changes."""
         newly = set(self.visible()).intersection(hide)
         was = None if summary is None or summary == self.summary else self.summary
         if not newly and was is None and not append:
             return
         hidden = self.hidden.union(hide) if newly else self.hidden
-        # The run that starts at 1 is the floor and does not count as a range.
+        # The span that starts at 1 is the floor and does not count as a hidden range.
         if sum(seq - 1 not in hidden for seq in hidden - {1}) > MAX_HIDDEN_RANGES:
             raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
         self.hidden = hidden
@@ -152,19 +153,19 @@ class _Session(Struct):
         )
 
     def purge(self, before: int) -> list[int]:
-        """Remove the messages below a seq with all data about them; return their seqs."""
-        gone = {seq for seq in range(1, self.last_seq + 1) if seq < before}
-        if not gone:
+        """Remove the messages below a seq with all their data; return the removed seqs."""
+        purged_seqs = {seq for seq in range(1, self.last_seq + 1) if seq < before}
+        if not purged_seqs:
             return []
-        purged = sorted(gone.intersection(self.messages))
-        self.messages = {seq: m for seq, m in self.messages.items() if seq not in gone}
-        self.hidden = self.hidden | gone
+        purged = sorted(purged_seqs.intersection(self.messages))
+        self.messages = {seq: m for seq, m in self.messages.items() if seq not in purged_seqs}
+        self.hidden = self.hidden | purged_seqs
         steps, self.steps = self.steps, deque(maxlen=UNDO_DEPTH)
         for step in steps:
             self.steps.append(step)
-            if step.was or gone & (step.newly | step.added):
-                self.steps.clear()  # alone, earlier steps would lead to a state that never existed
-        self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in gone}
+            if step.was or purged_seqs & (step.newly | step.added):
+                self.steps.clear()  # undoing only earlier steps would not restore any former state
+        self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in purged_seqs}
         self.archived = 0 if self.archived < before else self.archived
         self.lost = spans.clipped(self.lost, before, self.last_seq)
         self.void = spans.clipped(self.void, before, self.last_seq)
@@ -174,7 +175,7 @@ class _Session(Struct):
 
 
 class InMemoryStore:
-    """A Store in memory. It keeps its promises as long as the process runs."""
+    """A Store in memory. The promises of Store hold as long as the process runs."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
@@ -234,7 +235,7 @@ class InMemoryStore:
             return [session.read(seq) for seq in seqs[skipped:]]
 
     def get_summary(self, key: str) -> str:
-        """Return the summary; empty if there is none."""
+        """Return the summary; may be empty."""
         with self._using(key) as session:
             return session.summary
 
@@ -248,8 +249,8 @@ class InMemoryStore:
         check_int(keep_last=keep_last)
         with self._writing(key) as session:
             visible = session.visible()
-            kept = visible[max(len(visible) - max(keep_last, 0), 0) :]
-            session.change("truncate", hide=range(1, kept[0] if kept else session.last_seq + 1))
+            seqs = visible[max(len(visible) - max(keep_last, 0), 0) :]
+            session.change("truncate", hide=range(1, seqs[0] if seqs else session.last_seq + 1))
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
@@ -274,7 +275,8 @@ class InMemoryStore:
             visible = session.visible()
             same = 0
             for seq, payload in zip(visible, payloads, strict=False):
-                # Bytes, because objects that compare equal may differ: 1, 1.0 and True.
+                # Compare the encoded bytes, because different objects may be equal: 1, 1.0 and
+                # True.
                 if session.messages[seq].to_json() != payload:
                     break
                 same += 1
@@ -286,8 +288,8 @@ class InMemoryStore:
         if first > last:
             raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
         with self._writing(key) as session:
-            wanted = range(max(first, 1), min(last, session.last_seq) + 1)
-            session.change("hide", hide=wanted)
+            seqs = range(max(first, 1), min(last, session.last_seq) + 1)
+            session.change("hide", hide=seqs)
 
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
@@ -310,7 +312,7 @@ class InMemoryStore:
             session.change("checkpoint", hide=range(1, upto + 1), summary=_text(summary))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Undo the newest step: show the messages that it hid, hide those that it appended."""
+        """Undo the newest operation: show the messages it hid, hide the messages it appended."""
         with self._writing(key) as session:
             if not session.steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
@@ -354,9 +356,9 @@ class InMemoryStore:
         """Move the session into the trash."""
         with self._writing(key, known=True):
             session = self._sessions.pop(key)
-            # Later than all others, so that the last deleted is first even if the clock was set
-            # back.
-            earlier = [found.deleted + timedelta(microseconds=1) for found, _ in self._trash]
+            # The time is later than all others, so that the last deleted session is listed first
+            # even if the clock was set back.
+            earlier = [entry.deleted + timedelta(microseconds=1) for entry, _ in self._trash]
             deleted = max([_now(), *earlier])
             count = len(session.messages)
             trashed = Trashed(key=key, uid=session.uid, deleted=deleted, count=count)
@@ -364,15 +366,15 @@ class InMemoryStore:
             return trashed
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the one with this uid."""
+        """Restore the last deleted session of this key, or the session with this uid."""
         target = key if as_key is None else as_key
         with self._using(key), self._writing(target):
-            found = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
-            if not found:
+            entries = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
+            if not entries:
                 raise errors.NoSuchSession(key, "it is not in the trash")
             self._check_free(target)
-            self._trash.remove(found[0])
-            self._sessions[target] = found[0][1]
+            self._trash.remove(entries[0])
+            self._sessions[target] = entries[0][1]
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
@@ -383,30 +385,30 @@ class InMemoryStore:
         """Delete permanently: all sessions of the key, or the messages below a seq."""
         check_optional_int(before=before)
         with self._writing(key) as live:
-            trashed = [session for found, session in self._trash if found.key == key]
+            trashed = [session for entry, session in self._trash if entry.key == key]
             if key not in self._sessions and (before is not None or not trashed):
                 raise errors.NoSuchSession(key)
             sentences = []
             if before is None:
-                gone = [seq for session in [live, *trashed] for seq in session.messages]
+                purged_seqs = [seq for session in [live, *trashed] for seq in session.messages]
                 self._sessions.pop(key, None)
                 self._leases.pop(key, None)
                 self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
             else:
-                gone = live.purge(before)
+                purged_seqs = live.purge(before)
                 sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
                 sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
             sentences += self._forks_of(key)
             return Purged(
-                messages=len(gone),
-                first=min(gone, default=0),
-                last=max(gone, default=0),
+                messages=len(purged_seqs),
+                first=min(purged_seqs, default=0),
+                last=max(purged_seqs, default=0),
                 not_reached=tuple(sentences),
             )
 
     def _forks_of(self, key: str) -> list[str]:
-        every = [*self._sessions.items(), *((found.key, session) for found, session in self._trash)]
-        return [f"the fork {name!r} stays" for name, one in every if one.forked_from == key]
+        every = [*self._sessions.items(), *((entry.key, session) for entry, session in self._trash)]
+        return [f"the fork {name!r} stays" for name, session in every if session.forked_from == key]
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
@@ -421,11 +423,11 @@ class InMemoryStore:
             self._trash[:] = [pair for pair in self._trash if pair[0].uid not in uids]
             if key not in self._sessions:
                 self._leases.pop(key, None)
-            gone = [seq for _, session in meant for seq in session.messages]
+            purged_seqs = [seq for _, session in meant for seq in session.messages]
             return Purged(
-                messages=len(gone),
-                first=min(gone, default=0),
-                last=max(gone, default=0),
+                messages=len(purged_seqs),
+                first=min(purged_seqs, default=0),
+                last=max(purged_seqs, default=0),
                 not_reached=tuple(self._forks_of(key)),
             )
 
@@ -438,7 +440,7 @@ class InMemoryStore:
         raise errors.NoSuchSession(uid, "it has no interrupted purge")
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys that are leased now."""
+        """Return the subset of `keys` whose sessions are leased now."""
         return {key for key, lease in self._leases.items() if key in keys and not lease.lost}
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
@@ -449,11 +451,13 @@ class InMemoryStore:
         deadline = monotonic() + wait
         with self._writing(key, known=True):
             while (before := self._leases.get(key)) is not None and not before.lost:
-                if (left := deadline - monotonic()) <= 0:
+                if (remaining := deadline - monotonic()) <= 0:
                     raise errors.StoreBusy(
                         f"{key!r}: the lease is held by {before.holder}; try again"
                     )
-                self._changed.wait(min(left, before.expires - monotonic(), threading.TIMEOUT_MAX))
+                self._changed.wait(
+                    min(remaining, before.expires - monotonic(), threading.TIMEOUT_MAX)
+                )
                 self._check_open()
                 if key not in self._sessions:
                     raise errors.NoSuchSession(key)
@@ -461,17 +465,19 @@ class InMemoryStore:
             return self._leases[key]
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. It differs after every change."""
+        """Return a stamp for each session; every change changes the stamp."""
         with self._open():
-            return {key: f"{found.uid}:{found.version}" for key, found in self._sessions.items()}
+            return {
+                key: f"{session.uid}:{session.version}" for key, session in self._sessions.items()
+            }
 
     def mark(self, name: str) -> str:
-        """Return the change marker of this name; empty if it was never changed."""
+        """Return the value of the change marker `name`; empty for a marker without a value."""
         with self._open():
             return str(self._marks.get(name, ""))
 
     def change_mark(self, name: str) -> None:
-        """Give the marker a new value."""
+        """Give the change marker `name` a new value."""
         with self._open():
             self._marks[name] = self._marks.get(name, 0) + 1
 
@@ -530,7 +536,7 @@ class InMemoryStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Return the keys in byte order, the same as the order of their code points."""
+        """Return the session keys in byte order, which is the order of their code points."""
         check_count(limit=limit)
         with self._open():
             keys = sorted(key for key in self._sessions if key.startswith(prefix))
@@ -562,7 +568,7 @@ class InMemoryStore:
             return self._arrivals(key, after, uid, timeout)
 
     def _arrivals(
-        self, key: str, seen: int, uid: str | None, timeout: float | None
+        self, key: str, last_seq: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
         while True:
             deadline = inf if timeout is None else monotonic() + timeout
@@ -574,15 +580,15 @@ class InMemoryStore:
                         raise errors.SessionDeleted(key, recreated=session is not None)
                     if session is not None:
                         uid = session.uid
-                        new = [session.read(seq) for seq in session.messages if seq > seen]
-                    if not new and (left := deadline - monotonic()) <= 0:
+                        new = [session.read(seq) for seq in session.messages if seq > last_seq]
+                    if not new and (remaining := deadline - monotonic()) <= 0:
                         return
                     if not new:
-                        self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                        self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
                 if self._closed.is_set():
                     return
             yield from new
-            seen = new[-1].seq
+            last_seq = new[-1].seq
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -607,10 +613,10 @@ class InMemoryStore:
         yield reading
 
     def _reading(self, mark: SnapshotMark, after: int) -> SnapshotReading:
-        found = self._find_by_uid(mark.uid)
-        if found is None:
+        entry = self._find_by_uid(mark.uid)
+        if entry is None:
             raise errors.NoSuchSession(mark.key, "it was purged")
-        key, session, trashed = found
+        key, session, trashed = entry
         return SnapshotReading(
             snapshot=_snapshot(key, session, trashed),
             messages=iter(_carried(session, after)),
@@ -635,7 +641,7 @@ class InMemoryStore:
         return None
 
     def health(self) -> Health:
-        """Report that the store works: it has nothing that could fail."""
+        """Report that the store works: memory has nothing that could fail."""
         with self._open():
             return Health(ok=True, free_bytes=None, problems=())
 
@@ -667,14 +673,17 @@ class InMemoryStore:
 
     @contextmanager
     def _using(self, key: str) -> Iterator[_Session]:
-        """Hold the lock, and yield the session or a new one."""
+        """Hold the lock, and yield the session with this key, or a new session."""
         codec.check_key(key)
         with self._open():
             yield self._sessions.get(key) or _Session()
 
     @contextmanager
     def _writing(self, key: str, *, known: bool = False) -> Iterator[_Session]:
-        """Yield the session for a change. A new one is kept if something was stored in it."""
+        """Yield the session for a change.
+
+        A new session is kept only if the change stored something.
+        """
         with self._using(key) as session:
             new = key not in self._sessions
             if self._lease is not None and self._lease.taken_over:
@@ -695,7 +704,10 @@ class InMemoryStore:
 
 
 class InMemoryLease:
-    """A lease in memory. It ends when it is released, or when it expired and was taken over."""
+    """A lease in memory.
+
+    The lease ends when it is released, or when another holder takes over after it expired.
+    """
 
     def __init__(self, store: InMemoryStore, key: str, epoch: int, ttl: float) -> None:
         self.key = key
@@ -707,12 +719,12 @@ class InMemoryLease:
 
     @property
     def taken_over(self) -> bool:
-        """Whether it was released, another holder took over, or the session was purged."""
+        """Whether the lease was released or taken over, or its session was purged."""
         return self.store._leases.get(self.key) is not self
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, expired or taken over, or the session or the store is gone."""
+        """Whether the lease ended or expired, or its session or store is gone."""
         ended = self.store._closed.is_set() or self.expires <= monotonic()
         return ended or self.taken_over
 
@@ -823,7 +835,7 @@ def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
         forked_from=session.forked_from,
         tokens=[
             Token(once, seqs[0], len(seqs), "")
-            for once, (seqs, _) in sorted(session.tokens.items(), key=lambda one: one[1][0][0])
+            for once, (seqs, _) in sorted(session.tokens.items(), key=lambda item: item[1][0][0])
             if seqs[0] not in session.messages
         ],
     )
@@ -831,22 +843,22 @@ def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
 
 def _carried(session: _Session, after: int) -> list[Message]:
     """Return the messages after a seq, with their idempotency keys."""
-    begun = {seqs[0]: (once, len(seqs)) for once, (seqs, _) in session.tokens.items()}
-    found = []
+    token_starts = {seqs[0]: (once, len(seqs)) for once, (seqs, _) in session.tokens.items()}
+    messages = []
     for seq, message in session.messages.items():
-        once, count = begun.get(seq, (None, 1))
+        once, count = token_starts.get(seq, (None, 1))
         part = (1, count) if count > 1 else None
         if seq > after:
-            found.append(replace(message, _once=once, _part=part, hidden=False))
-    return found
+            messages.append(replace(message, _once=once, _part=part, hidden=False))
+    return messages
 
 
 def _session(snapshot: Snapshot, messages: Sequence[Message]) -> _Session:
     plain = {m.seq: Message(seq=m.seq, _at=m._at, _body=Raw(m.to_json())) for m in messages}
-    begun = [(*found, m.seq) for m in messages if (found := token_of(m)) is not None]
-    begun += [(token.token, token.count, token.first) for token in snapshot.tokens]
+    token_starts = [(*start, m.seq) for m in messages if (start := token_of(m)) is not None]
+    token_starts += [(token.token, token.count, token.first) for token in snapshot.tokens]
     tokens = {}
-    for once, length, first in begun:
+    for once, length, first in token_starts:
         seqs = list(range(first, first + length))
         tokens[once] = (seqs, [plain[seq].to_json() for seq in seqs if seq in plain])
     steps = [

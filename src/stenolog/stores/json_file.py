@@ -1,9 +1,9 @@
 """A session as one JSON file, the format of the fallback store.
 
 The file has the five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`,
-`updated`) and a field `stenolog`, which picoclaw ignores: the seq of the first message in
-`messages`, the idempotency key and time of each, and the hidden messages. This module is pure:
-sessions/session_manager.py reads and writes the files.
+`updated`) and a field `stenolog`, which picoclaw ignores. The field `stenolog` has the seq of the
+first message in `messages`, the idempotency key and time of each message, and the hidden messages.
+This module is pure: sessions/session_manager.py reads and writes the files.
 """
 
 from datetime import UTC, datetime
@@ -23,11 +23,11 @@ SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
 """Suffix of a metadata file of picoclaw's newer store. Such a file is not a session."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""Earlier times mean "no time": Go's zero time."""
+"""An earlier time means "no time", because Go writes its zero time."""
 
 
 class NotASession(ValueError):
-    """A file that does not contain a session, with the reason."""
+    """The file does not contain a session; the text has the reason."""
 
     def __init__(self, reason: str, *, something_else: bool = False) -> None:
         self.something_else = something_else
@@ -36,7 +36,10 @@ class NotASession(ValueError):
 
 
 class JSONMessage(Struct, frozen=True):
-    """One message of a file. Its seq is its position among all messages, including hidden ones."""
+    """One message of a file.
+
+    The seq of a message is its position among all messages, including hidden ones.
+    """
 
     payload: bytes
     at: datetime | None = None
@@ -51,7 +54,7 @@ class JSONSession(Struct, frozen=True, kw_only=True):
     messages: tuple[JSONMessage, ...] = ()
     summary: str = ""
     began_with: str = ""
-    """The summary at the time when this store first wrote the session."""
+    """Summary of the session when the fallback store first wrote the file."""
     created: datetime | None = None
     updated: datetime | None = None
     ours: bool = False
@@ -66,7 +69,7 @@ class JSONSession(Struct, frozen=True, kw_only=True):
         return [seq for seq, message in enumerate(self.messages, 1) if not message.hidden]
 
     def floor(self) -> int:
-        """Return the seq up to which everything is hidden."""
+        """Return the floor: the seq up to which every message is hidden."""
         visible = self.visible()
         return visible[0] - 1 if visible else len(self.messages)
 
@@ -89,32 +92,32 @@ def time_of(text: object) -> datetime | None:
 def parse(text: bytes) -> JSONSession:
     """Parse the session in a file. Raises NotASession."""
     try:
-        found = loads(text.decode())
+        data = loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise NotASession(f"it is not JSON: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("messages", ""), list | None):
+    if not isinstance(data, dict) or not isinstance(data.get("messages", ""), list | None):
         raise NotASession(
             "it is JSON, but not a session: it has no list of messages", something_else=True
         )
     problems: list[str] = []
-    key = found.get("key")
-    given = found.get("messages") or []
+    key = data.get("key")
+    messages = data.get("messages") or []
     visible = [
         message
-        for number, value in enumerate(given, 1)
+        for number, value in enumerate(messages, 1)
         if (message := _message(value, f"message {number}", problems)) is not None
     ]
     session = JSONSession(
         key=key if isinstance(key, str) and key else None,
         messages=tuple(visible),
-        summary=found["summary"] if isinstance(found.get("summary"), str) else "",
-        created=time_of(found.get("created")),
-        updated=time_of(found.get("updated")),
-        dropped=len(given) - len(visible),
+        summary=data["summary"] if isinstance(data.get("summary"), str) else "",
+        created=time_of(data.get("created")),
+        updated=time_of(data.get("updated")),
+        dropped=len(messages) - len(visible),
         problems=tuple(problems),
     )
-    ours = found.get("stenolog")
-    return session if ours is None else _with_ours(session, ours)
+    extra = data.get("stenolog")
+    return session if extra is None else _with_ours(session, extra)
 
 
 def compose(session: JSONSession) -> bytes:
@@ -149,44 +152,44 @@ def is_session_name(name: str) -> bool:
     return name.endswith(SUFFIX) and not name.endswith(META_SUFFIX) and not name.startswith(".")
 
 
-def _message(value: object, what: str, problems: list[str]) -> JSONMessage | None:
+def _message(value: object, place: str, problems: list[str]) -> JSONMessage | None:
     if not isinstance(value, dict):
-        problems.append(f"{what} is not an object")
+        problems.append(f"{place} is not an object")
         return None
     try:
         payload = encode_object(value)
     except RefusedMessage as error:
-        problems.append(f"{what}: {error}")
+        problems.append(f"{place}: {error}")
         return None
     return JSONMessage(payload, time_of(value.get("created_at")))
 
 
-def _with_ours(session: JSONSession, ours: object) -> JSONSession:
-    """Add the content of the field `stenolog`; if it is malformed, only add a problem."""
+def _with_ours(session: JSONSession, extra: object) -> JSONSession:
+    """Add the content of the field `stenolog`. A malformed field only adds a problem."""
     try:
-        return _placed(session, ours)
+        return _placed(session, extra)
     except (KeyError, TypeError, ValueError, StopIteration, UsageError):
         problem = "the field `stenolog` is malformed: its tokens and hidden messages are skipped"
         return replace(session, problems=(*session.problems, problem))
 
 
-def _placed(session: JSONSession, ours: Any) -> JSONSession:
+def _placed(session: JSONSession, extra: Any) -> JSONSession:
     visible = [
         JSONMessage(message.payload, time_of(at), _token(once))
-        for message, once, at in zip(session.messages, ours["tokens"], ours["times"], strict=True)
+        for message, once, at in zip(session.messages, extra["tokens"], extra["times"], strict=True)
     ]
     hidden: dict[int, JSONMessage] = {}
-    for seq, once, at, fields in ours["hidden"]:
+    for seq, once, at, fields in extra["hidden"]:
         if type(seq) is not int or type(fields) is not dict:
             raise TypeError("a hidden message is a seq, a token, a time and an object")
         hidden[seq] = JSONMessage(encode_object(fields), time_of(at), _token(once), True)
     rest = iter(visible)
-    total = len(visible) + len(ours["hidden"])
+    total = len(visible) + len(extra["hidden"])
     messages = [hidden.pop(seq) if seq in hidden else next(rest) for seq in range(1, total + 1)]
-    if hidden or not isinstance(ours["began_with"], str):
+    if hidden or not isinstance(extra["began_with"], str):
         raise ValueError("a seq occurs twice, or is above the last one")
-    placed = replace(session, messages=tuple(messages), began_with=ours["began_with"], ours=True)
-    if ours["first"] != placed.floor() + 1:
+    placed = replace(session, messages=tuple(messages), began_with=extra["began_with"], ours=True)
+    if extra["first"] != placed.floor() + 1:
         raise ValueError("the first visible message has another seq")
     return placed
 

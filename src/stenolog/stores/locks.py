@@ -19,11 +19,11 @@ else:
 class ThreadLock(RLock):  # type: ignore[misc]  # final only for type checkers
     """A reentrant lock, used only with `with`.
 
-    `with` enters a lock that is written in C in one step. In a Python `__enter__`, Ctrl-C could
+    A lock written in C is acquired by `with` in one step. In a Python `__enter__`, Ctrl-C could
     strike after the acquire, and the lock would stay locked for all other threads.
 
-    All locks are free in a forked child: a thread of the parent that held one at the fork does not
-    exist in the child and would never release it.
+    All locks are free in a forked child. A thread of the parent that held a lock at the fork does
+    not exist in the child and would never release the lock.
     """
 
     def __init__(self) -> None:
@@ -48,10 +48,11 @@ class InUseCounter:
 
     `with counter.entry:` surrounds each call. After `end`, entering raises StoreClosed. `release`
     runs after `end`, when no call is inside: from `end` itself, or from the last call that leaves.
-    It may run twice.
+    `release` may run twice.
 
     The interpreter does the counting: `with` keeps a reference to the entry until the block ends,
-    however it ends. Ctrl-C could strike between any two steps of a counter written in Python.
+    normally or with an exception. Ctrl-C could strike between any two steps of a counter written in
+    Python.
     """
 
     def __init__(self, release: Callable[[], None]) -> None:
@@ -62,16 +63,22 @@ class InUseCounter:
         self._open = weakref.ref(self.entry, self._on_last_exit)
 
     def end(self) -> None:
-        """Reject new calls, and release if no call is inside. It can be repeated."""
+        """Reject new calls, and run `release` if no call is inside.
+
+        A second call does nothing new.
+        """
         self.entry = _CLOSED
         self._ended = True
         if self._open() is None:  # guard: close-releases-files
             self._release_once()
 
     def _on_last_exit(self, _: object) -> None:
-        """Release after the last call, if `end` was called. Python ignores exceptions here."""
+        """Run `release` after the last call, if `end` was called.
+
+        Python ignores exceptions here.
+        """
         if self._ended:
-            # Twice, because Ctrl-C may interrupt the first call.
+            # Call `release` twice, because Ctrl-C may interrupt the first call.
             try:
                 self._release_once()
             finally:
@@ -102,7 +109,7 @@ class _Closed:
         raise StoreClosed("the store is closed")
 
     def __exit__(self, *error: object) -> None:
-        """Nothing was entered."""
+        """Do nothing, because `__enter__` of a closed store always raises."""
 
 
 _CLOSED = _Closed()
@@ -111,9 +118,9 @@ _CLOSED = _Closed()
 class _Immortal(Struct, gc=False):
     """Holder of an object until the process ends.
 
-    A child must not close a connection of its parent, not even at interpreter exit: it would change
-    the parent's files and locks. This object refers to itself and is hidden from the garbage
-    collector, so it is never cleared.
+    A forked child must not close a connection of its parent, not even at interpreter exit: closing
+    would change the parent's files and locks. This object refers to itself and is hidden from the
+    garbage collector, so Python never clears it.
     """
 
     what: object
@@ -122,5 +129,5 @@ class _Immortal(Struct, gc=False):
 
 def keep_forever(connection: object) -> None:
     """Keep a connection of the parent open in a forked child."""
-    kept = _Immortal(connection)
-    kept.itself = kept  # guard: sqlite-fork
+    immortal = _Immortal(connection)
+    immortal.itself = immortal  # guard: sqlite-fork

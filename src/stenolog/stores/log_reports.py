@@ -1,6 +1,6 @@
 """Log messages for the logger `stenolog`.
 
-`logging` is imported only when there is a message: most processes log nothing and start faster.
+`logging` is imported with the first log message. Most processes log nothing and start faster.
 """
 
 import sys
@@ -16,8 +16,8 @@ def warning(text: str, *values: object) -> None:
     try:
         import logging
     except (ImportError, OSError):
-        # Without a free descriptor nothing can be imported, and that is when warnings matter most.
-        # A program that configured logging has imported it already.
+        # A process without a free file descriptor cannot import modules, and needs the warning
+        # most. A program that configured logging has imported `logging` already.
         sys.stderr.write(f"{text % values}\n")
         return
     logging.getLogger("stenolog").warning(text, *values, stacklevel=2)
@@ -38,9 +38,10 @@ class DamageReports:
         self._lost: dict[str, list[Span]] = {}
 
     def record_read(self, uid: str, lost: Sequence[Span], intact: Iterable[Message]) -> None:
-        """Record the outcome of a read of one session: lost seqs, and intact messages.
+        """Record the lost seqs and the intact messages of one read of a session.
 
-        Seqs that are intact now are removed: the database file may have been replaced by a backup.
+        A seq that is intact now no longer counts as lost: a backup may have replaced the database
+        file.
         """
         if not lost and uid not in self._lost:
             return
@@ -54,13 +55,13 @@ class DamageReports:
             seqs = f"message {first}" if first == last else f"messages {first} to {last}"
             warning("session %s: skipped %s, damaged; run `steno doctor` for details", uid, seqs)
 
-    def report_once(self, what: str, *, done: str = "skipped") -> None:
-        """Report once that something other than a message is damaged, and what was done."""
+    def report_once(self, subject: str, *, done: str = "skipped") -> None:
+        """Report once that data other than a message is damaged, and the action that was taken."""
         with self._mutex:
-            known = what in self._reported
-            self._reported.add(what)
+            known = subject in self._reported
+            self._reported.add(subject)
         if not known:
-            warning("%s cannot be read: %s; run `steno doctor` for details", what, done)
+            warning("%s cannot be read: %s; run `steno doctor` for details", subject, done)
 
     def lost_seqs(self, uid: str) -> list[Span]:
         """Return the known damaged or missing seqs of the session with this uid."""

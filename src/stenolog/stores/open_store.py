@@ -1,6 +1,6 @@
 """`open_store`: opens the store at an address.
 
-An engine is imported only when it is needed, which keeps the start fast.
+An engine is imported only when a store uses it, which keeps the start fast.
 """
 
 import os
@@ -28,9 +28,9 @@ class Address(Struct, frozen=True, kw_only=True):
 
     engine: Engine
     path: str | os.PathLike[str] = ""
-    """The folder, the file or the whole URL; empty for an engine without a location."""
+    """Folder, file or whole URL of the store; empty for an engine without a location."""
     parameters: str = ""
-    """The text after the question mark."""
+    """Parameters of the address: the text after the question mark."""
 
 
 def open_store(
@@ -39,17 +39,17 @@ def open_store(
     """Open the store at a folder, `jsonl:FOLDER`, `sqlite:FILE`, `postgresql://…` or `memory:`.
 
     `sqlite:FILE?synchronous=normal&cache_kb=512` sets options of SQLiteStore,
-    `postgresql://…?schema=NAME&connections=32` options of PostgresStore. Nothing is migrated.
+    `postgresql://…?schema=NAME&connections=32` options of PostgresStore. No data is migrated.
     Raises StoreUnavailable if the store cannot be opened, UsageError if the address is invalid.
     """
-    found = address(where)
-    match found.engine:
+    parsed = address(where)
+    match parsed.engine:
         case "jsonl":
-            return _folder(found.path, namespace, read_only=read_only)
+            return _folder(parsed.path, namespace, read_only=read_only)
         case "sqlite":
-            return _open_sqlite(found, namespace=namespace, read_only=read_only)
+            return _open_sqlite(parsed, namespace=namespace, read_only=read_only)
         case "postgresql":
-            return _open_postgres(found, namespace=namespace, read_only=read_only)
+            return _open_postgres(parsed, namespace=namespace, read_only=read_only)
         case "memory" if read_only:
             raise UsageError("memory: starts empty, so it cannot be opened read-only")
         case "memory":
@@ -92,9 +92,9 @@ def address(where: str | os.PathLike[str]) -> Address:
 
 
 def _check_new_folder(where: str, scheme: str, rest: str) -> None:
-    """Raise UsageError if the text most likely does not mean a new folder."""
+    """Raise UsageError if the address is most likely not meant to be a new folder."""
     if _CONNECTION_STRING.search(where):
-        # The text is not quoted, because it may contain a password.
+        # The error does not quote the address, because the address may contain a password.
         raise UsageError(
             "this is a connection string of libpq; write it as a URL: "
             "postgresql://USER@HOST/DATABASE"
@@ -125,7 +125,7 @@ def _plain_path(scheme: str, path: str) -> str:
     if not path:
         raise UsageError(f"{scheme}: needs a path, for example {scheme}:{_EXAMPLES[scheme]}")
     if path.startswith("//"):
-        # Ambiguous: some programs read three slashes as an absolute path, others as a relative one.
+        # Three slashes are ambiguous: some programs read an absolute path, others a relative path.
         plain = path.lstrip("/")
         raise UsageError(
             f"{scheme}:PATH takes a plain path, without //: {scheme}:./{plain} from here, "
@@ -145,30 +145,30 @@ def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -
 
 
 def check_no_file(place: str | os.PathLike[str]) -> None:
-    """Raise UsageError if the path of a folder is a file."""
+    """Raise UsageError if `path` should be a folder but is a file."""
     if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
         return
-    found, name = b"", os.fspath(place)
+    header, name = b"", os.fspath(place)
     with suppress(OSError), open(place, "rb") as file:  # noqa: PTH123
-        found = file.read(len(_DATABASE))
-    if found == _DATABASE:
+        header = file.read(len(_DATABASE))
+    if header == _DATABASE:
         raise UsageError(f"{name} is a database, not a folder; use sqlite:{name}")
     raise UsageError(f"{name} is a file, not a folder; give a folder")
 
 
 def _at_home(place: str) -> str:
-    # pathlib is slow to import.
+    # `pathlib` is slow to import.
     return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111
 
 
-def _open_sqlite(found: Address, *, namespace: str, read_only: bool) -> Store:
+def _open_sqlite(parsed: Address, *, namespace: str, read_only: bool) -> Store:
     from stenolog.stores.sqlite import SQLiteStore
 
     return SQLiteStore(
-        found.path,
+        parsed.path,
         namespace=namespace,
         read_only=read_only,
-        **_sqlite_parameters(found.parameters),
+        **_sqlite_parameters(parsed.parameters),
     )
 
 
@@ -176,50 +176,50 @@ _POSTGRES: Final = ("schema", "connections", "busy_timeout", "answer_timeout")
 """Options of PostgresStore. The driver gets all other parameters of the URL."""
 
 
-def _open_postgres(found: Address, *, namespace: str, read_only: bool) -> Store:
+def _open_postgres(parsed: Address, *, namespace: str, read_only: bool) -> Store:
     from urllib.parse import unquote
 
     from stenolog.stores.postgres import PostgresStore
 
-    base, _, parameters = str(found.path).partition("?")
-    ours: dict[str, Any] = {}
-    others: list[str] = []
+    base, _, parameters = str(parsed.path).partition("?")
+    options: dict[str, Any] = {}
+    driver_parameters: list[str] = []
     for part in parameters.split("&") if parameters else ():
         name, _, value = part.partition("=")
         if name == "schema" and value:
-            ours[name] = unquote(value)
+            options[name] = unquote(value)
         elif name == "connections" and _is_number(value) and int(value) > 0:
-            ours[name] = int(value)
+            options[name] = int(value)
         elif name in ("busy_timeout", "answer_timeout") and _is_number(value):
-            ours[name] = float(value)
+            options[name] = float(value)
         elif name in _POSTGRES:
             raise UsageError(
                 f"postgresql: invalid parameter {part!r}; use schema=NAME, connections=NUMBER, "
                 "busy_timeout=SECONDS or answer_timeout=SECONDS"
             )
         else:
-            others.append(part)
-    url = base + ("?" + "&".join(others) if others else "")
-    return PostgresStore(url, namespace=namespace, read_only=read_only, **ours)
+            driver_parameters.append(part)
+    url = base + ("?" + "&".join(driver_parameters) if driver_parameters else "")
+    return PostgresStore(url, namespace=namespace, read_only=read_only, **options)
 
 
 def _is_number(value: str) -> bool:
-    # Python rejects very long numbers.
+    # `int` raises ValueError for very long numbers.
     return value.isascii() and value.isdigit() and len(value) <= 10
 
 
 def _sqlite_parameters(text: str) -> dict[str, Any]:
     """Parse the parameters of an SQLite address. Raises UsageError."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in text.split("&") if text else ():
         name, _, value = part.partition("=")
         if name == "synchronous" and value in ("full", "normal"):
-            found[name] = value
+            options[name] = value
         elif name == "cache_kb" and _is_number(value) and int(value) > 0:
-            found[name] = int(value)
+            options[name] = int(value)
         else:
             raise UsageError(
                 f"sqlite: invalid parameter {part!r}; use synchronous=full, synchronous=normal or "
                 "cache_kb=NUMBER, joined by &"
             )
-    return found
+    return options

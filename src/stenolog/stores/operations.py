@@ -1,8 +1,8 @@
 """Operations that change visibility, summary or meta, for engines that decide inside a transaction.
 
-Each function checks the arguments of one call of Store and returns a function that decides once the
-session is open. stores/state.py computes the change; the engine opens the session and stores the
-change.
+Each function here checks the arguments of one Store call and returns a `Decide` function, which
+runs once the session is open. stores/state.py computes the change. The engine opens the session and
+stores the change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,36 +24,36 @@ class OpenSession(Protocol):
 
     @property
     def state(self) -> State:
-        """State of the session; a blank state if it does not exist."""
+        """State of the session; a blank state if the session does not exist."""
 
     @property
     def last_seq(self) -> int:
-        """The last assigned seq; 0 if the session does not exist."""
+        """Last assigned seq of the session; 0 if the session does not exist."""
 
     def visible(self, *, last: int | None = None) -> list[Message]:
-        """Return the visible messages, or only the last ones."""
+        """Return the visible messages, or only the last `last` of them."""
 
     def complete(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits. Raises DamagedStore."""
 
 
 class Decision(Struct, Generic[T], frozen=True):
-    """The effect of one call."""
+    """The effect of one call of Store on a session."""
 
     change: Change | None
-    """The change to store. None: no change, and the engine creates no session."""
+    """The change to store. With None, the engine changes nothing and creates no session."""
     result: T
-    """Return value of the call."""
+    """Return value of the Store call."""
     payloads: Sequence[bytes] = ()
-    """Messages to append in the same write."""
+    """Encoded messages to append in the same write."""
 
 
 Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
-"""Decision on one session. It may be called again if the transaction is retried."""
+"""Function that decides on one open session. A retried transaction calls the function again."""
 
 
 def set_summary(text: str) -> Decide[None]:
-    """Replace the summary only."""
+    """Replace the summary, and hide no messages."""
     states.check_summary(text)
     return lambda session: Decision(states.decide_summary(session.state, text), None)
 
@@ -67,7 +67,7 @@ def truncate(keep_last: int) -> Decide[None]:
 
 
 def clear(upto: int | None) -> Decide[None]:
-    """Hide all messages, or those up to a seq, and empty the summary."""
+    """Hide all messages, or all messages up to a seq, and empty the summary."""
     check_optional_int(upto=upto)
 
     def decide(session: OpenSession) -> Decision[None]:

@@ -1,8 +1,8 @@
 """Snapshots: the complete content of a session, for copies between stores.
 
-A store that implements SnapshotStore can be copied from and to (transfer/copy.py). A session is
-identified by its uid; the trash may contain several sessions that had the same key. Engines do not
-know each other: they exchange a Snapshot and its messages.
+transfer/copy.py copies from and to any store that implements SnapshotStore. A session is identified
+by its uid; the trash may contain several sessions that had the same key. Engines do not import each
+other; they exchange a Snapshot and its messages.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,10 @@ from stenolog.stores import state as states
 
 
 class EmptyStore(StoreUnavailable):
-    """A database without our tables, opened read-only: it contains no sessions."""
+    """A database without stenolog's tables was opened read-only.
+
+    The database contains no sessions.
+    """
 
 
 class SnapshotMark(Struct, frozen=True, kw_only=True):
@@ -26,36 +29,39 @@ class SnapshotMark(Struct, frozen=True, kw_only=True):
 
     key: str
     uid: str
-    """Empty if unknown: the session is too damaged, or cannot be opened."""
+    """Uid of the session; empty if the session is too damaged or cannot be opened."""
     deleted: str | None = None
-    """Time of its deletion, in stored form; None if it is not in the trash."""
+    """Deletion time in stored form; None if the session is not in the trash."""
     stamp: str
-    """Differs after every change by any process, and if a purged session is written again. Only
-    the store can interpret it.
+    """Stamp of the session, which only the store can interpret.
+
+    The stamp differs after every change by any process, and after a purged session was written
+    again.
     """
     last_seq: int | None = None
-    """See `Snapshot.last_seq`; None if the listing does not contain it."""
+    """Last assigned seq, as in `Snapshot.last_seq`; None if the listing has no seqs."""
     problem: str = ""
-    """Why the session cannot be opened; empty if it can, or if it is damaged."""
+    """Reason why the session cannot be opened; empty if the session opens or is damaged."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
     """Everything about one session except its messages.
 
-    Values that depend on the engine are not included: generation, bytes, bytes of voids.
+    A Snapshot has no values that depend on the engine, such as generation and bytes.
     """
 
     key: str
-    """In the trash: the key at the time of its deletion."""
+    """Key of the session; for a session in the trash, its key when it was deleted."""
     uid: str
     created: str
-    """Stored form of times: UTC, microseconds, `Z`. Creation in the store; meta may name another
-    time.
+    """Time at which the session was created in the store; meta may have an earlier time.
+
+    All times are in stored form: UTC, microseconds, `Z`.
     """
     updated: str
     deleted: str | None = None
     last_seq: int = 0
-    """The last assigned seq, even if its message cannot be read."""
+    """Last assigned seq of the session, even if its message cannot be read."""
     floor: int = 0
     hidden: list[Span] = []
     """Hidden ranges above the floor."""
@@ -64,34 +70,37 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     summary: str = ""
     meta: dict[str, Any] = {}
     undo: list[Undo] = []
-    """Complete steps, oldest first: no step is `elsewhere`."""
+    """Complete undo steps, oldest first: no step is `elsewhere`."""
     lost: list[Span] = []
-    """Seqs of damaged messages, as far as known before the messages are read: a missing seq that is
-    not listed here, void or purged is lost as well. A SnapshotWriter is given all of them.
+    """Seqs of messages known to be damaged before the messages are read.
+
+    A missing seq that is neither listed here, nor void, nor purged is lost as well. A
+    SnapshotWriter receives all lost seqs.
     """
     void: list[Span] = []
     purged: list[Span] = []
     archived: int = 0
-    """The last seq in an archive; 0 if there is no archive."""
+    """Last archived seq of the session; 0 without an archive."""
     forked_from: str | None = None
     tokens: list[Token] = []
-    """Only idempotency keys whose first message is missing; messages carry the others."""
+    """Idempotency keys whose first message is missing; messages carry all other keys."""
 
 
 class SnapshotReading(Struct, frozen=True, kw_only=True):
-    """A session at one moment; valid only inside the `with` that returned it."""
+    """The content of a session at one moment; valid only inside the `with` that returned it."""
 
     snapshot: Snapshot
     messages: Iterator[Message]
-    """The messages after the requested seq, by seq, including hidden and archived ones; an iterator
-    for one pass that skips damaged messages. The first message of an idempotency key (P12) has
-    `_once`, and `_part` is `(1, count)` if the key covers more than one message: see `token_of`.
-    Other values of `_part`, and `_joined` and `hidden`, have no meaning here.
+    """Iterator over the messages after the requested seq, including hidden and archived ones.
+
+    The iterator can be used once, and skips damaged messages. The first message of an idempotency
+    key (P12) has `_once`, and `_part` is `(1, count)` if the key covers more than one message: see
+    `token_of`. Other values of `_part`, and `_joined` and `hidden`, have no meaning here.
     """
     stamp: str
-    """Stamp of exactly this content, or an older one: it never conceals a change."""
+    """Stamp of exactly this content, or an older stamp, so that no change is missed."""
     untouched: bool = False
-    """Whether a SnapshotWriter wrote it and it has not changed since."""
+    """Whether a SnapshotWriter wrote the session and the session has not changed since."""
 
 
 class SnapshotWriter(Protocol):
@@ -102,8 +111,8 @@ class SnapshotWriter(Protocol):
     ) -> None:
         """Write this session with all of its messages in one step.
 
-        `instead_of`: the stamp of the session of the same uid that it replaces; empty if there
-        is none. The new one may have another key, and may be in the trash or not.
+        `instead_of`: stamp of the stored session with the same uid that this write replaces; empty
+        for a new session. The replacement may have another key, and may be in the trash or not.
 
         Raises SessionExists if another session has the key, or if the uid exists and `instead_of`
         is empty; StoreBusy if the session to replace has changed or no longer exists; NotStored,
@@ -118,7 +127,7 @@ class SnapshotStore(Protocol):
     """A store that can be copied from and to, one namespace at a time."""
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return all sessions of this namespace: those in the trash, then the others, by key.
+        """Return all sessions of this namespace by key: first the trash, then the other sessions.
 
         Purged sessions are not included.
         """
@@ -132,10 +141,10 @@ class SnapshotStore(Protocol):
         The session may have been deleted or restored since it was listed: `Snapshot.deleted` has
         the current state. The content is durable: a power cut cannot remove copied messages.
 
-        Raises NoSuchSession if the session no longer exists, StoreBusy if it is replaced all the
-        time, DamagedStore if its state cannot be read. A store that does not search everywhere
-        may also raise NoSuchSession if the session was deleted, restored or renamed since it was
-        listed.
+        Raises NoSuchSession if the session no longer exists, StoreBusy if other processes keep
+        replacing it, DamagedStore if its state cannot be read. A store that looks only where the
+        session was listed may also raise NoSuchSession if the session was deleted, restored or
+        renamed since then.
         """
         ...
 
@@ -149,11 +158,11 @@ class SnapshotStore(Protocol):
     def snapshot_writer(self) -> AbstractContextManager[SnapshotWriter]:
         """Return a writer for several sessions.
 
-        They are durable when the `with` ends without an error.
+        The sessions are durable when the `with` ends without an error.
 
-        An error in `write` rolls back only that session, and more may follow. If the `with` ends
-        with an error, some sessions may have been written, each completely. A store has at most one
-        writer at a time. A read inside the `with` may or may not see the new sessions.
+        An error in `write` rolls back only that session; the caller may write more sessions. If the
+        `with` ends with an error, some sessions may have been written, each completely. A store has
+        at most one writer at a time. A read inside the `with` may or may not see the new sessions.
         """
         ...
 
@@ -172,7 +181,7 @@ class SharedPlace(Protocol):
     """A store that several addresses may refer to."""
 
     def is_same_place(self, other: Any) -> bool:
-        """Return whether another store of this engine uses the same tables."""
+        """Return whether another store of the same engine uses the same tables."""
         ...
 
 
@@ -189,7 +198,7 @@ def snapshot_of(
     lost: Iterable[Span] = (),
     tokens: Iterable[Token] = (),
 ) -> Snapshot:
-    """Return the snapshot of a state. `undo`: its complete steps. `lost`: further lost seqs."""
+    """Return the snapshot of a state. `undo`: complete undo steps. `lost`: additional lost seqs."""
     return Snapshot(
         key=state.key,
         uid=state.uid,
@@ -213,9 +222,11 @@ def snapshot_of(
 
 
 def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change]]:
-    """Return the state of a snapshot, without `archive` and `tokens`, and the changes it relies on.
+    """Return the state of a snapshot, and the changes that the state needs.
 
-    A step that is too long for the state is stored in a change of the same number.
+    The state lacks `archive` and `tokens`.
+
+    An undo step that is too long for the state is stored in a change of the same number.
     """
     state = states.blank(snapshot.key, snapshot.uid, generation, snapshot.created)
     state.floor, state.hidden, state.number = snapshot.floor, list(snapshot.hidden), snapshot.number

@@ -9,7 +9,7 @@ from stenolog.records import Span
 
 
 def union(*sets: Iterable[Span]) -> list[Span]:
-    """Return every seq that is in one of the sets; adjacent spans become one."""
+    """Return the union of several sets of spans; adjacent spans become one span."""
     result: list[Span] = []
     for first, last in sorted(chain.from_iterable(sets)):
         if result and first <= result[-1][1] + 1:
@@ -21,7 +21,7 @@ def union(*sets: Iterable[Span]) -> list[Span]:
 
 
 def minus(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
-    """Return every seq of `spans` that is in none of `holes`. Both are sorted and disjoint."""
+    """Return the seqs of `spans` that are not in `holes`; both are sorted and disjoint."""
     result: list[Span] = []
     gaps = list(holes)
     place = 0
@@ -41,7 +41,7 @@ def minus(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
 
 
 def size(spans: Iterable[Span]) -> int:
-    """Return the number of seqs."""
+    """Return the number of seqs in the spans."""
     return sum(last - first + 1 for first, last in spans)
 
 
@@ -52,18 +52,18 @@ def contains(spans: Sequence[Span], seq: int) -> bool:
 
 
 def clipped(spans: Iterable[Span], low: int, high: int) -> list[Span]:
-    """Return the part from low to high, both included."""
+    """Return the part of the spans from seq `low` to seq `high`, both included."""
     return [
         (max(first, low), min(last, high)) for first, last in spans if first <= high and last >= low
     ]
 
 
-def last_of(seen: Sequence[Span], count: int) -> list[Span]:
-    """Return the last `count` seqs."""
-    kept: list[Span] = []
-    for first, last in reversed(seen):
+def last_of(spans: Sequence[Span], count: int) -> list[Span]:
+    """Return the last `count` seqs of the spans."""
+    last_spans: list[Span] = []
+    for first, last in reversed(spans):
         if count <= 0:
             break
-        kept.append((max(first, last - count + 1), last))
+        last_spans.append((max(first, last - count + 1), last))
         count -= last - first + 1
-    return kept[::-1]
+    return last_spans[::-1]

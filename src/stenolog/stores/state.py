@@ -51,7 +51,7 @@ def apply_change(state: State, change: Change) -> None:
     if change.meta is not None:
         state.meta = change.meta
     if change.undoes is not None:
-        # By number, so that an undo that is read twice removes nothing more.
+        # Find the step by its number, so that reading an undo record twice removes only one step.
         # guard: undo-once
         state.undo = [entry for entry in state.undo if entry.number < change.undoes]
     if change.op in _UNDOABLE and not known:
@@ -71,10 +71,10 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
     """Return the state after one more record."""
     match record:
         case StateRecord():
-            # Damage that was found earlier stays known.
+            # The new state keeps damage that was found earlier.
             lost, state = state.lost, copy(record.body)
             state.lost = spans.union(lost, state.lost)
-            state.deleted_as = None  # valid only for this file
+            state.deleted_as = None  # the archive is valid only for this file
         case ChangeRecord():
             apply_change(state, record.body)
         case VoidRecord():
@@ -85,8 +85,8 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
 def replay(state: State, changes: Iterable[Change]) -> None:
     """Apply changes, in the order of their numbers, to a blank state.
 
-    Changes that a purge or a copy left may lack the floor. Messages that they hid stay hidden: a
-    step that can still be undone has not been undone.
+    After a purge or a copy, the remaining changes may lack the floor. Messages hidden by such
+    changes stay hidden, because their undo steps are still there.
     """
     hidden: dict[int, list[Span]] = {}
     for change in changes:
@@ -128,14 +128,14 @@ def missing(state: State) -> list[Span]:
 
 
 def visible(state: State, end: int) -> list[Span]:
-    """Return the visible seqs; `end` is the last assigned seq."""
+    """Return the visible seqs of a session whose last assigned seq is `end`."""
     if end <= state.floor:
         return []
     return spans.minus([(state.floor + 1, end)], spans.union(state.hidden, missing(state)))
 
 
 def last_visible(state: State, end: int, count: int) -> int:
-    """Return the seq of the count-th visible message from the end; 0 if there are fewer."""
+    """Return the seq of the count-th visible message from the end; 0 if too few are visible."""
     for first, last in reversed(visible(state, end)):
         if last - first + 1 >= count:
             return last - count + 1
@@ -160,17 +160,17 @@ def _all_hidden(state: State) -> list[Span]:
 def decide_hide(
     state: State,
     end: int,
-    wanted: Sequence[Span],
+    wanted_spans: Sequence[Span],
     *,
     op: str = "hide",
     summary: str | None = None,
     added: Span | None = None,
 ) -> Change | None:
-    """Hide these seqs, and replace the summary if one is given."""
+    """Hide these seqs, and replace the summary if `summary` is given."""
     if summary is not None and summary == state.summary:
         summary = None
     before = _all_hidden(state)
-    after = spans.union(before, spans.clipped(wanted, 1, end))
+    after = spans.union(before, spans.clipped(wanted_spans, 1, end))
     newly = spans.minus(spans.minus(after, before), missing(state))
     if not newly and summary is None and added is None:
         return None
@@ -202,8 +202,8 @@ def decide_replace(
 ) -> tuple[Change | None, Sequence[bytes]]:
     """Make exactly these payloads visible; return the change and the payloads to append.
 
-    `before` are the visible messages. The common prefix is not touched, the others are hidden.
-    Raises StaleHistory if the last seq is not the expected one.
+    `before` are the visible messages. The common prefix is not touched; the other visible messages
+    are hidden. Raises StaleHistory if the last seq differs from `expect_last`.
     """
     if expect_last is not None and expect_last != end:  # guard: replace-unseen-message
         raise StaleHistory(state.key, expect_last, end)
@@ -224,12 +224,12 @@ def decide_replace(
 
 
 def decide_truncate(state: State, end: int, keep_last: int) -> Change | None:
-    """Hide all visible messages except the last ones."""
+    """Hide all visible messages except the last `keep_last`."""
     if keep_last <= 0:
         upto = end
     else:
-        kept = last_visible(state, end, keep_last)
-        upto = kept - 1
+        first_kept = last_visible(state, end, keep_last)
+        upto = first_kept - 1
     return decide_hide(state, end, [(1, upto)], op="truncate") if upto > 0 else None
 
 
@@ -259,7 +259,7 @@ def decide_summary(state: State, text: str) -> Change | None:
 
 
 def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
-    """Set or remove fields of the session's meta. Raises UsageError if it becomes too large."""
+    """Set or remove fields of the session's meta. Raises UsageError if the meta is too large."""
     meta = {name: value for name, value in {**state.meta, **fields}.items() if value is not None}
     payload = encode_object(meta)
     if len(payload) > MAX_META_BYTES:
@@ -278,7 +278,8 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
 def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
     """Undo exactly the operation of the entry.
 
-    If that is a replace, also hide the answer to the history it left: its question disappears.
+    If the operation is a replace, also hide the answer to the replaced history, because its
+    question disappears.
     """
     after = spans.minus(_all_hidden(state), entry.newly)
     after = spans.union(after, _withdrawn(entry, answered))
@@ -316,36 +317,37 @@ def decide_fork(
             f"{state.key!r}: cannot fork at seq {upto}: the summary covers all messages up to seq "
             f"{state.floor}; fork at {state.floor} or later, or undo the summary first"
         )
-    taken = spans.clipped(visible(state, end), 1, upto)
+    copied = spans.clipped(visible(state, end), 1, upto)
     forked = blank(new_key, uid, 1, now)
     forked.floor = state.floor
-    # Change numbers are not reused. Without a change, an empty fork would not count as a session.
+    # A fork starts with a change: an empty fork without a change would not count as a session. The
+    # number of the change is new, because numbers are not reused.
     forked.number = state.number + 1
     forked.summary, forked.meta = state.summary, forked_meta(state.meta, upto)
-    forked.purged = not_copied(taken, upto)
+    forked.purged = not_copied(copied, upto)
     forked.forked_from = state.key
-    return Fork(forked, taken, upto + 1)
+    return Fork(forked, copied, upto + 1)
 
 
-def not_copied(taken: Sequence[Span], end: int) -> list[Span]:
-    """Return the seqs up to `end` that were not copied."""
-    return spans.minus([(1, end)], taken) if end > 0 else []
+def not_copied(copied: Sequence[Span], end: int) -> list[Span]:
+    """Return the seqs up to `end` that a fork did not copy."""
+    return spans.minus([(1, end)], copied) if end > 0 else []
 
 
 def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], Undo]) -> State:
-    """Return the state without the messages below a seq, and without the undo steps to them.
+    """Return the state without the messages below a seq, and without their undo steps.
 
     An undo step is dropped if it would bring back such a message, or an older summary, which may
-    describe them. All earlier steps are dropped, too: alone they would lead to a state that never
-    existed. `look_up` completes an entry that is stored elsewhere.
+    describe purged messages. All earlier steps are dropped, too, because undoing only these steps
+    would not restore any former state. `look_up` completes an entry that is stored elsewhere.
     """
     purged = copy(state)
     upto = min(before - 1, end)
     if upto < 1:
         return purged
-    gone = [(1, upto)]
-    purged.floor, purged.hidden = _split_floor(spans.union(_all_hidden(state), gone))
-    purged.purged = spans.union(state.purged, gone)
+    purged_spans = [(1, upto)]
+    purged.floor, purged.hidden = _split_floor(spans.union(_all_hidden(state), purged_spans))
+    purged.purged = spans.union(state.purged, purged_spans)
     purged.lost = spans.clipped(state.lost, upto + 1, end)
     purged.void = spans.clipped(state.void, upto + 1, end)
     purged.void_bytes = 0
@@ -370,7 +372,7 @@ def present(state: State, end: int) -> list[Span]:
 def not_reached(
     key: str, *, forks: Sequence[str], summary: str = "", trashed: int = 0
 ) -> tuple[str, ...]:
-    """Return sentences about data that a purge keeps and that may describe purged messages."""
+    """Return sentences about data that may describe purged messages and that a purge keeps."""
     sentences = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
     if summary:
         sentences.append(f"the summary of {key!r} is kept; replace it and purge again")
@@ -384,7 +386,7 @@ def not_reached(
 def import_sources(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return sentences about files of other programs that an imported session came from."""
     receipts = meta.get("imported")
-    files = [one.get("file") for one in receipts or () if isinstance(one, dict)]
+    files = [receipt.get("file") for receipt in receipts or () if isinstance(receipt, dict)]
     return tuple(
         f"it was imported from {file}; delete that file or {file}.migrated if it still exists"
         for file in files
@@ -404,7 +406,7 @@ def check_lease_times(ttl: float, wait: float | None) -> None:
 
 
 def archived_upto(state: State) -> int:
-    """Return the last archived seq; 0 if there is no archive."""
+    """Return the last archived seq; 0 without an archive."""
     return state.archive.last if state.archive is not None else 0
 
 
@@ -424,7 +426,7 @@ def change_of_step(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) 
 def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
     """Return changes that lead to this state, for a session whose changes are missing.
 
-    `steps` are its complete undo steps. A state without changes has none to record.
+    `steps` are the complete undo steps of the session. An unchanged state needs no changes.
     """
     changes = [change_of_step(step, floor=state.floor, hidden=state.hidden) for step in steps]
     if state.number > max((change.number for change in changes), default=0):
@@ -452,7 +454,7 @@ def _withdrawn(entry: Undo, answered: Span | None) -> list[Span]:
     added = [entry.added] if entry.added is not None else []
     if entry.op != "replace" or answered is None:
         return added
-    # An answer can only follow everything that the replace hid and appended.
+    # An answer always comes after all messages that the replace hid or appended.
     end = max((last for _, last in (*entry.newly, *added)), default=answered[1])
     return spans.union(added, spans.clipped([answered], end + 1, answered[1]))
 
@@ -465,7 +467,7 @@ def newest_undo(state: State, key: str) -> Undo:
 
 
 def check_summary(text: str) -> None:
-    """Raise UsageError unless this is text that can be stored."""
+    """Raise UsageError unless the summary is text that can be stored."""
     if not isinstance(text, str):
         raise UsageError(f"summary must be text, not {type(text).__name__}")
     try:

@@ -1,7 +1,7 @@
 """Messages that a person withdrew before a summary hid the messages around them. Pure.
 
-After a checkpoint has moved the floor past them, they look like all other messages below it. Each
-summary records their seqs in the session's meta, so that the memory learns nothing from them later.
+Below the floor, a withdrawn message looks like every other hidden message. So each summary records
+the withdrawn seqs in the session's meta, and the memory learns nothing from these messages later.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +19,8 @@ MAX_RANGES: Final = 200
 def withdrawn_seqs(meta: Mapping[str, Any]) -> list[Span]:
     """Return the withdrawn seqs, sorted; values that are not ranges are skipped.
 
-    The list is about hidden messages up to the floor. Above the floor, every hidden message was
-    withdrawn. A message that is visible again is not withdrawn, even if it is listed.
+    The list covers hidden messages up to the floor. Above the floor, every hidden message was
+    withdrawn. A listed message that is visible again is not withdrawn.
     """
     listed = meta.get(META)
     if not isinstance(listed, list | tuple):
@@ -29,10 +29,10 @@ def withdrawn_seqs(meta: Mapping[str, Any]) -> list[Span]:
 
 
 def updated_field(
-    meta: Mapping[str, Any], taken: Iterable[Span] = (), *, shown: Iterable[Span] = ()
+    meta: Mapping[str, Any], withdrawn: Iterable[Span] = (), *, visible: Iterable[Span] = ()
 ) -> list[list[int]] | None:
-    """Return the field with `taken` added and the visible seqs `shown` removed; None if empty."""
-    known = spans.union(spans.minus(withdrawn_seqs(meta), shown), taken)[-MAX_RANGES:]
+    """Return the field with `withdrawn` added and `visible` removed; None if it is empty."""
+    known = spans.union(spans.minus(withdrawn_seqs(meta), visible), withdrawn)[-MAX_RANGES:]
     return [[first, last] for first, last in known] or None
 
 

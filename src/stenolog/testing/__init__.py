@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stenolog.testing.contract import DamageContract, DamagedRecord, StoreContract
     from stenolog.testing.crash import CrashContract
     from stenolog.testing.model_server import ModelServer
-    from stenolog.testing.model_server_plays import Play
+    from stenolog.testing.model_server_plays import ScriptedResponse
     from stenolog.testing.scripted_model import ScriptedCompletion, ScriptedModel, tool_call
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -44,9 +44,9 @@ else:
             "DamageContract": "stenolog.testing.contract",
             "DamagedRecord": "stenolog.testing.contract",
             "ModelServer": "stenolog.testing.model_server",
-            "Play": "stenolog.testing.model_server_plays",
             "ScriptedCompletion": "stenolog.testing.scripted_model",
             "ScriptedModel": "stenolog.testing.scripted_model",
+            "ScriptedResponse": "stenolog.testing.model_server_plays",
             "StoreContract": "stenolog.testing.contract",
             "tool_call": "stenolog.testing.scripted_model",
         },
@@ -57,9 +57,9 @@ __all__ = [
     "DamageContract",
     "DamagedRecord",
     "ModelServer",
-    "Play",
     "ScriptedCompletion",
     "ScriptedModel",
+    "ScriptedResponse",
     "StoreContract",
     "tool_call",
 ]

@@ -25,7 +25,12 @@ import msgspec
 
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta, Usage
-from stenolog.testing.model_server_plays import OVERFLOWS, Play, answer_by_rule, overflow_error
+from stenolog.testing.model_server_plays import (
+    OVERFLOWS,
+    ScriptedResponse,
+    answer_by_rule,
+    overflow_error,
+)
 from stenolog.testing.scripted_model import (
     ScriptedMessage,
     as_message,
@@ -38,7 +43,7 @@ MODEL: Final = "scripted"
 _MAX_BODY: Final = 64 * 2**20
 _DEFAULT_CONTEXT: Final = 8_192
 _STALL_SECONDS: Final = 3_600.0
-_NO_FAULTS: Final = Play()
+_NO_FAULTS: Final = ScriptedResponse()
 
 
 class ModelServer:
@@ -55,7 +60,7 @@ class ModelServer:
         self,
         answer: Callable[[Mapping[str, Any]], ScriptedMessage] = answer_by_rule,
         *,
-        plays: Iterable[Play] = (),
+        plays: Iterable[ScriptedResponse] = (),
         context: int | None = None,
         dialect: str = "openai",
         pause: float = 0.0,
@@ -127,7 +132,7 @@ class ModelServer:
         """Number of clients that disconnected during an answer."""
         return self._counts["left"]
 
-    def play(self, *plays: Play) -> None:
+    def play(self, *plays: ScriptedResponse) -> None:
         """Add behaviour for the next requests."""
         with self._lock:
             self._plays.extend(plays)
@@ -164,7 +169,7 @@ class ModelServer:
             self._refusals.append(fault)
         self.count("refused")
 
-    def take(self, request: Any) -> Play:
+    def take(self, request: Any) -> ScriptedResponse:
         """Record a request and return the behaviour for it."""
         with self._lock:
             self._requests.append(request)
@@ -181,7 +186,9 @@ class ModelServer:
             return f"Unrecognized request argument supplied: {lacking[0]}"
         return find_fault(request)
 
-    def overflow(self, request: Mapping[str, Any], play: Play) -> tuple[int, str] | None:
+    def overflow(
+        self, request: Mapping[str, Any], play: ScriptedResponse
+    ) -> tuple[int, str] | None:
         """Return the error for a request that is, or is played to be, too long."""
         counted = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
@@ -191,7 +198,7 @@ class ModelServer:
             return overflow_error(self._dialect, limit=self._context, asked=counted)
         return None
 
-    def answered(self, request: Mapping[str, Any], play: Play) -> dict[str, Any]:
+    def answered(self, request: Mapping[str, Any], play: ScriptedResponse) -> dict[str, Any]:
         """Return the answer as an assistant message."""
         return as_message(self._answer(request) if play.answer is None else play.answer)
 
@@ -330,7 +337,7 @@ class _Connection(BaseHTTPRequestHandler):
         else:
             self._say(request, play)
 
-    def _say(self, request: Mapping[str, Any], play: Play) -> None:
+    def _say(self, request: Mapping[str, Any], play: ScriptedResponse) -> None:
         message = self.server.model.answered(request, play)
         usage = estimated_usage(request["messages"], request.get("tools") or (), message)
         if not request.get("stream") or play.whole:
@@ -345,7 +352,7 @@ class _Connection(BaseHTTPRequestHandler):
     def _stream(
         self,
         request: Mapping[str, Any],
-        play: Play,
+        play: ScriptedResponse,
         message: Mapping[str, Any],
         usage: Usage | None,
     ) -> None:
@@ -370,7 +377,7 @@ class _Connection(BaseHTTPRequestHandler):
             self._event("[DONE]")
         self._write(b"0\r\n\r\n")
 
-    def _fault(self, play: Play, first: int, last: int) -> None:
+    def _fault(self, play: ScriptedResponse, first: int, last: int) -> None:
         """Play the faults that are due after these pieces. Raises _Left if nothing can follow."""
 
         def is_due(after: int | None) -> bool:
@@ -474,7 +481,7 @@ def _usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
-def _choices(message: Mapping[str, Any], play: Play) -> Iterator[dict[str, Any]]:
+def _choices(message: Mapping[str, Any], play: ScriptedResponse) -> Iterator[dict[str, Any]]:
     """Yield the pieces of a message as `choices` of chunks."""
     calls = message.get("tool_calls") or []
     sent = message if play.calls == "parts" else {**message, "tool_calls": []}
@@ -497,7 +504,7 @@ def _choice(delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str,
     return {"index": 0, "delta": delta, "finish_reason": finish}
 
 
-def _fields(delta: Delta, play: Play) -> dict[str, Any]:
+def _fields(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
     if delta.reasoning:
         return {play.reasoning_field: delta.reasoning}
     if delta.details:
@@ -513,7 +520,7 @@ def _fields(delta: Delta, play: Play) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a server until SIGTERM or Ctrl-C. The first line printed is its address."""
-    fields = ", ".join(Play.__struct_fields__)
+    fields = ", ".join(ScriptedResponse.__struct_fields__)
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.testing.model_server",
         description="A scripted model behind HTTP; the first line that it prints is its address.",
@@ -541,7 +548,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     try:
-        plays = [msgspec.json.decode(play, type=Play) for play in options.play]
+        plays = [msgspec.json.decode(play, type=ScriptedResponse) for play in options.play]
     except msgspec.DecodeError as error:
         parser.error(f"--play takes a JSON object, as in '{{\"pause\": 0.5}}': {error}")
     ended = threading.Event()

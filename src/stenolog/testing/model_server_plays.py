@@ -10,8 +10,8 @@ from stenolog.testing.scripted_model import ScriptedMessage, calls_in, tool_call
 Calls = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
 
 
-class Play(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The behaviour for one request. The fields can be combined.
+class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The behaviour of the model server for one request. The fields can be combined.
 
     Times are in seconds; pieces are the chunks of a streamed answer.
     """

@@ -441,7 +441,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise store_error(error, f"opening {folder}") from error
     try:
-        wait_for_lock(descriptor, seconds=_LOCK_TIMEOUT, what=f"another backup into {folder}")
+        wait_for_lock(descriptor, seconds=_LOCK_TIMEOUT, name=f"another backup into {folder}")
         yield
     finally:
         release_lock(descriptor)

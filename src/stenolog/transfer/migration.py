@@ -435,7 +435,7 @@ class _ImportRun:
 
     def _merge(self, job: _ImportJob, found: SourceContent) -> ImportedSession:
         old = found.session
-        key = self._own_key(old.key)
+        key = self._resolve_key(old.key)
         imported = ImportedSession(
             file=job.file,
             layout=old.layout,
@@ -531,7 +531,7 @@ class _ImportRun:
         self._progress(job.source.bytes - progress)
         return added, problems
 
-    def _own_key(self, key: str) -> str:
+    def _resolve_key(self, key: str) -> str:
         """Return the key itself if the session exists, else the session with this alias."""
         return key if self._info(key) is not None else self._aliases().get(key, key)
 

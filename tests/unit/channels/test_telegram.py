@@ -358,7 +358,7 @@ def test_number_of_remembered_failed_messages_is_limited(
 
     async def scenario() -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
-            loop.registry.agent().own_key = broken  # type: ignore[method-assign]
+            loop.registry.agent().resolve_key = broken  # type: ignore[method-assign]
             inbox = Inbox(loop, channel="telegram")
             for number in range(30):
                 arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
@@ -376,7 +376,7 @@ def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Pat
     let_go, asked = threading.Event(), threading.Event()
 
     def slowed(instance: AgentInstance) -> None:
-        own_key, calls = instance.own_key, 0
+        resolve_key, calls = instance.resolve_key, 0
 
         def slow(key: str) -> str:
             nonlocal calls
@@ -384,9 +384,9 @@ def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Pat
             if calls == 2:  # the agent has the command, and has not carried it out
                 asked.set()
                 let_go.wait()
-            return own_key(key)
+            return resolve_key(key)
 
-        instance.own_key = slow  # type: ignore[method-assign]
+        instance.resolve_key = slow  # type: ignore[method-assign]
 
     async def scenario() -> None:
         with open_store(str(tmp_path)) as store:

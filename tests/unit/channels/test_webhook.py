@@ -502,7 +502,7 @@ def test_body_must_arrive_within_5_seconds(tmp_path: Path, monkeypatch: pytest.M
 
 def test_timed_out_body_frees_its_slot_immediately() -> None:
     async def scenario() -> None:
-        pending = PendingBodies(most=1)
+        pending = PendingBodies(limit=1)
         begun = asyncio.Event()
         first = asyncio.create_task(pending.read(_request(None, begun)))
         await begun.wait()

@@ -171,7 +171,7 @@ def test_errors_of_on_event_are_logged(store: Store, caplog: pytest.LogCaptureFi
 def test_summary_requests_fit_the_limits_of_their_model(store: Store) -> None:
     small = Limits(max_context_tokens=1_000)
     model = ScriptedCompletion(['{"facts": ["a"], "last_state": "on"}'] * 40)
-    loop = Loop(store, ask=model, ask_limits=small)
+    loop = Loop(store, complete=model, complete_limits=small)
     store.add_messages(KEY, talk(8, size=600))
     assert loop.context.summarize(KEY) is not None
     assert len(model.asked) > 1

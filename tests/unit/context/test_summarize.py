@@ -61,7 +61,7 @@ def carried_out(
 ) -> SummaryReport | None:
     plan = planned(store, trigger)
     assert plan is not None
-    return apply_plan(store, KEY, plan, ask=ask, limits=LIMITS, tokens=CHEAP)
+    return apply_plan(store, KEY, plan, complete=ask, limits=LIMITS, tokens=CHEAP)
 
 
 def seqs(store: Store) -> list[int]:
@@ -111,7 +111,7 @@ def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> No
     plan = planned(store)
     assert plan is not None
     assert plan.reason == "tokens"
-    assert apply_plan(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
+    assert apply_plan(store, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is not None
     assert not session_state(store, KEY).undone
     store.add_messages(KEY, talk(8))
     plan = planned(store)
@@ -256,7 +256,7 @@ def test_moved_floor_makes_the_checkpoint_fail(store: Store) -> None:
     plan = planned(store)
     assert plan is not None
     late: Any = Late(store)
-    assert apply_plan(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(late, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.get_summary(KEY) == "Somebody was quicker."
     assert seqs(store) == list(range(5, 17))
     assert not session_state(store, KEY).undone
@@ -280,7 +280,7 @@ def test_failed_checkpoint_keeps_the_message_count_trigger(store: Store) -> None
     assert plan is not None
     busy: Any = Busy(store)
     with pytest.raises(StoreBusy):
-        apply_plan(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
+        apply_plan(busy, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP)
     assert store.info(KEY).meta == before
     assert not session_state(store, KEY).undone
     assert carried_out(store) is not None
@@ -292,7 +292,7 @@ def test_checkpoint_stored_despite_an_error_can_be_undone(store: Store) -> None:
     busy: Any = Busy(store)
     busy.meanwhile = lambda at: at.checkpoint(KEY, summary="It was made.", upto=plan.upto)
     with pytest.raises(StoreBusy):
-        apply_plan(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
+        apply_plan(busy, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP)
     assert not session_state(store, KEY).undone
     store.undo(KEY)
     assert session_state(store, KEY).undone
@@ -317,7 +317,7 @@ def test_session_deleted_before_the_checkpoint_is_not_recreated(store: Store) ->
     plan = planned(store)
     assert plan is not None
     deleted: Any = Deleted(store)
-    assert apply_plan(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(deleted, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.list_sessions() == []
     assert plan.uid in [trashed.uid for trashed in store.list_trash()]
 
@@ -327,7 +327,7 @@ def test_recreated_session_is_left_unchanged(store: Store) -> None:
     assert plan is not None
     deleted: Any = Deleted(store)
     deleted.meanwhile = begun_anew
-    assert apply_plan(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(deleted, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert len(seqs(store)) == 16
     assert store.get_summary(KEY) == ""
     assert store.info(KEY).meta == {}
@@ -342,7 +342,7 @@ def test_session_deleted_before_the_checkpoint_raises_no_error(store: Store) -> 
     plan = planned(store)
     assert plan is not None
     later: Any = Later(store)
-    assert apply_plan(later, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(later, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.list_sessions() == []
 
 
@@ -401,7 +401,7 @@ def test_concurrent_summary_keeps_its_meta_field(store: Store) -> None:
     plan = planned(store)
     assert plan is not None
     late: Any = Late(store)
-    assert apply_plan(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(late, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert withdrawn_seqs(store.info(KEY).meta) == [(3, 3)]
 
 

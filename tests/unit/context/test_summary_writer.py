@@ -33,7 +33,7 @@ def made(
     model = ScriptedCompletion(answers)
     ask = model if answers else None
     done = write_summary(
-        stored(history), previous, ask=ask, max_tokens=most, limits=limits, tokens=CHEAP
+        stored(history), previous, complete=ask, max_tokens=most, limits=limits, tokens=CHEAP
     )
     return done, model
 

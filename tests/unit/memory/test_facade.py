@@ -51,7 +51,7 @@ def sessions(where: str) -> Iterator[Store]:
 
 @pytest.fixture
 def memory(where: str, sessions: Store) -> Iterator[Memory]:
-    with open_memory(where, ask=ScriptedCompletion([clerk] * 20), sessions=sessions) as opened:
+    with open_memory(where, complete=ScriptedCompletion([clerk] * 20), sessions=sessions) as opened:
         yield opened
 
 
@@ -126,7 +126,7 @@ def test_sessions_of_one_verified_sender_share_memory_with_threads(
         sessions.add_full_message(key, body)
         sessions.add_message(key, "assistant", "Noted.")
     with open_memory(
-        where, threads=True, ask=ScriptedCompletion([clerk] * 4), sessions=sessions
+        where, threads=True, complete=ScriptedCompletion([clerk] * 4), sessions=sessions
     ) as memory:
         question = "bicycle boat car plane"
         before = memory.recall(question, key="slack:T1:ann")
@@ -250,7 +250,7 @@ def test_consolidate_limits_number_of_model_calls(where: str, sessions: Store) -
     for number in range(45):
         talk(sessions, ANN, f"My bicycle number {number} is red")
     model = ScriptedCompletion([clerk] * 9)
-    with open_memory(where, ask=model, sessions=sessions) as memory:
+    with open_memory(where, complete=model, sessions=sessions) as memory:
         done = memory.consolidate(ANN, most_calls=1)
         assert (done.turns, done.waiting, len(model.asked)) == (20, 25, 1)
         assert memory.waiting() == [ANN]
@@ -265,7 +265,7 @@ def test_budgets_use_the_token_counter_of_the_model(where: str, sessions: Store)
         talk(sessions, ANN, f"My bicycle number {number} is red " + "word " * 100)
     model = ScriptedCompletion([clerk] * 12)
     many = Tokens(ratio=20.0)
-    with open_memory(where, ask=model, sessions=sessions, tokens=many) as memory:
+    with open_memory(where, complete=model, sessions=sessions, tokens=many) as memory:
         memory.consolidate(ANN)
         assert len(model.asked) > 1, "by our own estimate one call would do"
         found = memory.recall("bicycle", scope=Scope(who=ANN), budget=6_000)
@@ -307,13 +307,13 @@ def test_remember_redacts_secrets(memory: Memory) -> None:
 def test_disabled_consolidation_writes_and_loses_no_notes(where: str, sessions: Store) -> None:
     talk(sessions, ANN, "My bicycle is red")
     with open_memory(
-        where, ask=ScriptedCompletion([]), consolidation=False, sessions=sessions
+        where, complete=ScriptedCompletion([]), consolidation=False, sessions=sessions
     ) as off:
         assert off.consolidate(ANN) == ConsolidationReport()
         off.skip(ANN)
         assert off.notes.list(Scope(who=ANN)) == []
 
-    with open_memory(where, ask=ScriptedCompletion([clerk]), sessions=sessions) as on:
+    with open_memory(where, complete=ScriptedCompletion([clerk]), sessions=sessions) as on:
         assert on.consolidate(ANN).turns == 1
 
 
@@ -359,8 +359,8 @@ def _held() -> list[str]:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"ask": lambda messages: str(messages)}, "add **options"),
-        ({"ask": "gpt-5"}, "str is not callable"),
+        ({"complete": lambda messages: str(messages)}, "add **options"),
+        ({"complete": "gpt-5"}, "str is not callable"),
         ({"zone": "Europe/Zorich"}, "zone='Europe/Zorich': unknown time zone"),
         ({"zone": "../x"}, "zone='../x': unknown time zone"),
         ({"zone": 2}, 'zone must be a tzinfo or a name such as "Europe/Zurich", not 2'),

@@ -269,9 +269,9 @@ def test_turns_are_batched_within_the_budget() -> None:
     turns = [_turn(_user("word " * 50), _answer("ok")) for _ in range(10)]
     one = estimate(shown(turns[0], number=1, budget=10_000))
 
-    assert [len(run) for run in batches(turns, budget=3 * one, most=20)] == [3, 3, 3, 1]
-    assert [len(run) for run in batches(turns, budget=10_000, most=4)] == [4, 4, 2]
-    assert [len(run) for run in batches(turns[:2], budget=1, most=4)] == [1, 1]
+    assert [len(run) for run in batches(turns, budget=3 * one, limit=20)] == [3, 3, 3, 1]
+    assert [len(run) for run in batches(turns, budget=10_000, limit=4)] == [4, 4, 2]
+    assert [len(run) for run in batches(turns[:2], budget=1, limit=4)] == [1, 1]
 
 
 def test_gist_has_the_first_and_last_words_of_a_turn() -> None:

@@ -57,7 +57,7 @@ def test_function_without_the_keywords_is_rejected_with_advice(ask: object) -> N
     with pytest.raises(UsageError) as raised:
         check_completion_function(ask)
     assert str(raised.value) == (
-        "ask is called as ask(messages, schema=…, max_tokens=…); "
+        "complete is called as complete(messages, schema=…, max_tokens=…); "
         "accept these arguments, or add **options"
     )
 

@@ -109,11 +109,11 @@ def test_aliases_are_looked_up_in_stores_without_marks() -> None:
     assert alias_mark(store) is None
     store.set_meta("old", aliases=["name"])
     aliases = Aliases(store)
-    assert aliases.own_key("name") == "old"
+    assert aliases.resolve_key("name") == "old"
     store.add_message("name", "user", "x")
-    assert aliases.own_key("name") == aliases.key_to_read("name") == "name"
+    assert aliases.resolve_key("name") == aliases.key_to_read("name") == "name"
     store.delete("name")
-    assert aliases.own_key("name") == "old"
+    assert aliases.resolve_key("name") == "old"
 
 
 class Many(InMemoryStore):
@@ -150,7 +150,7 @@ def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
     assert len(held) < MAX_CACHED_KEYS + 100
     big = [sys.getsizeof(one) for one in held if sys.getsizeof(one) > 1_000]
     assert sum(big) < 100 * MAX_CACHED_KEYS + 9 * KEYS
-    assert names.own_key("name") == ("old" if aliases else "name")
+    assert names.resolve_key("name") == ("old" if aliases else "name")
 
 
 def test_p9_only_changed_sessions_are_read_again_for_aliases() -> None:
@@ -159,13 +159,13 @@ def test_p9_only_changed_sessions_are_read_again_for_aliases() -> None:
         store.add_message(f"user:{number}", "user", "x")
     give(store, "user:7", "name")
     names = Aliases(store)
-    assert names.own_key("name") == "user:7"
+    assert names.resolve_key("name") == "user:7"
     looked: list[str] = []
     info = store.info
     store.info = lambda key: looked.append(key) or info(key)  # type: ignore[method-assign, func-returns-value]
     give(store, "user:9", "other")
-    assert names.own_key("other") == "user:9"
+    assert names.resolve_key("other") == "user:9"
     assert sorted(set(looked)) == ["other", "user:9"]
-    assert names.own_key("name") == "user:7"
+    assert names.resolve_key("name") == "user:7"
     store.delete("user:7")
-    assert names.own_key("name") == "name"
+    assert names.resolve_key("name") == "name"

@@ -39,7 +39,7 @@ def test_updated_field_adds_new_seqs_and_drops_visible_ones(
     known: list[tuple[int, int]], taken: list[tuple[int, int]], shown: list[tuple[int, int]]
 ) -> None:
     meta = {META: [list(span) for span in known]}
-    value = updated_field(meta, taken, shown=spans.union(shown))
+    value = updated_field(meta, taken, visible=spans.union(shown))
     assert seqs(withdrawn_seqs({META: value})) == (seqs(known) - seqs(shown)) | seqs(taken)
     assert value is None or value == [list(span) for span in withdrawn_seqs({META: value})]
 

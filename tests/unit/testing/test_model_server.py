@@ -15,7 +15,7 @@ from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.request_errors import read_overflow
 from stenolog.testing.model_server import ModelServer
-from stenolog.testing.model_server_plays import Play, answer_by_rule
+from stenolog.testing.model_server_plays import ScriptedResponse, answer_by_rule
 from stenolog.testing.scripted_model import calls_in
 from support.model_requests import asked_once, messages, tool
 
@@ -63,7 +63,7 @@ def test_invalid_request_is_rejected_counted_and_recorded() -> None:
 
 
 def test_scripted_fault_does_not_hide_an_invalid_request() -> None:
-    with ModelServer(plays=[Play(status=500)]) as server:
+    with ModelServer(plays=[ScriptedResponse(status=500)]) as server:
         assert post(server, {"messages": []})[0] == 400
         assert server.refused == 1
 
@@ -136,7 +136,7 @@ def test_request_above_the_context_is_rejected_as_overflow() -> None:
 
 def test_close_ends_answers_and_threads() -> None:
     before = threading.active_count()
-    server = ModelServer(plays=[Play(stall_after=2), Play(first_byte=60)])
+    server = ModelServer(plays=[ScriptedResponse(stall_after=2), ScriptedResponse(first_byte=60)])
     errors = []
 
     def talk() -> None:

@@ -263,7 +263,7 @@ def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
     from stenolog.sessions.aliases import Aliases
 
     def opens(store: Store) -> str:
-        return Aliases(store).own_key("another name")
+        return Aliases(store).resolve_key("another name")
 
     source, target = f"jsonl:{place}/one", f"sqlite:{place}/two.db"
     with open_store(source) as store:
@@ -272,16 +272,16 @@ def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
         assert opens(store) == "a"
     with open_store(target) as store:
         known = Aliases(store)
-        assert known.own_key("another name") == "another name"
+        assert known.resolve_key("another name") == "another name"
 
         def look(*_: object) -> None:
             # Before anything was written: what is found is remembered.
-            found.append(known.own_key("another name"))
+            found.append(known.resolve_key("another name"))
 
         found: list[str] = []
         copy_place(source, target, on_progress=look)
         assert found[0] == "another name"
-        assert known.own_key("another name") == "a"
+        assert known.resolve_key("another name") == "a"
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["purged", "another file"])

@@ -128,7 +128,7 @@ def _load_page(
     agent: AgentInstance, key: str, query: ConversationQuery, entry: Entry | None
 ) -> ConversationPage:
     store = agent.store
-    own = agent.own_key(key)
+    own = agent.resolve_key(key)
 
     def read(info: SessionInfo) -> PagePart:
         if query.at:
@@ -169,7 +169,7 @@ def _fork_key(key: str) -> str:
 def _load_part(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, PagePart]:
     store = agent.store
     return read_again_if_damaged(
-        store, agent.own_key(key), lambda info: _requested_part(store, info, query)
+        store, agent.resolve_key(key), lambda info: _requested_part(store, info, query)
     )
 
 

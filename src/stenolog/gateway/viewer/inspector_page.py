@@ -80,7 +80,7 @@ async def context(request: Request) -> Response:
 
 def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> InspectorPage:
     """Return the request that the session's model would receive now. Raises NoSuchSession."""
-    own = agent.own_key(key)
+    own = agent.resolve_key(key)
     info = agent.store.info(own)
     model = agent.model_of(own)
     context = agent.context(model)

@@ -202,7 +202,7 @@ def title_of(entry: Entry | None, info: SessionInfo) -> str:
 
 
 def _catalog_entry(agent: AgentInstance, key: str) -> Entry | None:
-    return agent.catalog.entry(agent.own_key(key))
+    return agent.catalog.entry(agent.resolve_key(key))
 
 
 # --- sign in --------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ async def export(request: Request) -> Response:
 
     def read() -> tuple[SessionInfo, Sequence[Message]]:
         store = call.agent.store
-        own = call.agent.own_key(call.key)
+        own = call.agent.resolve_key(call.key)
         return store.info(own), store.get_history(own, full=call.query.full)
 
     info, history = await call.gateway.loop.run(read)

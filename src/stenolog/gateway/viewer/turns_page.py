@@ -127,7 +127,7 @@ async def turns(request: Request) -> Response:
 
 def _load_turns(agent: AgentInstance, key: str, entry: Entry | None) -> TurnsPage:
     store = agent.store
-    own = agent.own_key(key)
+    own = agent.resolve_key(key)
     info = store.info(own)
     history = store.get_history(own, last=_MAX_READ, full=True)
     price = prices()

@@ -29,7 +29,7 @@ from stenolog.stores.jsonl.scan import DamagedBytes, read_records
 
 FOLDER: Final = "archive"
 
-_GZIP: Final = 31  # zlib's window bits for a gzip header and trailer
+_GZIP: Final = 31  # window bits that make zlib read a gzip header and trailer
 _BLOCK: Final = 1024 * 1024
 
 
@@ -40,12 +40,12 @@ class ArchiveContent(Struct, frozen=True):
     messages: list[Message] = []
     changes: list[Change] = []
     before: Archive | None = None
-    """Name of the previous archive. None: this is the first one."""
+    """Name of the previous archive; None for the first archive."""
     bad: list[DamagedBytes] = []
 
 
 def chain(directory: Directory, state: State, low: int) -> Iterator[ArchiveContent]:
-    """Yield the archives from the newest down to the one that contains the seq `low`."""
+    """Yield the archives from the newest down to the archive that contains the seq `low`."""
     named = state.archive
     while named is not None and named.last >= low:
         opened = read(directory, state.uid, named)
@@ -54,7 +54,7 @@ def chain(directory: Directory, state: State, low: int) -> Iterator[ArchiveConte
 
 
 def is_before(named: Archive | None, other: Archive) -> bool:
-    """Return whether `named` may precede `other`: a wrong file must not make the chain circular."""
+    """Return whether the archive `named` may precede `other`, so that no chain is circular."""
     return named is not None and named.last < other.first
 
 
@@ -82,7 +82,7 @@ def read(directory: Directory, uid: str, named: Archive) -> ArchiveContent:
 
 
 def read_text(directory: Directory, uid: str, named: Archive) -> bytes:
-    """Return all lines of one archive, decompressed. Raises DamagedStore if any are missing."""
+    """Return all lines of one archive, decompressed. Raises DamagedStore if a line is missing."""
     path = directory.path / FOLDER / uid / named.name
     try:
         packed = _load(directory, uid, named.name)
@@ -106,16 +106,16 @@ def _load(directory: Directory, uid: str, name: str) -> bytes | None:
     finally:
         folder.close()
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.ENXIO, "not a regular file", name)
-        return read_all(descriptor, 0, found.st_size)
+        return read_all(descriptor, 0, status.st_size)
     finally:
         descriptor.close()
 
 
 def decompress(packed: bytes) -> tuple[bytes, bool]:
-    """Return the readable part of a gzip file, and whether that is the complete file."""
+    """Return the readable part of a gzip file, and whether the whole file is readable."""
     stream = zlib.decompressobj(_GZIP)
     parts = []
     try:
@@ -128,7 +128,7 @@ def decompress(packed: bytes) -> tuple[bytes, bool]:
 
 
 def write(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) -> None:
-    """Write these lines to a new archive, durably. Raises OSError, and as `blocks` does."""
+    """Write these lines to a new archive, durably. Raises OSError and the errors of `blocks`."""
     packer = zlib.compressobj(level, wbits=_GZIP)
     temporary = f".{name}.new"
     descriptor = create_private_file(folder, temporary)
@@ -152,10 +152,10 @@ def write(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) ->
 def locked_folder(
     directory: Directory, uid: str, deadline: float, *, create: bool
 ) -> Iterator[int | None]:
-    """Lock the folder of a session's archives, so that no other process changes it.
+    """Lock the folder of a session's archives, so that no other process changes the folder.
 
-    Yields None if it does not exist. A purge removes the folder while it holds this lock, so it may
-    be removed when it is locked. Raises OSError, StoreBusy.
+    Yields None if the folder does not exist. A purge removes the folder while holding this lock, so
+    the folder may be gone when the lock is acquired. Raises OSError, StoreBusy.
     """
     folder = directory.subfolder(FOLDER, uid, create=create)
     if folder is None:
@@ -173,11 +173,11 @@ def delete_others(folder: int, keep: frozenset[str]) -> None:
 
     The caller holds the lock of the folder. Raises OSError.
     """
-    with os.scandir(folder) as found:
-        others = [entry.name for entry in found if entry.name not in keep]
-    for name in others:
+    with os.scandir(folder) as listing:
+        other_names = [entry.name for entry in listing if entry.name not in keep]
+    for name in other_names:
         os.unlink(name, dir_fd=folder)
-    if others:
+    if other_names:
         sync_folder(folder)
 
 

@@ -83,26 +83,26 @@ class Directory:
             raise StoreUnavailable(f"opening {path}: the folder does not exist") from error
         except OSError as error:
             raise store_error(error, f"opening {path}") from error
-        except ValueError as error:  # a lone surrogate, or NUL
+        except ValueError as error:  # the name contains a lone surrogate or NUL
             raise UsageError(f"{str(path)!r} is not a valid folder name") from error
         self.problems = tuple(self._permission_problems())
         for problem in self.problems:
             log_reports.warning("%s", problem)
 
     def _permission_problems(self) -> list[str]:
-        found = []
+        problems = []
         above = self.path.parent
         for folder, status in (above, above.stat()), (self.path, os.fstat(self.descriptor)):
             mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
-                found.append(
+                problems.append(
                     f"{folder} has mode {mode:04o}, so others may read your sessions; "
                     f"chmod 700 {folder}"
                 )
-        return found
+        return problems
 
     def network(self) -> list[str]:
-        """Return a warning if this is a network file system. Opening does not call this."""
+        """Return a warning if the folder is on a network file system."""
         kind = network_kind(self.path)
         if not kind:
             return []
@@ -144,7 +144,7 @@ class Directory:
         return open_descriptor(name, _BASE | os.O_RDONLY, dir_fd=self.descriptor)
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Return the status of the file with this name; None if there is none."""
+        """Return the status of the file `name`; None if the file does not exist."""
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -154,7 +154,7 @@ class Directory:
 
     def how_to_import(self, name: str = "") -> str:
         """Return advice on the command that imports this log, or all logs, of another program."""
-        import shlex  # only needed for an error
+        import shlex  # only error messages need this import
 
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
         it = "it" if name else "them"
@@ -164,7 +164,8 @@ class Directory:
     def list_names(self) -> list[str]:
         """Return the names of all entries, unsorted."""
         try:
-            # A separate descriptor: threads that share one would each get part of the entries.
+            # Use a separate descriptor: threads that share a descriptor would each get only part of
+            # the entries.
             flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
             folder = open_descriptor(".", flags, dir_fd=self.descriptor)
             try:
@@ -176,7 +177,7 @@ class Directory:
             raise store_error(error, f"listing {self.path}") from error
 
     def sync(self) -> None:
-        """Wait until the entries of this folder are on the disk. Raises OSError."""
+        """Sync the folder: wait until its entries are on the disk. Raises OSError."""
         if not self._parents_synced:
             # The creator of this folder or its parent may have died before syncing the entry.
             for above in (self.path.parent, self.path.parent.parent):
@@ -198,7 +199,7 @@ class Directory:
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            trash = None  # no log can have been moved into a file or symlink of this name
+            trash = None  # the trash is a file or symlink, so no log was moved into it
         if trash is not None:
             try:
                 sync_folder(trash)
@@ -209,8 +210,8 @@ class Directory:
     def subfolder(self, *names: str, create: bool) -> Descriptor | None:
         """Open a nested folder; return None if it does not exist. Raises OSError.
 
-        With `create`, the folder is created first; None then means that another process has
-        removed it again.
+        With `create`, the folder is created first. None then means that another process has removed
+        the new folder.
         """
         above = duplicate(self.descriptor)
         try:
@@ -218,7 +219,7 @@ class Directory:
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=above)
-                    # Also if it exists: its creator may have died before this sync.
+                    # Sync even if the folder exists: its creator may have died before this sync.
                     sync_folder(above)
                 try:
                     flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
@@ -227,8 +228,8 @@ class Directory:
                     return None
                 above.close()
                 above = below
-            found, above = above, CLOSED
-            return found
+            folder, above = above, CLOSED
+            return folder
         finally:
             above.close()
 
@@ -244,7 +245,7 @@ class Directory:
 
 
 def create_private_file(folder: int, name: str) -> Descriptor:
-    """Create a file that only its owner may read, replacing an existing one."""
+    """Create a file that only its owner may read, replacing an existing file."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

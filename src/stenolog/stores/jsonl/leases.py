@@ -2,13 +2,13 @@
 
 One line in the lock file describes the holder, for users and `steno doctor`, and counts the leases
 of the session. The operating system releases the lock when the process ends, so no process ever
-takes over a lease. Only a purge ends a lease early: it deletes the lock file, and later writes of
-the holder are rejected, because they would recreate the session.
+takes over a lease. Only a purge ends a lease early: the purge deletes the lock file. Later writes
+of the holder are rejected, because such a write would recreate the session.
 
-The purge deletes the lock file while it holds the lock of the log, right before it removes the
-log. So a writer that holds the lock of the log and finds its lock file in place writes before the
-purge. A process that takes a lease checks under the lock of the log that the session still exists,
-because it may have taken the lease between the two steps of a purge.
+The purge deletes the lock file while it holds the lock of the log, right before it removes the log.
+So a writer that holds the lock of the log and finds its lock file in place writes before the purge.
+A process that takes a lease checks under the lock of the log that the session still exists, because
+a purge deletes the lock file first and the log later.
 """
 
 import fcntl
@@ -50,7 +50,7 @@ _POLL: Final = 0.005
 _CHECK_WAIT: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
 _LINE: Final = 512
-"""Length of the line in bytes, padded with spaces: it is replaced in place, within one sector."""
+"""Length of the padded line in bytes. A write replaces the line in place, within one sector."""
 _RECORD_WAIT: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -73,7 +73,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 def read_holder(descriptor: int) -> Holder | None:
-    """Return the last holder; None if there was none or it is unreadable. Raises OSError."""
+    """Return the last holder; None without a readable holder. Raises OSError."""
     try:
         return msgspec.json.decode(os.pread(descriptor, _LINE, 0), type=Holder)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -86,7 +86,7 @@ def lock_name(key: str) -> str:
 
 
 class JSONLLease:
-    """A lease of one session, held until it is released or its process ends."""
+    """A lease of one session, held until `release` or until its process ends."""
 
     _descriptor = CLOSED
 
@@ -99,7 +99,8 @@ class JSONLLease:
         *,
         ttl: float,
     ) -> None:
-        # Set before the descriptor: after Ctrl-C the finalizer may see an unfinished object.
+        # Set this field before the descriptor: after Ctrl-C the finalizer may see an unfinished
+        # object.
         self._mutex = threading.Lock()
         self._descriptor = descriptor
         self.key = key
@@ -119,21 +120,21 @@ class JSONLLease:
         Raises LeaseLost in a forked child: the lease belongs to the parent.
         """
         self._check_process()
-        # Not cached: a cached store would keep the lease alive, which ends when it is collected.
+        # The store is not cached: a cached store would keep a forgotten lease from being collected.
         return self._store.fenced_by(self)
 
     def check(self) -> None:
         """Raise LeaseLost if the lease was released or ended by a purge. Raises StoreUnavailable.
 
-        If the caller holds the lock of the log, no purge can run between this check and the
-        write. Every write calls this, so it costs only one system call.
+        If the caller holds the lock of the log, no purge can run between this check and the write.
+        Every write calls this method, so the check costs only one system call.
         """
         self._check_process()
         try:
-            held = self._is_held()
+            is_held = self._is_held()
         except OSError as error:
             raise store_error(error, f"checking the lease of {self.key!r}") from error
-        if not held:
+        if not is_held:
             raise LeaseLost(self.key, self.epoch, reason="was released, or its session purged")
 
     def _check_process(self) -> None:
@@ -146,22 +147,22 @@ class JSONLLease:
         if before is not None:
             self.epoch = before.epoch + 1
         else:
-            # New, purged or damaged: use an epoch higher than all before. The clock alone does
-            # not ensure that, because it may have been set back.
+            # The lock file is new, purged or damaged: use an epoch higher than all earlier epochs.
+            # The clock alone is not enough, because a clock may be set back.
             clock = time.time_ns() // 1000
             self.epoch = max(clock, _highest_ended(self._directory) + 1)  # guard: epoch-grows
         self._write()
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, or its lock file was deleted or replaced."""
+        """Whether the lease was released, or its lock file was deleted or replaced."""
         try:
             return not self._is_held()
         except OSError:
             return True
 
     def renew(self) -> None:
-        """Extend the lease by its ttl from now, so that doctor does not report it as stalled."""
+        """Extend the lease by its ttl from now, so that doctor does not report a stalled holder."""
         with self._mutex:
             try:
                 if not self._is_held():
@@ -173,7 +174,7 @@ class JSONLLease:
     def release_and_delete(self) -> None:
         """Release the lease of a session that does not exist, and delete its lock file."""
         with suppress(OSError):
-            # Delete while it is locked: a waiting process then notices the deletion.
+            # Delete the file while it is locked, so that a waiting process notices the deletion.
             if self._is_held():
                 delete_lock_file(self._directory, self.key)
         self.release()
@@ -195,11 +196,11 @@ class JSONLLease:
         descriptor.close()
 
     def _is_held(self) -> bool:
-        """Return whether it is not released and its file still has its name. Raises OSError."""
+        """Return whether the lease is held and its lock file still exists. Raises OSError."""
         return self._descriptor >= 0 and _identity_at(self._directory, self._path) == self._file
 
     def _write(self) -> None:
-        """Write the holder to the lock file; sync it before any caller relies on the epoch."""
+        """Write the holder to the lock file, and sync the file."""
         holder = Holder(
             epoch=self.epoch,
             pid=os.getpid(),
@@ -225,7 +226,7 @@ def leased(folder: Path, keys: Collection[str]) -> set[str]:
             folder / FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
     except OSError:
-        return set()  # no session was ever leased here
+        return set()  # no session of this folder was ever leased
     try:
         with os.scandir(locks) as entries:
             present = {entry.name for entry in entries}
@@ -263,9 +264,10 @@ def acquire(
     deadline: float,
     pause: Callable[[float], None],
 ) -> JSONLLease:
-    """Return the lease of a session; wait for it until the deadline. Raises StoreBusy.
+    """Acquire the lease of a session before the deadline. Raises StoreBusy.
 
-    `pause` sleeps for the given seconds between two attempts; it may raise to stop waiting.
+    `pause` sleeps for the given seconds between two attempts. An exception of `pause` ends the
+    wait.
     """
     try:
         while True:
@@ -297,12 +299,12 @@ def _open(directory: Directory, key: str) -> Descriptor:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     try:
         descriptor = open_descriptor(lock_name(key), _FLAGS, dir_fd=folder)
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise DamagedStore(
                 f"{directory.path / FOLDER / lock_name(key)}: it is not a regular file"
             )
-        if not found.st_size:
+        if not status.st_size:
             # Sync the new entry: the epochs must not restart after a power cut.
             sync_folder(folder)
         return descriptor
@@ -317,26 +319,26 @@ def _locked(
     deadline: float,
     pause: Callable[[float], None],
 ) -> bool:
-    """Lock the file; return False if it was deleted while waiting. Raises StoreBusy, OSError."""
+    """Lock the lock file; return False if the file was deleted. Raises StoreBusy, OSError."""
     patience = max(deadline, time.monotonic() + _CHECK_WAIT)
     path, file = _path(key), _identity(os.fstat(descriptor))
     while not _try_flock(descriptor, fcntl.LOCK_EX):  # guard: lease-exclusive
         if _identity_at(directory, path) != file:
             return False
         now = time.monotonic()
-        # A process that only checks holds a shared lock; that is no reason to give up.
+        # A process that only checks the lease holds a shared lock for a moment: keep trying.
         if now >= patience or (now >= deadline and not _is_shared(descriptor)):
             holder = read_holder(descriptor)
-            who = "another process" if holder is None else holder.describe()
-            raise StoreBusy(f"{key!r}: the lease is held by {who}; try again")
+            holder_text = "another process" if holder is None else holder.describe()
+            raise StoreBusy(f"{key!r}: the lease is held by {holder_text}; try again")
         pause(min(patience - now, _POLL))
     return _identity_at(directory, path) == file
 
 
-def _try_flock(descriptor: int, how: int) -> bool:
-    """Try to lock without waiting; return whether that succeeded."""
+def _try_flock(descriptor: int, flags: int) -> bool:
+    """Try to lock the file without waiting; return whether the lock was acquired."""
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, flags | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -345,7 +347,8 @@ def _try_flock(descriptor: int, how: int) -> bool:
 def _is_shared(descriptor: int) -> bool:
     """Return whether no process holds the lock exclusively.
 
-    The shared lock is released at once: two waiting processes that kept it would block each other.
+    The shared lock is released at once, because two waiting processes with shared locks would block
+    each other.
     """
     shared = _try_flock(descriptor, fcntl.LOCK_SH)
     if shared:
@@ -354,7 +357,7 @@ def _is_shared(descriptor: int) -> bool:
 
 
 def _highest_ended(directory: Directory) -> int:
-    """Return the highest epoch of all deleted lock files; 0 if none is known.
+    """Return the highest epoch of all deleted lock files; 0 if unknown.
 
     Raises OSError, StoreBusy.
     """
@@ -375,7 +378,7 @@ def _record_ended(folder: Descriptor, epoch: int) -> None:
     descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _FLAGS, dir_fd=folder)
     with _locked_record(descriptor):
         if _read_number(descriptor) < epoch:
-            # Written in place and within one sector, like the line of a lock file.
+            # The number is written in place and within one sector, like the line of a lock file.
             os.pwrite(descriptor, b"%020d\n" % epoch, 0)
             sync_file(descriptor)
             sync_folder(folder)
@@ -383,10 +386,13 @@ def _record_ended(folder: Descriptor, epoch: int) -> None:
 
 @contextmanager
 def _locked_record(descriptor: Descriptor) -> Iterator[None]:
-    """Lock the file of the highest epoch, and close it at the end. Raises OSError, StoreBusy."""
+    """Lock the file of the highest epoch, and close the file at the end.
+
+    Raises OSError, StoreBusy.
+    """
     try:
         wait_for_lock(
-            descriptor, seconds=_RECORD_WAIT, what=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
+            descriptor, seconds=_RECORD_WAIT, name=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
         )
         yield
     finally:
@@ -397,7 +403,7 @@ def _read_number(descriptor: Descriptor) -> int:
     try:
         return int(os.pread(descriptor, _LINE, 0))
     except ValueError:
-        return 0  # new, or damaged
+        return 0  # the file is new or damaged
 
 
 def _path(key: str) -> str:
@@ -405,23 +411,23 @@ def _path(key: str) -> str:
 
 
 def _identity_at(directory: Directory, path: str) -> tuple[int, int] | None:
-    """Return the identity of a session's lock file; None if there is none. Raises OSError."""
+    """Return the identity of a session's lock file; None without a lock file. Raises OSError."""
     try:
         return _identity(os.stat(path, dir_fd=directory.descriptor, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_ino, found.st_dev  # guard: lease-file-identity
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_dev  # guard: lease-file-identity
 
 
 def delete_lock_file(directory: Directory, key: str) -> None:
     """Delete the lock file of a session that is being purged. The holder loses its lease.
 
     The highest epoch is recorded before the deletion, without the key, and again if another lease
-    started before the deletion. Waiting for the lock of the file is not possible, because a holder
-    keeps it during its turn. Raises OSError, StoreBusy.
+    started before the deletion. This function does not wait for the lock of the file, because a
+    holder keeps the lock during its turn. Raises OSError, StoreBusy.
     """
     folder = directory.subfolder(FOLDER, create=False)
     if folder is None:
@@ -435,7 +441,7 @@ def delete_lock_file(directory: Directory, key: str) -> None:
                 _record_ended(folder, holder.epoch)
             os.unlink(name, dir_fd=folder)
             sync_folder(folder)
-            last = read_holder(descriptor)  # no lease can begin in a deleted file
+            last = read_holder(descriptor)  # a deleted lock file cannot be leased
             if last is not None and last != holder:  # guard: epoch-read-after-deletion
                 _record_ended(folder, last.epoch)
         finally:

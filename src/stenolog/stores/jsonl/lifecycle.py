@@ -34,7 +34,7 @@ from stenolog.stores.state import Fork, copy, decide_fork, not_copied
 
 
 class _Replaced(Exception):
-    """The log that was read no longer belongs to the session."""
+    """The log was replaced or removed after it was read."""
 
 
 class Lifecycle:
@@ -49,37 +49,37 @@ class Lifecycle:
     # --- fork --------------------------------------------------------------------------------
 
     def fork(self, key: str, new_key: str, at: int | None) -> None:
-        """As Store.fork."""
+        """Fork a session, as `Store.fork`."""
         deadline = self._deadline()
         while True:
-            seen, messages = self._read_source(key, new_key, at)
+            source, messages = self._read_source(key, new_key, at)
             try:
                 # A fork must not contain messages of another process that a power cut may remove.
-                writer.sync(seen.log)
+                writer.sync(source.log)
             except OSError as error:
-                self._logs.discard(seen.log)
+                self._logs.discard(source.log)
                 raise store_error(error, f"syncing the log of {key!r}") from error
-            text = forked_log(seen.fork, messages, seen.fork.state.created)
+            text = forked_log(source.fork, messages, source.fork.state.created)
             with suppress(_Replaced):
-                make = partial(self._write_fork, text=text, seen=seen, deadline=deadline)
+                make = partial(self._write_fork, text=text, fork=source, deadline=deadline)
                 self.create(new_key, make, f"forking {key!r} to {new_key!r}")
                 return
             if time.monotonic() > deadline:
                 raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
-    def _write_fork(self, log: Log, *, text: bytes, seen: "_ForkSource", deadline: float) -> None:
+    def _write_fork(self, log: Log, *, text: bytes, fork: "_ForkSource", deadline: float) -> None:
         """Create the fork while its source is locked. Raises _Replaced.
 
-        A purge of the source either finds the fork and reports it, or is noticed here: purged
-        messages must not remain in a fork that the purge does not report.
+        Purged messages must not remain in a fork that the purge does not report. So a purge of the
+        source either finds and reports the fork, or this method notices the purge.
         """
-        source = seen.log
+        source = fork.log
         descriptor = self._directory.open(source.name)
         if descriptor is None:
             raise _Replaced
         try:
             lock_until(descriptor, deadline, f"the log of {source.key!r}")
-            if self._version(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
+            if self._version(source.key) != (fork.uid, fork.generation):  # guard: fork-sees-purge
                 raise _Replaced
             replace_log(log, text)
         finally:
@@ -93,12 +93,12 @@ class Lifecycle:
             raise NoSuchSession(key)
         self._check_free(new_key)
         uid, now = os.urandom(8).hex(), writer.now()
-        seen = self._logs.read_with_archives(
+        source = self._logs.read_with_archives(
             key, lambda log: _fork_source(log, new_key=new_key, at=at, uid=uid, now=now)
         )
-        if seen is None:
+        if source is None:
             raise NoSuchSession(key)
-        return seen
+        return source
 
     def _version(self, key: str) -> tuple[str, int] | None:
         def read(log: Log) -> tuple[str, int]:
@@ -115,10 +115,10 @@ class Lifecycle:
             raise SessionExists(key)
 
     def create(self, key: str, make: Callable[[Log], None], doing: str) -> None:
-        """Create a session: `make` replaces a file without one. Raises SessionExists.
+        """Create a session by calling `make` on a locked file without a session.
 
-        That file is locked, so that no other writer starts a session in it. `make` may raise
-        OSError.
+        No other writer can start a session in the locked file. Raises SessionExists; `make` may
+        raise OSError.
         """
 
         def work() -> None:
@@ -139,7 +139,7 @@ class Lifecycle:
     # --- trash -------------------------------------------------------------------------------
 
     def delete(self, key: str) -> Trashed:
-        """As Store.delete."""
+        """Delete a session, as `Store.delete`."""
         trashed: list[Trashed] = []
 
         def work() -> None:
@@ -155,7 +155,7 @@ class Lifecycle:
         return trashed[0]
 
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
-        """As Store.restore."""
+        """Restore a session, as `Store.restore`."""
         target = key if as_key is None else as_key
         entry = self._find(key, uid)
         self._check_free(target)
@@ -169,8 +169,8 @@ class Lifecycle:
         self.create(target, make, f"restoring {key!r}")
 
     def _find(self, key: str, uid: str | None) -> trash.Entry:
-        for entry, found in trash.keys(self._directory):
-            if found == key and uid in (None, entry.uid):
+        for entry, deleted_key in trash.keys(self._directory):
+            if deleted_key == key and uid in (None, entry.uid):
                 return entry
         trash.sync_renames(self._directory)
         raise NoSuchSession(key, "it is not in the trash")
@@ -191,7 +191,10 @@ class _ForkSource(Struct, frozen=True):
 def _fork_source(
     log: Log, *, new_key: str, at: int | None, uid: str, now: str
 ) -> tuple[_ForkSource, LogLookup]:
-    """Return what a fork copies. Raises UsageError. The caller holds the log's mutex."""
+    """Return the content that a fork copies. Raises UsageError.
+
+    The caller holds the log's mutex.
+    """
     state, end = log.settled_state()
     fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
     return _ForkSource(log, fork, state.uid, state.generation), log.visible_messages(
@@ -201,26 +204,29 @@ def _fork_source(
 
 def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     """Return the log of a fork with these messages of the source."""
-    taken = [message for message in messages if spans.contains(fork.taken, message.seq)]
+    copied = [message for message in messages if spans.contains(fork.taken, message.seq)]
     head = copy(fork.state)
-    head.purged = not_copied([(m.seq, m.seq) for m in taken], fork.next_seq - 1)
+    head.purged = not_copied([(m.seq, m.seq) for m in copied], fork.next_seq - 1)
     # `composed` adds 1, and a new log has generation 1.
     head.generation = 0
-    # Without idempotency keys and batches: the file appears in one step.
-    lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in taken)
+    # The lines need no idempotency keys and batches, because the file appears in one step.
+    lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in copied)
     return compose_log(
         head,
         head,
         lines,
         now,
-        first_seq=taken[0].seq if taken else fork.next_seq,
+        first_seq=copied[0].seq if copied else fork.next_seq,
         next_seq=fork.next_seq,
         tail=None,
     )
 
 
 def lock_session(logs: OpenLogCache, key: str) -> Log:
-    """Return the log of a session and hold its lock. Raises NoSuchSession, ReadOnly, as `lock`."""
+    """Return the log of a session and hold its lock.
+
+    Raises NoSuchSession, ReadOnly and the errors of `lock`.
+    """
     log = logs.lock(key, create=False)
     if log is None or not has_session(log):
         trash.sync_renames(logs.directory)
@@ -231,7 +237,7 @@ def lock_session(logs: OpenLogCache, key: str) -> Log:
 
 
 def has_session(log: Log) -> bool:
-    """Return whether the log holds a session. Raises as `Log.load`."""
+    """Return whether the log holds a session. Raises the errors of `Log.load`."""
     with log.mutex:  # guard: log-fields-under-mutex
         return log.exists
 
@@ -243,7 +249,8 @@ def check_no_session(log: Log) -> None:
             raise SessionExists(log.key)
         tail = log.tail
     text = log.read(0, log.file_size())
-    # A single line, or NULs, may be an interrupted first write; damaged lines were a session.
+    # A single line, or NULs, may be an interrupted first write. Several damaged lines were a
+    # session.
     unread = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if unread or (tail is not None and tail.lost):
         raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")

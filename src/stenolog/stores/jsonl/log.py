@@ -5,13 +5,13 @@ any error, the Log is dropped and the file is read again. So no value computed f
 ever used for another, and no descriptor is closed while another thread uses it.
 
 `mutex` guards every field that is not fixed at construction, for reading and for writing. A thread
-holds it while it reads the file, never while it waits for another process or for a sync. All
-methods expect the caller to hold it, unless they say otherwise.
+holds the mutex while it reads the file, never while it waits for another process or for a sync. All
+methods expect the caller to hold the mutex, unless their docstring says otherwise.
 
-Several threads may share a Log, and any of them may be interrupted or fail while it updates the
-fields. `phase` records whether the fields can be trusted: every update sets it to UPDATING first
-and to NEW or READY last, so an unfinished update leaves a Log that must be loaded again. This
-needs no cleanup code, which Ctrl-C could interrupt as well.
+Several threads may share a Log, and each thread may be interrupted or fail during an update.
+`phase` records whether the fields can be trusted: every update sets `phase` to UPDATING first and
+to NEW or READY last. So an unfinished update leaves a Log that must be loaded again, without
+cleanup code that Ctrl-C could interrupt as well.
 """
 
 import fcntl
@@ -87,11 +87,11 @@ class LoadPhase(Enum):
     NOT_LOADED = auto()
     """The file has not been read yet."""
     UPDATING = auto()
-    """The fields are being changed. If seen while holding the mutex: an update failed."""
+    """A thread is changing the fields. Under the mutex, this phase means that an update failed."""
     NEW = auto()
-    """Completely loaded. The file is empty, or holds parts of an unfinished first write."""
+    """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
-    """Completely loaded. The log has a state."""
+    """The log is loaded and has a state."""
 
 
 _LOADED: Final = (LoadPhase.NEW, LoadPhase.READY)
@@ -102,17 +102,16 @@ class LogLookup(Struct, frozen=True):
 
     messages: list[Message]
     low: int = 0
-    """First seq to look for in archives; 0: none."""
+    """First seq to look for in archives; 0 if no archive is needed."""
     wanted: list[Span] | None = None
-    """Spans of these seqs that are wanted; None: all, with the hidden messages marked."""
+    """Spans of the requested seqs; None for all messages, with the hidden ones marked."""
     state: State | None = None
-    """State that names the archives. A copy: another thread may be loading the log again."""
+    """Copy of the state that names the archives, because another thread may reload the log."""
 
 
 # --- idempotency keys (tokens), for at least the newest thousand messages (P12) ----------------
-#
-# The line of a message contains its token. States carry the tokens of archived messages, so that no
-# archive has to be opened to find one.
+# The line of a message contains its token. States carry the tokens of archived messages, so that a
+# search for a token opens no archive.
 
 TOKEN_WINDOW: Final = 1_000
 """Minimum number of newest messages whose tokens are known."""
@@ -121,7 +120,7 @@ _BYTES: Final = 400
 
 
 class Tokens:
-    """Tokens of one log, read when the first one is looked up."""
+    """Tokens of one log, read when the first token is looked up."""
 
     __slots__ = ("_from_states", "_known")
 
@@ -149,7 +148,7 @@ class Tokens:
             self._from_states.setdefault(token.token, token)
 
     def load(self, messages: Sequence[Message]) -> None:
-        """Set the known tokens to those of the states and of these messages."""
+        """Set the known tokens to the tokens of the states and of these messages."""
         self._known = {**self._from_states, **_tokens_of(messages)}
 
     def add(self, records: Sequence[Record]) -> None:
@@ -177,7 +176,7 @@ def _first(token: Token) -> int:
 
 def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
     """Return the tokens in these records."""
-    found = {}
+    tokens = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:
             count = (part_of(record) or (1, 1))[1]
@@ -190,8 +189,8 @@ def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
             ]
             # Without the text of a damaged message there is no digest; only the count is compared.
             content = digest(members) if len(members) == count else ""
-            found[record._once] = Token(record._once, record.seq, count, content)
-    return found
+            tokens[record._once] = Token(record._once, record.seq, count, content)
+    return tokens
 
 
 # --- the log ---------------------------------------------------------------------------------
@@ -213,7 +212,7 @@ class Log:
 
         self.phase = LoadPhase.NOT_LOADED
         self.state: State | None = None
-        """Valid only in the phase READY."""
+        """State of the session, valid only in the phase READY."""
         self.has_state_record = False
         """Whether an intact state was read or written; False if the state had to be rebuilt."""
         self.next_seq = 1
@@ -228,9 +227,10 @@ class Log:
         self.ends_line = True
         self.tail: Tail | None = None
         self.suspect = False
-        """A sync failed, so the content of the disk is unknown: renew the log before using it."""
+        """Whether a sync failed, so that the disk content is unknown and the log must be rewritten.
+        """
         self.synced = -1
-        """Offset up to which this process has synced; -1 if it never has."""
+        """Offset up to which this process has synced the file; -1 before the first sync."""
 
         self.lines_since_state = 0
         self.bytes_since_state = 0
@@ -240,9 +240,9 @@ class Log:
         self.last_weight = 0
         """Weight of the messages in memory at the last check."""
         self.start = 0
-        """Offset from which on the messages are in memory."""
+        """Offset of the first line whose message is in memory."""
         self.first_loaded = 1
-        """First seq from that offset on."""
+        """First seq at or after the offset `start`."""
         self.messages: list[Message] = []
         self._visible: list[Message] | None = None
         self._missing_archived: list[Span] = []
@@ -251,7 +251,10 @@ class Log:
         self._damaged: dict[tuple[str, int], DamagedBytes] = {}
 
     def close(self) -> None:
-        """Close the file. Otherwise it is closed when the last reference to the log is gone."""
+        """Close the file.
+
+        Without this call, the file is closed with the last reference to the log.
+        """
         descriptor, self.descriptor = self.descriptor, CLOSED
         descriptor.close()
 
@@ -275,7 +278,7 @@ class Log:
     def ensure_loaded(self) -> None:
         """Load the log if it was never loaded, or if the last update did not finish.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
         if self.phase not in _LOADED:
             self.load(self.file_size())
@@ -285,19 +288,20 @@ class Log:
         return os.fstat(self.descriptor).st_size
 
     def refresh(self) -> bool:
-        """Read new bytes. Return False if the path names another file, or none."""
-        found = self.directory.stat(self.name)
-        if found is None or not self.is_same_file(found):
+        """Read new bytes. Return False if the log was replaced or removed."""
+        status = self.directory.stat(self.name)
+        if status is None or not self.is_same_file(status):
             return False
-        self.catch_up(found.st_size)
+        self.catch_up(status.st_size)
         return True
 
     def catch_up(self, size: int) -> None:
-        """Read the file up to this size, from the last position on. Raises as `load`."""
+        """Read the file from the last position up to this size. Raises the errors of `load`."""
         if self.phase in _LOADED and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
-            # Not loaded, truncated from outside, or with a tail that new bytes may complete.
+            # The log is not loaded, was truncated by another program, or has a tail that new bytes
+            # may complete.
             self.load(size)
             return
         self.phase = LoadPhase.UPDATING
@@ -308,7 +312,7 @@ class Log:
     def load(self, size: int) -> None:
         """Find the last state and read from there on. Raises ForeignLog, NewerFormat, OSError.
 
-        If it raises, the log stays in the phase UPDATING, and the next user loads it again.
+        After an error the log stays in the phase UPDATING, and the next user loads the log again.
         """
         self.phase = LoadPhase.UPDATING  # guard: unfinished-load
         self._load(size)
@@ -348,40 +352,43 @@ class Log:
     def _from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
         """Return the offset of the last intact state, all bytes from there on, and its seq.
 
-        If there is no intact state: 0, the whole log, and None.
+        Without an intact state, return 0, the whole log, and None.
         """
         length = _FIRST_CHUNK
         while True:
             start = max(0, size - length)
             buffer = self.read(start, size)
-            found = find_state(buffer, at_start=start == 0)
-            if found is not None:
-                return start + found[0], buffer[found[0] :], found[1].seq
+            state_record = find_state(buffer, at_start=start == 0)
+            if state_record is not None:
+                return start + state_record[0], buffer[state_record[0] :], state_record[1].seq
             if start == 0:
                 return 0, buffer, None
             length *= 4
 
     def _load_without_state(self, buffer: bytes) -> None:
-        """Load a torn first write, a log without any intact state, or report a foreign log."""
+        """Load a log without an intact state.
+
+        The file is a torn first write, a damaged log, or another program's log, which is reported.
+        """
         scan = scan_log(buffer, offset=0, next_seq=1)
         if not scan.records:
-            ours = bool(read_records(buffer, offset=0)[0])
-            if not ours and not looks_torn(buffer):
+            has_records = bool(read_records(buffer, offset=0)[0])
+            if not has_records and not looks_torn(buffer):
                 raise ForeignLog(
                     f"{self.directory.path / self.name} was not written by stenolog and is not "
                     f"changed; {self.directory.how_to_import(self.name)}"
                 )
-            # Intact lines of an unfinished first write must not count later.
-            left = scan.tail if ours else None
-            next_seq = left.next_seq if left is not None else 1
-            seqs = left.seqs if left is not None else []
+            # Intact lines of an unfinished first write never count.
+            tail = scan.tail if has_records else None
+            next_seq = tail.next_seq if tail is not None else 1
+            seqs = tail.seqs if tail is not None else []
             self.tail = Tail(
                 bytes=len(buffer),
                 ends_line=buffer.endswith(b"\n"),
                 next_seq=next_seq,
                 seqs=seqs,
                 lost=spans.minus([(1, next_seq - 1)], seqs) if next_seq > 1 else [],
-                changes=left.changes if left is not None else [],
+                changes=tail.changes if tail is not None else [],
                 damaged=False,
             )
             return
@@ -399,9 +406,9 @@ class Log:
             return
         scan = scan_log(buffer, offset=self.end, next_seq=self.next_seq)
         if scan.tail is not None and (scan.tail.damaged or scan.tail.lost):
-            # The bytes may have been read during a write: read them a second time.
-            again = self.read(self.end, self.end + len(buffer))
-            scan = scan_log(again, offset=self.end, next_seq=self.next_seq)
+            # The bytes may have been read during a write, so read the bytes a second time.
+            buffer_again = self.read(self.end, self.end + len(buffer))
+            scan = scan_log(buffer_again, offset=self.end, next_seq=self.next_seq)
         self._apply_scan(scan, len(buffer))
 
     def _apply_scan(self, scan: Scan, length: int) -> None:
@@ -454,21 +461,24 @@ class Log:
                 pass
 
     def _carry(self, record: StateRecord) -> None:
-        """Take the idempotency keys of archived messages out of a state.
+        """Move the idempotency keys of archived messages from a state to `tokens`.
 
-        The copy of the state that a writer extends must not contain them.
+        The copy of the state that a writer extends must not contain these keys.
         """
         self._tokens.add_from_state(record.body.tokens)
         if self.state is not None:
             self.state.tokens = []
 
     def known_state(self) -> State:
-        """Return the state. Raises DamagedStore if the log has none, and as `load`."""
+        """Return the state.
+
+        Raises DamagedStore if the log has no state, and the errors of `load`.
+        """
         self.ensure_loaded()
         return self._known_state()
 
     def state_if_any(self) -> State | None:
-        """Return a copy of the state, or None if the file is new. Raises as `load`."""
+        """Return a copy of the state, or None if the file is new. Raises the errors of `load`."""
         self.ensure_loaded()
         return copy(self._known_state()) if self.phase is LoadPhase.READY else None
 
@@ -479,9 +489,9 @@ class Log:
 
     @property
     def exists(self) -> bool:
-        """Whether the log holds a session. A killed creator may have left less than one.
+        """Whether the log holds a session, not only a part that a killed creator left.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
         self.ensure_loaded()
         state = self.state
@@ -492,8 +502,8 @@ class Log:
     def extend(self, before: int, records: list[Record] | None, length: int) -> None:
         """Record the bytes that this process appended and synced.
 
-        The method reads them from the file if `records` is None, or if a reader in this process
-        has already read a part of them.
+        The method reads the bytes from the file if `records` is None, or if another thread of this
+        process has already read a part of the bytes.
         """
         self.synced = before + length
         if self.phase not in _LOADED:
@@ -536,13 +546,13 @@ class Log:
                 "version does not know; upgrade stenolog to write to this session"
             )
 
-    def is_same_file(self, found: os.stat_result | None) -> bool:
-        """Return whether `found` is the status of this log's file."""
-        return found is not None and found.st_ino == self.inode and found.st_dev == self.device
+    def is_same_file(self, status: os.stat_result | None) -> bool:
+        """Return whether `status` is the status of this log's file."""
+        return status is not None and status.st_ino == self.inode and status.st_dev == self.device
 
-    def _newer(self, what: str) -> NewerFormat:
+    def _newer(self, subject: str) -> NewerFormat:
         return NewerFormat(
-            f"{self.directory.path / self.name} was written by a newer stenolog ({what}); "
+            f"{self.directory.path / self.name} was written by a newer stenolog ({subject}); "
             "upgrade stenolog"
         )
 
@@ -552,10 +562,10 @@ class Log:
 
     # --- damage ------------------------------------------------------------------------------
 
-    def _add_lost(self, gone: list[tuple[int, int]]) -> None:
-        if not gone or self.state is None:
+    def _add_lost(self, lost_spans: list[tuple[int, int]]) -> None:
+        if not lost_spans or self.state is None:
             return
-        new = spans.minus(spans.union(gone), missing(self.state))
+        new = spans.minus(spans.union(lost_spans), missing(self.state))
         if new:
             self.state.lost = spans.union(self.state.lost, new)
             self._visible = None
@@ -580,59 +590,61 @@ class Log:
     # --- messages ----------------------------------------------------------------------------
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """Return the visible messages after `after`, or the `last` of them, with archived ones."""
-        found = self.visible_messages(last=last, after=after)
-        return self.add_archived(found, self.read_archives(found)) if found.low else found.messages
+        """Return the visible messages after `after`, at most `last`, including archived ones."""
+        lookup = self.visible_messages(last=last, after=after)
+        return (
+            self.add_archived(lookup, self.read_archives(lookup)) if lookup.low else lookup.messages
+        )
 
     def visible_messages(self, *, last: int | None, after: int | None) -> "LogLookup":
-        """Return what `history` returns, as far as the messages are in the live log."""
+        """Return the messages of `history` that are in the live log."""
         self.ensure_loaded()
         self.keeps_messages = True
         if last is None and after is None and self._visible is not None:
             return LogLookup(self._visible.copy())
-        wanted = self._select(last, after)
-        while wanted and self._load_from(wanted[0][0]):
-            wanted = self._select(last, after)
-        found = [message for span in wanted for message in self._slice(*span)]
-        if wanted and wanted[0][0] < self.first_live():
-            return LogLookup(found, wanted[0][0], wanted, copy(self.known_state()))
+        wanted_spans = self._select(last, after)
+        while wanted_spans and self._load_from(wanted_spans[0][0]):
+            wanted_spans = self._select(last, after)
+        messages = [message for span in wanted_spans for message in self._slice(*span)]
+        if wanted_spans and wanted_spans[0][0] < self.first_live():
+            return LogLookup(messages, wanted_spans[0][0], wanted_spans, copy(self.known_state()))
         if last is None and after is None:
-            self._visible = found.copy()
-        return LogLookup(found)
+            self._visible = messages.copy()
+        return LogLookup(messages)
 
     def all_messages(self, *, after: int) -> "LogLookup":
         """Return every message after `after` in the live log, with the hidden ones marked."""
         self.ensure_loaded()
         self.keeps_messages = True
         self._load_from(after + 1)
-        found = self._mark_hidden(self._slice(after + 1, self.next_seq))
+        messages = self._mark_hidden(self._slice(after + 1, self.next_seq))
         if after + 1 >= self.first_live():
-            return LogLookup(found)
-        return LogLookup(found, after + 1, state=copy(self.known_state()))
+            return LogLookup(messages)
+        return LogLookup(messages, after + 1, state=copy(self.known_state()))
 
-    def read_archives(self, found: "LogLookup") -> list[archive.ArchiveContent]:
+    def read_archives(self, lookup: "LogLookup") -> list[archive.ArchiveContent]:
         """Return the archives that hold the rest of the messages, newest first.
 
-        The caller need not hold the mutex: reading can take long, and archives do not change.
-        However, a purge deletes the archives of a log after replacing the log.
+        The caller need not hold the mutex, because reading can take long and archives do not
+        change. A purge may delete the archives, but replaces the log first.
         """
-        return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
+        return list(archive.chain(self.directory, lookup.state, lookup.low)) if lookup.state else []
 
     def add_archived(
-        self, found: "LogLookup", archives: list[archive.ArchiveContent]
+        self, lookup: "LogLookup", archives: list[archive.ArchiveContent]
     ) -> list[Message]:
-        """Return the messages found in the live log, preceded by those from the archives."""
+        """Return the messages of the archives, then the messages of the live log."""
         state = self.known_state()
         older: list[Message] = []
         for opened in archives:
             self._report_damage(opened.bad, opened.path)
             older = opened.messages + older
-        gone = missing(state)
-        by_seq = {m.seq: m for m in older if m.seq >= found.low}
-        older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(gone, seq)]
-        held = spans.union(((m.seq, m.seq) for m in older), gone)
-        # Not stored as lost: a missing archive may be restored from a backup.
-        self._missing_archived = spans.minus([(found.low, self.first_live() - 1)], held)
+        missing_spans = missing(state)
+        by_seq = {m.seq: m for m in older if m.seq >= lookup.low}
+        older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing_spans, seq)]
+        known_spans = spans.union(((m.seq, m.seq) for m in older), missing_spans)
+        # These messages are not recorded as lost: a missing archive may be restored from a backup.
+        self._missing_archived = spans.minus([(lookup.low, self.first_live() - 1)], known_spans)
         if self._missing_archived:
             log_reports.warning(
                 "%s: %d messages are in missing or damaged archives; run `steno doctor` for "
@@ -640,9 +652,9 @@ class Log:
                 self.directory.path / self.name,
                 spans.size(self._missing_archived),
             )
-        if found.wanted is None:
-            return self._mark_hidden(older) + found.messages
-        return [m for m in older if spans.contains(found.wanted, m.seq)] + found.messages
+        if lookup.wanted is None:
+            return self._mark_hidden(older) + lookup.messages
+        return [m for m in older if spans.contains(lookup.wanted, m.seq)] + lookup.messages
 
     def _mark_hidden(self, messages: list[Message]) -> list[Message]:
         visible_spans = visible(self.known_state(), self.next_seq - 1)
@@ -653,18 +665,18 @@ class Log:
 
     def _select(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
         end = self.next_seq - 1
-        wanted = visible(self.known_state(), end)
+        visible_spans = visible(self.known_state(), end)
         if after is not None:
-            wanted = spans.clipped(wanted, after + 1, end)
+            visible_spans = spans.clipped(visible_spans, after + 1, end)
         if last is not None:
             short: list[tuple[int, int]] = []
-            for first, final in reversed(wanted):
+            for first, final in reversed(visible_spans):
                 if last <= 0:
                     break
                 short.append((max(first, final - last + 1), final))
                 last -= final - first + 1
-            wanted = short[::-1]
-        return wanted
+            visible_spans = short[::-1]
+        return visible_spans
 
     def _slice(self, first: int, last: int) -> list[Message]:
         messages = self.messages
@@ -681,7 +693,7 @@ class Log:
         Return whether any bytes were read.
         """
         if seq <= self.first_live():
-            seq = 0  # the whole log, so that damage to its first lines is found as well
+            seq = 0  # read the whole log, so that damage to its first lines is found as well
         length = _FIRST_CHUNK if seq else min(self.start, _LARGEST_CHUNK)
         read = False
         while self.start > 0 and self.first_loaded > seq:
@@ -701,7 +713,7 @@ class Log:
 
     def _prepend(self, buffer: bytes, start: int) -> None:
         """Read bytes that end where the messages in memory begin."""
-        gone, first_live = missing(self.known_state()), self.first_live()
+        lost, first_live = missing(self.known_state()), self.first_live()
         records, bad = read_records(buffer, offset=start)
         self.phase = LoadPhase.UPDATING
         self._report_damage(bad)
@@ -716,13 +728,13 @@ class Log:
             first = min(record.seq for record in records) if bad else records[0].seq
         if start == 0:
             first = min(first, first_live)
-        # Without damage the seqs are consecutive: the first and the number imply the others.
-        regular = not bad and not gone and len(messages) == self.first_loaded - first
+        # Without damage the seqs are consecutive: the first seq and the count imply all seqs.
+        regular = not bad and not lost and len(messages) == self.first_loaded - first
         if not regular or (messages and messages[0].seq != first):
-            kept = {m.seq: m for m in messages if m.seq < self.first_loaded}
-            messages = [kept[seq] for seq in sorted(kept) if not spans.contains(gone, seq)]
-            held = spans.union(((m.seq, m.seq) for m in messages), gone)
-            self._add_lost(spans.minus([(first, self.first_loaded - 1)], held))
+            by_seq = {m.seq: m for m in messages if m.seq < self.first_loaded}
+            messages = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(lost, seq)]
+            known_spans = spans.union(((m.seq, m.seq) for m in messages), lost)
+            self._add_lost(spans.minus([(first, self.first_loaded - 1)], known_spans))
         self.first_loaded = min(self.first_loaded, first)
         self.messages = messages + self.messages
         self.phase = LoadPhase.READY
@@ -746,7 +758,7 @@ class Log:
         self.phase = before
 
     def _drop_messages(self) -> None:
-        """Drop the messages in memory, but not the idempotency keys: reading them is expensive."""
+        """Drop the messages in memory, but keep the idempotency keys, which are slow to read."""
         self.messages, self._visible = [], None
         self.start, self.first_loaded = self.end, self.next_seq
 
@@ -775,35 +787,35 @@ class Log:
     # --- undo --------------------------------------------------------------------------------
 
     def undo_step(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state leaves out. Raises DamagedStore."""
+        """Return an undo step with the parts that the state omits. Raises DamagedStore."""
         if not step.elsewhere:
             return step
-        found = self.undo_steps({step.number}).get(step.number)
-        if found is None:
+        complete = self.undo_steps({step.number}).get(step.number)
+        if complete is None:
             raise DamagedStore(
                 f"{self.key!r}: change {step.number} is damaged and cannot be undone; "
                 "run `steno doctor`"
             )
-        return found
+        return complete
 
     def undo_steps(self, numbers: Collection[int]) -> dict[int, Undo]:
-        """Return the undo steps of changes by number, as far as the log or an archive has them."""
+        """Return the undo steps of changes by number; steps that no file contains are left out."""
         state = self.known_state()
         records, _ = read_records(self.read(0, self.end), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
-        # If several changes have the same number, the first one counts.
-        found = {c.number: undo_step_of(c) for c in reversed(changes) if c.number in numbers}
+        # If several changes have the same number, the first change counts.
+        steps = {c.number: undo_step_of(c) for c in reversed(changes) if c.number in numbers}
         archives = archive.chain(self.directory, state, 1)
-        while len(found) < len(numbers) and (opened := next(archives, None)) is not None:
+        while len(steps) < len(numbers) and (opened := next(archives, None)) is not None:
             for change in opened.changes:
                 if change.number in numbers:
-                    found.setdefault(change.number, undo_step_of(change))
-        return found
+                    steps.setdefault(change.number, undo_step_of(change))
+        return steps
 
     # --- state of the session ----------------------------------------------------------------
 
     def settled_state(self) -> tuple[State, int]:
-        """Return a copy of the state, and the last seq, as the next writer will see them."""
+        """Return a copy of the state and the last seq that the next writer will see."""
         state = copy(self.known_state())
         if self.tail is None:
             return state, self.next_seq - 1
@@ -840,7 +852,7 @@ class Log:
             meta=deepcopy(state.meta),
             forked_from=state.forked_from,
             in_sight=tuple(visible_spans),
-            # Without the unfinished write at the end: its change does not count yet.
+            # An unfinished write at the end of the log does not count yet.
             change=self.known_state().number,  # guard: view-change-of-unfinished-write
         )
 

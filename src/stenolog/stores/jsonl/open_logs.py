@@ -47,7 +47,7 @@ class OpenLogCache:
         self._mutex = threading.Lock()
         self._open: OrderedDict[str, Log] = OrderedDict()
         self.opened = self._open.get
-        """Return the log of a key if it is open."""
+        """Function that returns the open log of a key, or None."""
         self._alive: weakref.WeakSet[Log] = weakref.WeakSet()
         self._locked: dict[str, Log] = {}
         self.entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -72,7 +72,7 @@ class OpenLogCache:
         log = Log(self.directory, name, key, descriptor)
         with self._mutex:
             self._alive.add(log)
-            # Another thread may have been faster; then this log is dropped and its file closed.
+            # If another thread was faster, this log is dropped and its file closed.
             log = self._open.setdefault(key, log)
             while len(self._open) > self._most_open:
                 self._open.popitem(last=False)
@@ -88,7 +88,7 @@ class OpenLogCache:
                 scarce = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
                 if not scarce or time.monotonic() > deadline:
                     raise
-            # Logs that only an old traceback refers to hold descriptors, too.
+            # A log that only an old traceback refers to still holds a descriptor.
             gc.collect()
             with self._mutex:
                 idle = len(self._open)
@@ -99,7 +99,10 @@ class OpenLogCache:
                 time.sleep(LOCK_POLL)
 
     def check_no_foreign_log(self, key: str) -> None:
-        """Raise ForeignLog if another program has a log for the key, which ours would shadow."""
+        """Raise ForeignLog if another program has a log for the key.
+
+        A new log of stenolog would hide that log.
+        """
         for name in file_names.reference_names(key):
             try:
                 descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
@@ -117,13 +120,13 @@ class OpenLogCache:
                 )
 
     def touch(self, log: Log) -> None:
-        """Mark the log as recently used, so that others are dropped first."""
+        """Mark the log as recently used, so that other logs are dropped first."""
         with self._mutex:
             if self._open.get(log.key) is log:
                 self._open.move_to_end(log.key)
 
     def discard(self, log: Log) -> None:
-        """Drop a log; its file is read again at the next use."""
+        """Drop a log from the cache; its file is read again at the next use."""
         with log.mutex:
             suspect = log.suspect
         with self._mutex:
@@ -135,7 +138,7 @@ class OpenLogCache:
     # --- reading -----------------------------------------------------------------------------
 
     def read(self, key: str, look: Callable[[Log], T]) -> T | None:
-        """Return the result of `look` on the up-to-date log; None if there is no such session."""
+        """Return the result of `look` on the up-to-date log; None if the session does not exist."""
         deadline = time.monotonic() + self._busy_timeout
         while True:
             try:
@@ -162,53 +165,54 @@ class OpenLogCache:
     def read_with_archives(
         self, key: str, look: Callable[[Log], tuple[T, LogLookup]]
     ) -> tuple[T, list[Message]] | None:
-        """Return the result of `look`, completed from archives; None if there is no session.
+        """Return the messages of `look` with archived messages; None if the session does not exist.
 
-        Archives are read without holding the mutex. If a purge deletes them during that time, the
-        whole read is repeated. Raises StoreBusy if that happens until the timeout.
+        Archives are read without holding the mutex. If a purge deletes an archive during that time,
+        the whole read is repeated. Raises StoreBusy after the timeout.
         """
         deadline = time.monotonic() + self._busy_timeout
         while True:
-            seen = self.read(key, lambda log: (log, *look(log)))
-            if seen is None:
+            lookup_result = self.read(key, lambda log: (log, *look(log)))
+            if lookup_result is None:
                 return None
-            log, result, found = seen
-            messages = self._add_archived(log, found)
+            log, result, lookup = lookup_result
+            messages = self._add_archived(log, lookup)
             if messages is not None:
                 return result, messages
             self.discard(log)
             _check_deadline(deadline, key)
 
-    def _add_archived(self, log: Log, found: LogLookup) -> list[Message] | None:
-        """Return the messages that were found, together with those from archives.
+    def _add_archived(self, log: Log, lookup: LogLookup) -> list[Message] | None:
+        """Return the messages of a lookup together with the archived messages.
 
-        None if the log must be read again: it was replaced, or is no longer loaded.
+        Return None if the log was replaced or is no longer loaded, so that the caller reads it
+        again.
         """
-        messages = found.messages
-        if found.low:
+        messages = lookup.messages
+        if lookup.low:
             try:
-                archives = log.read_archives(found)
+                archives = log.read_archives(lookup)
             except OSError as error:
                 raise store_error(error, f"reading the archives of {log.key!r}") from error
-            incomplete = any(one.bad for one in archives)
+            incomplete = any(content.bad for content in archives)
             # A purge replaces the log before it deletes the archives.
             # guard: missing-archive-reported
             if incomplete and not log.is_same_file(self.directory.stat(log.name)):
                 return None
             with log.mutex:
                 if not log.is_loaded:
-                    return None  # another reader failed
-                messages = log.add_archived(found, archives)
+                    return None  # another thread failed to read the log
+                messages = log.add_archived(lookup, archives)
         self.trim(log)
         return messages
 
     # --- locking -----------------------------------------------------------------------------
 
     def lock(self, key: str, *, create: bool) -> Log | None:
-        """Return the log, locked and up to date; None if there is no such session.
+        """Return the log, locked and up to date; None if the session does not exist.
 
-        The caller must call `unlock` afterwards, also after an error. Raises StoreBusy, and as
-        reading does, including OSError.
+        The caller must call `unlock` afterwards, also after an error. Raises StoreBusy, OSError and
+        the errors of `Log.load`.
         """
         deadline = time.monotonic() + self._busy_timeout
         while True:
@@ -222,16 +226,16 @@ class OpenLogCache:
                 raise OSError(why, "may only be read", log.name)
             self._locked[key] = log
             lock_until(log.descriptor, deadline, f"the log of {key!r}")
-            found = self.directory.stat(log.name)
-            if found is None or not log.is_same_file(found):  # guard: inode-after-lock
-                # Replaced while waiting: the locked file no longer has the name.
+            status = self.directory.stat(log.name)
+            if status is None or not log.is_same_file(status):  # guard: inode-after-lock
+                # The log was replaced during the wait: the locked file no longer has the name.
                 self.discard(log)
                 self.unlock(key)
                 _check_deadline(deadline, key)
                 continue
             try:
                 with log.mutex:
-                    log.catch_up(found.st_size)  # guard: catch-up-before-append
+                    log.catch_up(status.st_size)  # guard: catch-up-before-append
                     new, suspect = log.phase is LoadPhase.NEW, log.suspect
             except BaseException:
                 self.discard(log)
@@ -240,7 +244,7 @@ class OpenLogCache:
                 self._rewrite_suspect(log)
                 self.unlock(key)
                 continue
-            # An empty file may be a new one that reuses a known inode number.
+            # An empty file may be a new file that reuses a known inode number.
             if new or self.entries.get(log.name) != (log.inode, log.device):
                 self.directory.sync()
                 self.entries[log.name] = (log.inode, log.device)
@@ -249,7 +253,7 @@ class OpenLogCache:
             return log
 
     def unlock(self, key: str) -> None:
-        """Release the lock of a session's log. Does nothing if it is not locked."""
+        """Release the lock of a session's log. Does nothing if the log is not locked."""
         log = self._locked.get(key)
         if log is not None:
             self.release(log)
@@ -287,7 +291,7 @@ class OpenLogCache:
             log.last_weight = weight
         if weight == before:
             return
-        # Inexact if threads race or a log was dropped; the sum below corrects it.
+        # This sum is inexact if threads race or a log was dropped. The sum below is exact.
         self._cached_bytes += weight - before
         if self._cached_bytes <= self._cache_bytes:
             return
@@ -303,7 +307,7 @@ class OpenLogCache:
                 other.last_weight = 0
 
     def close(self) -> None:
-        """Close every file, also of logs that only an old traceback refers to.
+        """Close every file, including files of logs that only an old traceback refers to.
 
         Call this only when no other thread uses the store. In a forked child the parent keeps its
         locks.

@@ -1,7 +1,7 @@
 """Purge: delete sessions, or the first messages of a session, permanently.
 
-A purge deletes a file that refers to others only after those others, so that an interrupted purge
-can simply be repeated.
+A purge deletes referenced files before the file that refers to them, so that an interrupted purge
+can be repeated.
 
 Lock order: archive folder (as in a compaction) → gate → flock of the live file → flock of a file in
 the trash → mutex.
@@ -54,22 +54,25 @@ class Purger:
     # --- whole sessions ----------------------------------------------------------------------
 
     def purge(self, key: str) -> Purged:
-        """As Store.purge, for the whole session."""
+        """Purge a whole session, as `Store.purge`."""
         self._queue.run_exclusive(key, lambda: self._hide(key))
         with _partly_done(key):
             hidden = trash.keys(self._directory, purged=True)
-            purged = [entry for entry, found in hidden if found == key]
-            # The process that hid them may have been killed before its sync. Nothing is deleted
-            # of a session that a power cut could make visible again.
+            purged = [entry for entry, deleted_key in hidden if deleted_key == key]
+            # The process that hid the sessions may have been killed before its sync. Files are
+            # deleted only after the sync, because a power cut could make an unsynced session
+            # visible again.
             trash.sync_renames(self._directory)  # guard: purge-settles-trash
         if not purged:
             raise NoSuchSession(key)
         return self._delete_hidden(key, purged, alone=True)
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
-        """As PurgingStore.purge_trash."""
+        """Purge deleted sessions, as `PurgingStore.purge_trash`."""
         with _nothing_done(key):
-            every = [entry for entry, found in trash.keys(self._directory) if found == key]
+            every = [
+                entry for entry, deleted_key in trash.keys(self._directory) if deleted_key == key
+            ]
         meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
         if not meant or len(meant) != len(set(entries)):
             raise NoSuchSession(
@@ -78,57 +81,61 @@ class Purger:
         with _partly_done(key):
             hidden = [self._hide_deleted(entry) for entry in meant]
             trash.sync_renames(self._directory)
-        # An entry that is None was restored before it could be hidden.
+        # None stands for an entry that was restored before the purge could hide it.
         return self._delete_hidden(
             key, [entry for entry in hidden if entry is not None], alone=False
         )
 
     def unfinished(self) -> list[Trashed]:
-        """As PurgingStore.unfinished_purges."""
-        left = []
+        """Return interrupted purges, as `PurgingStore.unfinished_purges`."""
+        sessions = []
         for entry, key in trash.keys(self._directory, purged=True):
             trashed = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
             with suppress(DamagedStore), trash.opened(self._directory, entry) as log:
                 trashed = trashed if log is None else trash.describe(log, entry)
-            left.append(trashed)
-        return left
+            sessions.append(trashed)
+        return sessions
 
     def finish(self, uid: str) -> Purged:
-        """As PurgingStore.finish_purge."""
+        """Finish an interrupted purge, as `PurgingStore.finish_purge`."""
         for entry, key in trash.keys(self._directory, purged=True):
             if entry.uid == uid:
                 return self._delete_hidden(key, [entry], alone=False)
         raise NoSuchSession(uid, "it has no interrupted purge")
 
     def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
-        """Delete hidden sessions; with `alone`, also files that are only known by the key."""
+        """Delete hidden sessions.
+
+        With `alone`, also delete files that are found only by the key.
+        """
         with _partly_done(key):
             alone = alone or self._is_vacant(key)
             results = [self._delete_files(key, entry, alone=alone) for entry in purged]
-            gone = [found for found in results if found is not None]
+            purged_seqs = [seqs for seqs in results if seqs is not None]
             forks, unread = self._forks(key)
             warnings = (*not_reached(key, forks=forks), *unread, *self._unknown_entries(key))
         return Purged(
-            messages=sum(map(spans.size, gone)),
-            first=min((found[0][0] for found in gone if found), default=0),
-            last=max((found[-1][1] for found in gone if found), default=0),
+            messages=sum(map(spans.size, purged_seqs)),
+            first=min((seqs[0][0] for seqs in purged_seqs if seqs), default=0),
+            last=max((seqs[-1][1] for seqs in purged_seqs if seqs), default=0),
             not_reached=warnings,
         )
 
     def _hide(self, key: str) -> None:
-        """Hide each session of the key in one step. Then only files are left to delete."""
+        """Hide each session of the key in one step, so that only files remain to be deleted."""
         with self._locked_key(key) as log, _nothing_done(key):
             live = log if log is not None and has_session(log) else None
             if live is not None:
                 with live.mutex:
                     live.check_known()
             every = trash.keys(self._directory)
-            deleted = [entry for entry, found in every if found == key]
+            deleted = [entry for entry, deleted_key in every if deleted_key == key]
             with _partly_done(key) if deleted else _nothing_done(key):
                 for entry in deleted:
                     self._hide_deleted(entry)
-                # After all steps that may fail: a turn continues if the purge fails early.
-                # And before the log is removed: a write of that turn would recreate the session.
+                # The lease ends after all steps that may fail, so that a turn continues if the
+                # purge fails early. The lease ends before the log is removed, because a write of
+                # the turn would recreate the session.
                 if live is not None or log is None or log.file_size() == 0:
                     leases.delete_lock_file(self._directory, key)
             if live is not None:
@@ -137,7 +144,7 @@ class Purger:
                     _unlink(self._directory.descriptor, f".{live.name}.new")
 
     def _is_vacant(self, key: str) -> bool:
-        """Return whether no session has the key; if so, end the lease of an earlier one."""
+        """Return whether no session has the key; if so, end the lease of an earlier session."""
         if self._size(key):
             return False
         vacant: list[bool] = []
@@ -152,14 +159,15 @@ class Purger:
         return vacant[0]
 
     def _size(self, key: str) -> int:
-        found = self._directory.stat(file_names.log_name(key))
-        return 0 if found is None else found.st_size
+        status = self._directory.stat(file_names.log_name(key))
+        return 0 if status is None else status.st_size
 
     @contextmanager
     def _locked_key(self, key: str) -> Iterator[Log | None]:
-        """Lock the live log, or an empty one: no session of the key can begin, end or be restored.
+        """Lock the live log of a key, or an empty log.
 
-        Yields None if no session can be created, because another program's log has the name.
+        While the lock is held, no session of the key can be created, deleted or restored. Yields
+        None if another program's log has the name.
         """
         try:
             log = self._logs.lock(key, create=True)
@@ -181,9 +189,10 @@ class Purger:
             return None if log is None else trash.hide(self._directory, entry)
 
     def _delete_files(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
-        """Delete all files of a session, and last the log, which leads to the others.
+        """Delete all files of a session; the log, which names the other files, comes last.
 
-        Return the seqs of its messages; None if another process has deleted it already.
+        Return the seqs of the deleted messages; None if another process has deleted the session
+        already.
         """
         with (
             archive.locked_folder(
@@ -193,7 +202,7 @@ class Purger:
         ):
             if log is None:
                 return None
-            found = _present_seqs(log)
+            seqs = _present_seqs(log)
             if archives is not None:
                 archive.delete_all(self._directory, archives, entry.uid)
             name = re.escape(file_names.log_name(key))
@@ -205,23 +214,23 @@ class Purger:
             with trash.opened_folder(self._directory, trash.FOLDER) as folder:
                 unfinished = f".{entry.name.removesuffix(trash.PURGED)}.new"
                 _unlink(folder, unfinished, entry.name)
-            return found
+            return seqs
 
     # --- the first messages ------------------------------------------------------------------
 
     def purge_before(self, key: str, before: int) -> Purged:
-        """As Store.purge, for the messages below this seq."""
-        gone, summary = self._purge_before(key, before)
+        """Purge the messages below a seq, as `Store.purge`."""
+        purged_seqs, summary = self._purge_before(key, before)
         with _partly_done(key):
             self._delete_catalog()
-            deleted = sum(found == key for _, found in trash.keys(self._directory))
+            deleted = sum(deleted_key == key for _, deleted_key in trash.keys(self._directory))
             forks, unread = self._forks(key)
             warnings = not_reached(key, forks=forks, summary=summary, trashed=deleted)
             warnings = (*warnings, *unread, *self._copies(key), *self._unknown_entries(key))
         return Purged(
-            messages=spans.size(gone),
-            first=gone[0][0] if gone else 0,
-            last=gone[-1][1] if gone else 0,
+            messages=spans.size(purged_seqs),
+            first=purged_seqs[0][0] if purged_seqs else 0,
+            last=purged_seqs[-1][1] if purged_seqs else 0,
             not_reached=warnings,
         )
 
@@ -246,7 +255,10 @@ class Purger:
     def _purge_before_once(
         self, key: str, uid: str, folder: int | None, before: int
     ) -> tuple[list[Span], str] | None:
-        """Purge once; return None if the session was replaced. The archive folder is locked."""
+        """Try the purge once; return None if the session was replaced.
+
+        The caller holds the lock of the archive folder.
+        """
         state = self._logs.read(key, lambda log: copy(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
@@ -260,15 +272,15 @@ class Purger:
             if state.uid != uid:
                 return
             try:
-                gone = rewrite.finish_purge(
+                purged_seqs = rewrite.finish_purge(
                     log,
                     prepared,
                     before,
                     lambda entry: self._complete_step(log, entry),
                     writer.now(),
                 )
-                if gone is not None:
-                    done.append((gone, state.summary))
+                if purged_seqs is not None:
+                    done.append((purged_seqs, state.summary))
             except OSError as error:
                 raise rename_error(error, log, f"purging {key!r}") from error
             finally:
@@ -277,13 +289,13 @@ class Purger:
         self._queue.run_exclusive(key, work)
         if not done:
             return None
-        # Only after the log is replaced: until then it names the old archives.
+        # Delete the old archives only after the log is replaced, because the old log names them.
         with _partly_done(key):
             archive.delete_others(folder, prepared.names)  # guard: purge-sweeps-archives
         return done[0]
 
     def _complete_step(self, log: Log, entry: Undo) -> Undo:
-        """Return a complete undo step; a damaged one becomes a step that the purge drops."""
+        """Return a complete undo step. A damaged step becomes a step that the purge drops."""
         try:
             with log.mutex:
                 return log.undo_step(entry)
@@ -293,11 +305,11 @@ class Purger:
     # --- copies that a purge does not reach --------------------------------------------------
 
     def _copies(self, key: str) -> Iterator[str]:
-        name = re.escape(file_names.log_name(key))
+        log_name = re.escape(file_names.log_name(key))
         with trash.opened_folder(self._directory, ASIDE_FOLDER) as folder:
-            for found in trash.names_in(folder):
-                if re.fullmatch(rf"{name}{_ASIDE_STAMP}", found):
-                    path = f"{ASIDE_FOLDER}/{found}"
+            for file_name in trash.names_in(folder):
+                if re.fullmatch(rf"{log_name}{_ASIDE_STAMP}", file_name):
+                    path = f"{ASIDE_FOLDER}/{file_name}"
                     yield f"{path} is a copy of {key!r} that `steno doctor` made; delete it"
 
     def _forks(self, key: str) -> tuple[list[str], list[str]]:
@@ -359,7 +371,10 @@ def _nothing_done(key: str) -> Iterator[None]:
 
 @contextmanager
 def _partly_done(key: str) -> Iterator[None]:
-    """Translate errors after the first effect: part is done, and a repeated call does the rest."""
+    """Translate errors after the first effect.
+
+    Part of the purge is done, and a repeated call does the rest.
+    """
     try:
         yield
     except OSError as error:

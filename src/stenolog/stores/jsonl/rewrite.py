@@ -1,6 +1,6 @@
-"""Rewrite a log to a new file of the next generation: after a failed sync, to compact or purge it.
+"""Rewrite a log as a new file of the next generation: after a failed sync, to compact or to purge.
 
-The old file stays complete until the new file, synced and locked, is renamed to its name.
+The old file stays complete until the new file is synced, locked and renamed.
 """
 
 import fcntl
@@ -65,7 +65,7 @@ class ReplayResult(Struct, frozen=True):
 
 
 def replay(text: bytes, known: State, *, proven: bool = False) -> ReplayResult:
-    """Return the state at the end of these bytes, which begin at the start of the log.
+    """Return the state after the records in `text`, which begins at the start of the log.
 
     `known` is the current state, for a log whose first states are damaged. `proven` means that a
     later record proves that all these bytes were synced.
@@ -117,22 +117,25 @@ def without_states(text: bytes) -> bytes:
 
 
 def rewrite_log(log: Log, upto: int, at: str) -> None:
-    """Copy all bytes before this offset to a new file. Raises OSError, and as `Log.load`."""
+    """Copy all bytes before this offset to a new file.
+
+    Raises OSError and the errors of `Log.load`.
+    """
     with log.mutex:
         known = log.state_if_any()
     text = log.read(0, upto)
     if known is None or not read_records(text, offset=0)[0]:
         replace_log(log, text)
         return
-    found = replay(text, known)
+    replayed = replay(text, known)
     text = compose_log(
-        found.head,
-        found.state,
+        replayed.head,
+        replayed.state,
         text,
         at,
-        first_seq=found.first_seq,
-        next_seq=found.next_seq,
-        tail=found.tail,
+        first_seq=replayed.first_seq,
+        next_seq=replayed.next_seq,
+        tail=replayed.tail,
     )
     replace_log(log, text)
 
@@ -166,9 +169,9 @@ def compose_log(
 
 
 def replace_log(log: Log, text: bytes) -> None:
-    """Replace the log's file by a new one with this content, durably.
+    """Replace the log's file by a new file with this content, durably.
 
-    The caller holds the lock of the old file and releases it afterwards. Raises OSError.
+    The caller holds the lock of the old file and releases the lock afterwards. Raises OSError.
     """
     folder = log.directory.descriptor
     temporary = f".{log.name}.new"
@@ -176,12 +179,13 @@ def replace_log(log: Log, text: bytes) -> None:
     try:
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Locked before the rename: no process appends to it before the rename is on the disk.
+        # Lock the new file before the rename, so that no process appends before the rename is on
+        # the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, log.name, src_dir_fd=folder, dst_dir_fd=folder)
         log.directory.sync()
     except BaseException:
-        # The temporary file must not outlive a purge. After the rename it does not exist.
+        # The temporary file must not outlive a purge. The rename has removed its temporary name.
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
@@ -213,7 +217,7 @@ class PreparedArchive(Struct, frozen=True):
 
 def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
     """Return the end offset of the lines up to the floor, their last seq and number of messages."""
-    offset = cut = last = count = seen = newest = 0
+    offset = cut = last = count = seen_count = newest = 0
     for line in lines_of(text):
         offset += len(line)
         record = parse_line(line.removesuffix(b"\n"))
@@ -222,17 +226,17 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
         if record.seq > floor:
             break
         if record.seq <= newest:
-            continue  # a second copy of the message
+            continue  # the line is a second copy of the message
         newest = record.seq
-        seen += 1
+        seen_count += 1
         part = part_of(record)
         if part is None or part[0] == part[1]:
-            cut, last, count = offset, record.seq, seen
+            cut, last, count = offset, record.seq, seen_count
     return cut, last, count
 
 
 def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
-    """Write the archive; return None if there is nothing to move. Raises OSError."""
+    """Write the archive; return None if no message is to be moved. Raises OSError."""
     with log.mutex:
         log.check_known()
         state, size = copy(log.known_state()), log.end
@@ -244,19 +248,20 @@ def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
     if cut == 0:
         return None
     named = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # A change hides these lines, and it was written only after they were synced.
+    # The change that hides these lines was written only after the lines were synced.
     as_of_cut = replay(text[:cut], state, proven=True)
     moved = text[:cut]
     # guard: archive-chain-twice
-    if not any(found.body.archive == state.archive for found in states_in(moved)):
-        # The states that name the previous archive are damaged; keep the chain connected.
+    if not any(record.body.archive == state.archive for record in states_in(moved)):
+        # The states that name the previous archive are damaged. Keep the chain of archives
+        # connected.
         moved = control_line("state", first, state.created, as_of_cut.head) + moved
     archive.write(folder, named.name, [moved])
     return PreparedArchive(state.uid, state.generation, cut, named, as_of_cut, count)
 
 
 def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted:
-    """Replace the live file by one without the archived lines. Raises OSError.
+    """Replace the live file by a file without the archived lines. Raises OSError.
 
     The caller holds the append lock and drops the log afterwards.
     """
@@ -288,18 +293,17 @@ def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted
 
 
 # --- purge -----------------------------------------------------------------------------------
-#
 # Keeps only the messages from one seq on. States and changes are not copied, because they quote
 # older summaries and idempotency keys. Bytes that a void record marks as invalid are not copied
-# either. A damaged line after a kept message is copied unchanged: it is newer than that message, so
-# it is not part of what is purged.
+# either. A damaged line after a kept message is copied unchanged: such a line is newer than the
+# kept message, so the purge does not cover it.
 
 
 class PreparedPurge(Struct, frozen=True):
     """New archives of a log, written but not yet named by any state."""
 
     instead_of: Archive | None
-    """The newest of the archives that they replace."""
+    """The newest of the archives that the new archives replace."""
     newest: Archive | None
     names: frozenset[str]
 
@@ -309,7 +313,7 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
 
     The caller holds the lock of the archive folder, so no other process changes the archives.
     """
-    made: list[Archive] = []
+    archives: list[Archive] = []
     named = state.archive
     while named is not None and named.last >= before:
         text = archive.read_text(directory, state.uid, named)
@@ -325,19 +329,19 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
         if new is not None:
             first = control_line("state", new.first, state.created, head)
             archive.write(folder, new.name, [first, remaining_lines(text, before, missing(state))])
-            made.append(new)
+            archives.append(new)
         named = below
     return PreparedPurge(
-        state.archive, made[0] if made else None, frozenset(found.name for found in made)
+        state.archive, archives[0] if archives else None, frozenset(item.name for item in archives)
     )
 
 
 def _replacement(named: Archive | None, state: State, before: int) -> Archive | None:
-    """Return the archive that replaces this one; None if none of its messages is kept."""
+    """Return the archive that replaces `named`; None if no message of `named` is kept."""
     if named is None or named.last < before:
         return None
     first = max(named.first, before)
-    # An unused name: the old archive counts until the log names the new one.
+    # Use a new name: the old archive counts until the log names the new archive.
     name = f"{first}-{named.last}.{state.generation + 1}.jsonl.gz"
     return Archive(name=name, first=first, last=named.last)
 
@@ -348,8 +352,8 @@ def _check_chain(
     """Raise DamagedStore if the previous archive holds messages to keep and cannot be found."""
     if below is not None or named.first <= before:
         return
-    wanted = spans.minus([(before, named.first - 1)], missing(state))
-    if wanted:
+    wanted_spans = spans.minus([(before, named.first - 1)], missing(state))
+    if wanted_spans:
         path = directory.path / archive.FOLDER / state.uid / named.name
         raise DamagedStore(
             f"{path} does not name the previous archive, which contains messages to keep; "
@@ -362,8 +366,8 @@ def finish_purge(
 ) -> list[Span] | None:
     """Replace the live log by its remaining part; return the seqs of the purged messages.
 
-    None if the archives have changed since `prepare_purge`. The caller holds the append lock and
-    drops the log afterwards. Raises OSError.
+    Returns None if the archives have changed since `prepare_purge`. The caller holds the append
+    lock and drops the log afterwards. Raises OSError.
     """
     with log.mutex:
         log.check_known()
@@ -385,7 +389,7 @@ def finish_purge(
 
 
 def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -> bytes:
-    """Return the changes that undo steps refer to, because the state has no room for them."""
+    """Return the changes with the undo steps that are too long for the state."""
     lines = []
     for entry in state.undo:
         if entry.elsewhere:
@@ -395,7 +399,7 @@ def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -
 
 
 def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
-    """Return the lines of the messages from this seq on, without those that are gone already."""
+    """Return the lines of the messages from this seq on, except messages that are `gone`."""
     _, bad = read_records(text, offset=0)
     damaged = {piece.offset for piece in bad if not piece.known}
     lines: list[bytes] = []
@@ -404,28 +408,35 @@ def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
     offset = 0
     for line in lines_of(text):
         record = parse_line(line.removesuffix(b"\n"))
-        found = [record] if record is not None else salvage(line)
-        for one in found:
-            if isinstance(one, Message) and one.seq > newest and not spans.contains(gone, one.seq):
-                newest = one.seq
-                lines.append(batch.line(one))
-            elif isinstance(one, UnknownRecord) and one is record and lines:
+        records = [record] if record is not None else salvage(line)
+        for item in records:
+            if (
+                isinstance(item, Message)
+                and item.seq > newest
+                and not spans.contains(gone, item.seq)
+            ):
+                newest = item.seq
+                lines.append(batch.line(item))
+            elif isinstance(item, UnknownRecord) and item is record and lines:
                 lines.append(line)
         # guard: purge-drops-void-bytes
-        if not found and lines and offset in damaged and line.endswith(b"\n"):
+        if not records and lines and offset in damaged and line.endswith(b"\n"):
             lines.append(line)
         offset += len(line)
     return b"".join(lines)
 
 
 class _KeptBatch:
-    """Current batch: decides whether a line may keep its mark as part of a batch."""
+    """The current batch. It decides whether a line keeps its mark as part of a batch."""
 
     def __init__(self) -> None:
         self._first = 0
 
     def line(self, message: Message) -> bytes:
-        """Return the line of a message, as part of a batch only if the batch's first is kept."""
+        """Return the line of a message.
+
+        The line is marked as part of a batch if the batch's first line is kept.
+        """
         part = part_of(message)
         if part is not None and part[0] == 1:
             self._first = message.seq

@@ -1,9 +1,9 @@
 """Parse the bytes of a log: the records that count, and a description of any damage.
 
 Nearly always every line is intact and in order; `read_intact` verifies that in a few passes over
-the buffer. Otherwise `scan_log` inspects each line: it finds the records that damage has spared,
-decides about incomplete batches by the records after them, and returns the tail that the next
-writer has to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
+the buffer. Otherwise `scan_log` inspects each line. It finds the undamaged records, uses later
+records to decide whether an incomplete batch counts, and returns the tail that the next writer has
+to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
 """
 
 import re
@@ -47,7 +47,7 @@ class DamagedBytes(Struct, frozen=True):
     offset: int
     length: int
     known: bool
-    """Whether a void record covers it already."""
+    """Whether a void record already covers these bytes."""
     text: bytes
 
 
@@ -55,7 +55,7 @@ class Tail(Struct, frozen=True):
     """End of a log that the next writer has to void before it appends."""
 
     bytes: int
-    """Number of bytes at the end that are not a record (they are not consumed)."""
+    """Number of bytes at the end of the log that belong to no record; not in `Scan.consumed`."""
     ends_line: bool
     """Whether the file ends with a newline."""
     next_seq: int
@@ -88,7 +88,7 @@ class Scan(Struct, frozen=True):
     records: list[Record]
     """The records that count, in order."""
     consumed: int
-    """Number of bytes with a final verdict; the bytes after them may still become a record."""
+    """Number of bytes that are completely parsed; later bytes may still become a record."""
     ends_line: bool
     """Whether the consumed bytes end with a newline."""
     next_seq: int
@@ -98,7 +98,7 @@ class Scan(Struct, frozen=True):
 
 
 def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
-    """Return the last records of a log; None if one is damaged or the last batch incomplete."""
+    """Return the last records of a log; None if a record is damaged or a batch incomplete."""
     records = _read_in_order(buffer, next_seq)
     if not records:
         return records
@@ -107,7 +107,7 @@ def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
 
 
 def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
-    """Return the records of complete lines; None if one is damaged, void or out of order."""
+    """Return the records of complete lines; None if a line is damaged, void or out of order."""
     lines = count_intact(buffer)
     if not lines:
         return None if lines is None else []
@@ -117,7 +117,7 @@ def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
         return None
     if len(records) != lines:
         return None
-    # Compare whole columns: a message uses up a seq, any other record names the next one.
+    # Compare whole columns: a message uses up a seq, and any other record names the next seq.
     kinds = list(map(type, records))
     first = records[0].seq if next_seq is None else next_seq
     expected = list(accumulate([kind is Message for kind in kinds], initial=first))
@@ -147,7 +147,8 @@ def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Dama
 def can_start_at(buffer: bytes, start: int) -> bool:
     """Return whether a part to be parsed may begin with the line at `start`.
 
-    Not with a void record or with bytes that it may cover: those are judged together.
+    A part must not start between a void record and the bytes that the record may cover, because
+    both are parsed together.
     """
     record = parse_line(buffer[start : buffer.find(b"\n", start)])
     return record is not None and not isinstance(record, VoidRecord)
@@ -159,7 +160,10 @@ def part_of(record: Record) -> Span | None:
 
 
 def is_joined(record: Record) -> bool:
-    """Return whether the record does not prove that the bytes before it were synced."""
+    """Return whether the record was written together with the bytes before it.
+
+    A joined record does not prove that earlier bytes were synced.
+    """
     # guard: batch-line-is-no-proof
     return record._joined if isinstance(record, Message) else record.joined
 
@@ -171,14 +175,14 @@ class _Line(Struct):
     stop: int
     records: list[Record]
     bad: bytes
-    """The text, if it is not exactly one intact record."""
+    """Text of the line, if the line is not exactly one intact record."""
 
 
 def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
     """Parse a part that begins at a line and reaches the end of the log.
 
-    `offset` is the position of the part, `next_seq` the next expected seq. `proven` means that
-    the part is the start of a log with more records after it, so all of it was synced.
+    `offset` is the position of the part, `next_seq` the next expected seq. `proven` means that the
+    part is the start of a log with more records after it, so the whole part was synced.
     """
     lines, _ = _split_lines(buffer)
     voids = [r.body for line in lines for r in line.records if isinstance(r, VoidRecord)]
@@ -209,7 +213,7 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
     if open_from is not None:
         last_good = open_from - 1
     expected, lost, repeated = _missing(kept + dropped, next_seq, void_seqs)
-    again = {index for index, record in kept if id(record) in repeated}
+    duplicates = {index for index, record in kept if id(record) in repeated}
     kept = [(index, record) for index, record in kept if id(record) not in repeated]
     kept.sort(key=lambda pair: pair[0])
     consumed = lines[last_good].stop if last_good >= 0 else 0
@@ -217,7 +221,7 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
     # A duplicated message counts once, and the second copy is reported.
     bad += [
         DamagedBytes(offset + p.start, p.stop - p.start, False, buffer[p.start : p.stop])
-        for p in (lines[index] for index in sorted(again))
+        for p in (lines[index] for index in sorted(duplicates))
     ]
     tail = _tail(buffer, lines[last_good + 1 :], consumed, expected, batches)
     if tail is not None:
@@ -236,7 +240,7 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
 def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
     """Split the buffer at newlines; return the lines and the start of the unterminated rest.
 
-    A rest that holds an intact record is a normal line: it lacks only its newline.
+    A rest that holds an intact record counts as a line that lacks only its newline.
     """
     lines: list[_Line] = []
     start = 0
@@ -247,16 +251,16 @@ def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
         if text:
             record = parse_line(text)
             # guard: salvage-glued-records
-            found = [record] if record is not None else salvage(text)
-            if newline < 0 and not found:
+            records = [record] if record is not None else salvage(text)
+            if newline < 0 and not records:
                 return lines, start
-            lines.append(_Line(start, stop, found, b"" if record is not None else text))
+            lines.append(_Line(start, stop, records, b"" if record is not None else text))
         start = stop
     return lines, len(buffer)
 
 
 class _Batches:
-    """Sorter of records, batch by batch, into those that count and those that do not."""
+    """Sorter that decides, batch by batch, which records count."""
 
     def __init__(self, void_seqs: Sequence[Span], void_changes: set[int]) -> None:
         self.kept: list[tuple[int, Record]] = []
@@ -271,7 +275,7 @@ class _Batches:
         self._holed = False
 
     def hole(self) -> None:
-        """Record a damaged line: if a batch is open, the line may have belonged to it."""
+        """Record a damaged line, which may have belonged to the open batch."""
         if self._open:
             self._holed = True
 
@@ -324,13 +328,13 @@ class _Batches:
 
 
 def _missing(
-    found: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
+    counted: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
 ) -> tuple[int, list[Span], set[int]]:
     """Return the next seq, the missing seqs, and the ids of duplicate records."""
     expected = next_seq
     gaps: list[Span] = []
     repeated: set[int] = set()
-    for _, record in sorted(found, key=lambda pair: pair[0]):
+    for _, record in sorted(counted, key=lambda pair: pair[0]):
         if record.seq > expected:
             gaps.append((expected, record.seq - 1))
             expected = record.seq
@@ -343,7 +347,7 @@ def _missing(
 
 
 def _damaged_bytes(wrong: list[_Line], lines: list[_Line], offset: int) -> list[DamagedBytes]:
-    """Return the lines that are not a record, and whether a void record covers each."""
+    """Return the lines that are no records, and for each whether a void record covers it."""
     covered = spans.union(
         (other.start - record.body.bytes, other.start - 1)
         for other in lines
@@ -385,11 +389,11 @@ def _tail(
     if count:
         lost = spans.union(lost, [(next_seq, next_seq + count - 1)])
         next_seq += count
-    left = len(buffer) - consumed
-    if not left and not lost and not seqs and not changes:
+    remaining = len(buffer) - consumed
+    if not remaining and not lost and not seqs and not changes:
         return None
     return Tail(
-        bytes=left,
+        bytes=remaining,
         ends_line=buffer.endswith(b"\n"),
         next_seq=next_seq,
         seqs=seqs,
@@ -402,8 +406,8 @@ def _tail(
 def _messages_in(damaged: list[bytes]) -> int:
     """Return the maximum number of messages that damaged lines may have held.
 
-    One line may have become several because a byte turned into a newline, and several may have
-    become one because a block reads as NUL.
+    Damage can split a line, if a byte turned into a newline, and can join lines, if a block reads
+    as NUL.
     """
     unsure = [text for text in damaged if not _CONTROL_RECORD.match(text)]
     if not unsure:
@@ -413,14 +417,14 @@ def _messages_in(damaged: list[bytes]) -> int:
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """Return the lines with their newlines; the last one may lack its newline."""
+    """Return the lines with their newlines; the last line may lack its newline."""
     *lines, rest = text.split(b"\n")
     terminated = [line + b"\n" for line in lines]
     return [*terminated, rest] if rest else terminated
 
 
 def looks_torn(buffer: bytes) -> bool:
-    """Return whether a file without intact records may be the start of one of our logs."""
+    """Return whether a file without intact records may be the start of a stenolog log."""
     start = b'{"kind":"state",'
     text = buffer.strip(b"\n")  # guard: foreign-log-refused
     # A block that never reached the disk reads as NUL; any part of a line may follow it.
@@ -433,12 +437,12 @@ def find_state(buffer: bytes, *, at_start: bool) -> tuple[int, StateRecord | Unk
     `at_start` means that the buffer begins at the start of a line.
     """
     needle = LINE_START + b'state"'
-    found = buffer.rfind(needle)
-    while found >= 0:
-        if (found == 0 and at_start) or buffer[found - 1 : found] == b"\n":
-            newline = buffer.find(b"\n", found)
-            record = parse_line(buffer[found : newline if newline >= 0 else len(buffer)])
+    position = buffer.rfind(needle)
+    while position >= 0:
+        if (position == 0 and at_start) or buffer[position - 1 : position] == b"\n":
+            newline = buffer.find(b"\n", position)
+            record = parse_line(buffer[position : newline if newline >= 0 else len(buffer)])
             if isinstance(record, StateRecord | UnknownRecord):
-                return found, record
-        found = buffer.rfind(needle, 0, found)
+                return position, record
+        position = buffer.rfind(needle, 0, position)
     return None

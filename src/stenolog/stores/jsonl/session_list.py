@@ -22,7 +22,7 @@ from stenolog.stores.locks import ThreadLock
 _HEAD: Final = 4 * 1024
 _MAX_STALE_NAMES: Final = 1_000
 _COMMON_NAME: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
-"""Keys that can be read from the file name in bulk; other names are handled one by one."""
+"""Pattern of file names that are decoded in bulk; other names are decoded one by one."""
 
 
 def list_keys(
@@ -38,13 +38,13 @@ def list_keys(
             candidates.append((key.encode(), name))
     candidates.sort()
     start = b"" if after is None else after.encode("utf-8", "surrogatepass")
-    found: list[str] = []
+    keys: list[str] = []
     for raw, name in candidates:
-        if limit is not None and len(found) >= limit:
+        if limit is not None and len(keys) >= limit:
             break
         if raw > start and _key_inside(directory, name) == raw.decode():
-            found.append(raw.decode())
-    return found
+            keys.append(raw.decode())
+    return keys
 
 
 def _key_inside(directory: Directory, name: str) -> str | None:
@@ -83,7 +83,7 @@ def _read_key(descriptor: int, name: str) -> str | None:
 
 
 def _is_first_state(record: Record) -> bool:
-    """Return whether the record may be all that a killed creator of a session left."""
+    """Return whether a killed creator of a session may have left only this record."""
     if not isinstance(record, StateRecord):
         return False
     return record.seq == 1 and record.body.number == 0 and record.body.generation == 1
@@ -115,7 +115,7 @@ def close(directory: Directory) -> None:
 
 
 def grew(before: str, now: str) -> bool:
-    """Return whether two stamps are of the same file and it became longer, as by an append."""
+    """Return whether two stamps belong to the same file and the file became longer."""
     inode, size, _ = before.split(":")
     new_inode, new_size, _ = now.split(":")
     return inode == new_inode and int(size) < int(new_size)
@@ -127,7 +127,7 @@ def write_time(stamp: str) -> int:
 
 
 class _StampCache:
-    """Result of the last listing of a folder, so that the next one only updates it."""
+    """Result of the last listing of a folder, which the next listing updates."""
 
     def __init__(self, directory: Directory) -> None:
         self._mutex = ThreadLock()
@@ -135,7 +135,8 @@ class _StampCache:
         self._stamps: dict[str, str] = {}
         self._listings = 0
         self._watch: FolderWatch | None = None
-        # Weak: a strong reference would keep the folder open after its store is collected.
+        # A weak reference, because a strong reference would keep the folder open after its store is
+        # collected.
         self._directory = weakref.ref(directory)
 
     def stamps(self) -> dict[str, str]:
@@ -163,7 +164,7 @@ class _StampCache:
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            # Explicitly: a traceback or a cycle may keep a reference for a long time.
+            # Close explicitly: a traceback or a cycle may keep a reference for a long time.
             watch.close()
 
     def _stat_all(self, directory: Directory) -> None:
@@ -174,7 +175,7 @@ class _StampCache:
             with suppress(OSError):
                 self._watch = FolderWatch(directory.descriptor)
         self._listings += 1
-        found: dict[str, str] = {}
+        stamps_by_name: dict[str, str] = {}
         here = directory.list_names()
         self._decode_names(here)
         folder, keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
@@ -186,8 +187,8 @@ class _StampCache:
                 except FileNotFoundError:
                     continue
                 if at.st_size and is_file(at.st_mode):
-                    found[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
-        self._stamps = found
+                    stamps_by_name[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
+        self._stamps = stamps_by_name
 
     def _decode_names(self, here: list[str]) -> None:
         """Decode all names of the most frequent form at once."""
@@ -195,7 +196,7 @@ class _StampCache:
             self._keys.clear()
         text = "\n".join(here)
         if ":" in text:
-            return  # our names escape ":", so a foreign name is present
+            return  # stenolog's names escape ":", so another program's file is present
         keys = _COMMON_NAME.findall(text.replace("%3A", ":"))
         lines = "".join([f"{key}{file_names.LOG_SUFFIX}\n" for key in keys]).replace(":", "%3A")
         self._keys.update(zip(lines.splitlines(), keys, strict=True))
@@ -204,8 +205,8 @@ class _StampCache:
         key = self._key(directory, name)
         if key is None:
             return
-        found = directory.stat(name)
-        stamp = _stamp(found) if found is not None else None
+        status = directory.stat(name)
+        stamp = _stamp(status) if status is not None else None
         if stamp:
             self._stamps[key] = stamp
         else:
@@ -219,15 +220,15 @@ class _StampCache:
         if key is None and file_names.has_long_key(name):
             key = _key_inside(directory, name)
             if key is None or file_names.log_name(key) != name:
-                return None  # not cached: it may become a session later
+                return None  # not cached, because the file may become a session later
         self._keys[name] = key
         return key
 
 
-def _stamp(found: os.stat_result) -> str | None:
-    if not found.st_size or not stat.S_ISREG(found.st_mode):
+def _stamp(status: os.stat_result) -> str | None:
+    if not status.st_size or not stat.S_ISREG(status.st_mode):
         return None
-    return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 _mutex: Final = ThreadLock()
@@ -261,11 +262,11 @@ class FolderWatch:
     """Events of one folder since the watch was created."""
 
     def __init__(self, folder: int) -> None:
-        """Start the watch; `folder` is a descriptor. Raises OSError if that is not possible."""
+        """Start the watch; `folder` is a descriptor. Raises OSError if watches are unavailable."""
         self._events = CLOSED
         if sys.platform != "linux":
             raise OSError("only Linux tells")
-        # Slow to import, and only needed by callers that list repeatedly.
+        # This module is slow to import, and only callers that list repeatedly need it.
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -274,8 +275,8 @@ class FolderWatch:
             raise OSError("this file system may not tell all")
         self._process = os.getpid()
         # As in `open_descriptor`: Ctrl-C cannot interrupt between the call and the assignment.
-        begun = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
-        (self._events,) = map(Descriptor, begun)
+        descriptors = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
+        (self._events,) = map(Descriptor, descriptors)
         if self._events < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         path = f"/proc/self/fd/{folder}".encode()
@@ -294,26 +295,26 @@ class FolderWatch:
         # A forked child shares the queue: the parent would miss the events that the child reads.
         if os.getpid() != self._process or self._events < 0:
             return None
-        found: set[str] = set()
+        names: set[str] = set()
         with self._mutex:
             while True:
                 try:
                     events = os.read(self._events, _CHUNK)
                 except BlockingIOError:
-                    return found
+                    return names
                 except OSError:
                     return None
-                if not _add_names(events, found):
+                if not _add_names(events, names):
                     return None
 
     def close(self) -> None:
-        """Close the watch. Otherwise it closes when the last reference is gone."""
+        """Close the watch. Without this call, the watch closes with its last reference."""
         events, self._events = self._events, CLOSED
         events.close()
 
 
 def _add_names(events: bytes, names: set[str]) -> bool:
-    """Add the names of these events; return False if one is not about a single file."""
+    """Add the names of these events; return False if an event is not about a single file."""
     at = 0
     while at < len(events):
         _, mask, _, length = _EVENT.unpack_from(events, at)

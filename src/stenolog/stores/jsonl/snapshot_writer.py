@@ -1,13 +1,13 @@
 """Write copies of sessions from another store as logs.
 
 A copy is always written completely: to a new file, with one archive for the messages that were
-archived. It is synced, and then renamed to its final path while the lock of the copy that it
-replaces is held. If the session has moved (another key, into or out of the trash), the new file
-gets its name before the old one is removed. A note in the folder names the old file and the old
-archives, so that the next copy removes them if this process is killed.
+archived. The new file is synced, then renamed to its final path while the writer holds the lock of
+the replaced copy. If the session has moved (another key, into or out of the trash), the new file
+gets its name before the old file is removed. A note in the folder names the old file and the old
+archives. If this process is killed, the next copy removes the files in the note.
 
-The last line of a copy is a change without effect. As long as only states follow it, no process
-has written to the copy.
+The last line of a copy is a change without effect. As long as only states follow that change, no
+process has written to the copy.
 """
 
 import errno
@@ -74,7 +74,7 @@ class JSONLSnapshotWriter:
         self._cache = cache
         self._busy_timeout = busy_timeout
         self._waiting: list[tuple[Snapshot, _NewFile]] = []
-        """New sessions that are written, but not yet synced or renamed to their final path."""
+        """New sessions whose files are not yet synced or renamed to their final path."""
         self._deleted: set[str] = set()
 
     @contextmanager
@@ -101,7 +101,7 @@ class JSONLSnapshotWriter:
     def write(
         self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
     ) -> None:
-        """Write a session in one step. Raises as SnapshotWriter.write."""
+        """Write a session in one step. Raises the errors of `SnapshotWriter.write`."""
         try:
             deadline = time.monotonic() + self._busy_timeout
             with archive.locked_folder(
@@ -141,7 +141,7 @@ class JSONLSnapshotWriter:
     def _place_waiting(self) -> None:
         """Sync the new sessions, many at a time, and move each to its final path."""
         try:
-            # Slow to import, and only a copy needs it.
+            # This module is slow to import, and only copies need it.
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(_SYNCS) as pool:
@@ -203,7 +203,7 @@ class JSONLSnapshotWriter:
             self._logs.check_no_foreign_log(snapshot.key)
             if new.link(name, self._directory.descriptor):
                 return
-        # An empty file may have the name.
+        # An empty file may already have the final name.
         self._lifecycle.create(
             snapshot.key,
             lambda log: new.rename(log.name, self._directory.descriptor),
@@ -218,7 +218,7 @@ class JSONLSnapshotWriter:
         folder: int | None,
         archives: frozenset[str],
     ) -> None:
-        """Give a new file its final name, and remove the copy that it replaces."""
+        """Give a new file its final name, and remove the replaced copy."""
         note = _Note(
             snapshot.key, snapshot.uid, old_path=_path_in(instead_of), path=_path_of(snapshot)
         )
@@ -236,7 +236,7 @@ class JSONLSnapshotWriter:
                 self._directory.sync()  # guard: new-copy-durable-before-old-is-removed
                 self._remove(note.old_path)  # guard: moved-copy-removed
             else:
-                # Left by a killed process: a running one would hold the lock of the log.
+                # A killed process left the file: a running process would hold the lock of the log.
                 with suppress(FileNotFoundError):
                     os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
                 new.rename(note.path, self._directory.descriptor)
@@ -269,7 +269,7 @@ class JSONLSnapshotWriter:
                 self._finish(name)
 
     def _remove_unlocked(self, name: str) -> None:
-        """Remove a temporary file unless another process is writing it."""
+        """Remove a temporary file unless another process is writing to it."""
         descriptor = self._directory.open(name)
         if descriptor is not None:
             try:
@@ -296,11 +296,11 @@ class JSONLSnapshotWriter:
                 archive.locked_folder(self._directory, note.uid, until, create=False)
             )
             paths = [note.path, note.old_path] if note.moves else [note.path]
-            found = [
+            opened_logs = [
                 snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
                 for path in paths
             ]
-            found_logs = [log for one in found if (log := stack.enter_context(one))]
+            found_logs = [log for opened in opened_logs if (log := stack.enter_context(opened))]
             if len(found_logs) > 1 and snapshots.is_untouched(found_logs[1]):
                 self._remove(note.old_path)
             if folder is not None and found_logs:
@@ -319,13 +319,14 @@ class _NewFile:
         self._folder = directory.descriptor
         self._name = f".{uid}-{os.urandom(4).hex()}.copy"
         self.placed = False
-        """Whether it has its final name, perhaps not durably."""
+        """Whether the file has its final name, perhaps not durably."""
         self.descriptor = create_private_file(self._folder, self._name)
-        # Other copies do not remove it, and no writer appends before its name is on the disk.
+        # With the lock, other copies do not remove the file, and no writer appends before its name
+        # is on the disk.
         fcntl.flock(self.descriptor, EXCLUSIVE_NOWAIT)
 
     def link(self, name: str, folder: int) -> bool:
-        """Link it to a free name; return False if the name is taken or the disk has no links."""
+        """Link the file to a free name; return False if the name is taken or linking fails."""
         try:
             os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
         except OSError as error:
@@ -336,16 +337,16 @@ class _NewFile:
         return True
 
     def rename(self, name: str, folder: int) -> None:
-        """Rename it, replacing a file of that name. Raises OSError."""
+        """Rename the file, replacing a file of that name. Raises OSError."""
         os.rename(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
         self.placed = True
 
     def stamp(self, path: str) -> str:
-        """Return its stamp at a path."""
+        """Return the stamp of the file at a path."""
         return snapshots.stamp(path, os.fstat(self.descriptor))
 
     def close(self) -> None:
-        """Close it, and remove its temporary name."""
+        """Close the file, and remove its temporary name."""
         with suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._folder)
         self.descriptor.release()
@@ -409,7 +410,7 @@ def _write_snapshot(
 
 
 class _Stream:
-    """Iterator over messages that can return the next seq in advance."""
+    """Iterator over messages that can show the next seq in advance."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = iter(messages)
@@ -443,10 +444,13 @@ class _Stream:
 def _write_archive(
     folder: int, state: State, stream: _Stream, upto: int
 ) -> tuple[Archive, list[Token]]:
-    """Write the messages up to this seq to a new archive; return it and its idempotency keys."""
+    """Write the messages up to a seq to a new archive; return the archive and its keys.
+
+    The keys are the idempotency keys of the archived messages.
+    """
     first = stream.first
     if first is None or first > upto:
-        # None of these messages is left, but the state still records how far they were archived.
+        # No archived message is left, but the state still records the last archived seq.
         first = upto
     mark = "" if state.generation == 1 else f".{state.generation}"
     named = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
@@ -485,15 +489,15 @@ def _write_log(
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Join lines into blocks."""
-    held: list[bytes] = []
+    block_lines: list[bytes] = []
     size = 0
     for line in lines:
-        held.append(line)
+        block_lines.append(line)
         size += len(line)
         if size >= _BLOCK:
-            yield b"".join(held)
-            held, size = [], 0
-    yield b"".join(held)
+            yield b"".join(block_lines)
+            block_lines, size = [], 0
+    yield b"".join(block_lines)
 
 
 def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
@@ -501,11 +505,11 @@ def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
     batch = (0, 0)
     for message in messages:
         seq, body = message.seq, message.to_json()
-        found = token_of(message) if message._once is not None else None
-        if found is not None:
-            batch = (seq, found[1])
+        token = token_of(message) if message._once is not None else None
+        if token is not None:
+            batch = (seq, token[1])
         place = seq - batch[0] + 1
-        if found is None and place > batch[1]:
+        if token is None and place > batch[1]:
             yield plain_line(seq, message._at, body)
         else:
             part = (place, batch[1]) if batch[1] > 1 else None
@@ -521,8 +525,8 @@ class _TokenCollector:
     def watch(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield these messages and record their idempotency keys."""
         for message in messages:
-            if message._once is not None and (found := token_of(message)) is not None:
-                self._seen.append((*found, message.seq, []))
+            if message._once is not None and (token := token_of(message)) is not None:
+                self._seen.append((*token, message.seq, []))
             if self._seen:
                 _, count, first, bodies = self._seen[-1]
                 if message.seq < first + count:
@@ -530,7 +534,7 @@ class _TokenCollector:
             yield message
 
     def found(self) -> list[Token]:
-        """Return the idempotency keys; the digest is empty if messages of one are missing."""
+        """Return the idempotency keys. A key with missing messages has an empty digest."""
         return [
             Token(token, first, count, digest(bodies) if len(bodies) == count else "")
             for token, count, first, bodies in self._seen

@@ -1,7 +1,7 @@
 """Read snapshots of sessions from logs (stores/snapshots.py).
 
-A snapshot is read through a separate descriptor, so that no writer waits for it. With `hold`, the
-reader takes the lock of the log, and the writers of all processes wait.
+A snapshot is read through a separate descriptor, so that no writer waits for the reader. With
+`hold`, the reader takes the lock of the log, and the writers of all processes wait.
 """
 
 import os
@@ -38,8 +38,11 @@ from stenolog.stores.jsonl.scan import lines_of, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
-"""Operation of the change at the end of a copy, which has no effect. The place of the copy follows
-it (see `place_hash`): if the log is in another place, the session was moved after the copy."""
+"""Name of the change without effect at the end of a copy.
+
+The place of the copy follows the name (see `place_hash`). If the log is in another place, the
+session was moved after the copy.
+"""
 
 _MOVES: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
@@ -61,7 +64,7 @@ class SnapshotCache:
 
 
 def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
-    """Return every session in the folder: those in the trash, then the live ones, each by key.
+    """Return every session in the folder by key: first the trash, then the live sessions.
 
     Files of other programs and unfinished first writes are skipped.
     """
@@ -71,12 +74,12 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
         try:
             key = trash.key_at(directory, entry)
         except StoreUnavailable as error:
-            key, problem = path, str(error)  # only the file contains its key
+            key, problem = path, str(error)  # the key is only in the file
         if key is not None and (stamped := stamp_of(directory, path)) is not None:
             at = timestamp(entry.deleted)
             mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamped, problem=problem)
             deleted.append(mark)
-    found: dict[str, tuple[str, SnapshotMark | None]] = {}
+    marks: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.list_names():
         stamped = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
         if stamped is not None:
@@ -85,9 +88,9 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
             unread = before is not None and before[1] is not None and before[1].problem
             if before is None or before[0] != stamped or unread:
                 before = stamped, _live_session(directory, name)
-            found[name] = before
-    cache.marks = found
-    living = [mark for _, mark in found.values() if mark is not None]
+            marks[name] = before
+    cache.marks = marks
+    living = [mark for _, mark in marks.values() if mark is not None]
     return sorted(deleted, key=_sort_key) + sorted(living, key=_sort_key)
 
 
@@ -133,13 +136,13 @@ def trash_path(entry: trash.Entry) -> str:
 
 def stamp_of(directory: Directory, path: str) -> str | None:
     """Return the stamp of the file at a path, or None."""
-    found = directory.stat(path)
-    return None if found is None else stamp(path, found)
+    status = directory.stat(path)
+    return None if status is None else stamp(path, status)
 
 
-def stamp(path: str, found: os.stat_result) -> str:
+def stamp(path: str, status: os.stat_result) -> str:
     """Return the stamp of a file."""
-    return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return f"{path}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 # --- one session -----------------------------------------------------------------------------
@@ -155,7 +158,7 @@ def read(
     until: float,
     hold: bool,
 ) -> Iterator[SnapshotReading]:
-    """Read one session; with `hold`, keep its log locked until the end.
+    """Read one session; with `hold`, keep its log locked until the `with` ends.
 
     Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
     """
@@ -169,7 +172,7 @@ def read(
 
 @contextmanager
 def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Iterator[Log]:
-    """Open the log of a session and read it to its end; with `hold`, lock it.
+    """Open and read the log of a session; with `hold`, lock the log.
 
     Searches under the session's key and in the trash. Raises NoSuchSession.
     """
@@ -177,7 +180,7 @@ def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
         for _ in range(_MOVES):
             log = _open_live(directory, mark, until=until, hold=hold)
             if log is not None:
-                stack.callback(_close_log, log, held=hold)
+                stack.callback(_close_log, log, is_held=hold)
                 break
             entry = find_deleted(directory, mark.uid)
             if entry is not None:
@@ -194,7 +197,7 @@ def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
 def opened_at(
     directory: Directory, path: str, uid: str, *, until: float, hold: bool
 ) -> Iterator[Log | None]:
-    """Open the log of this session at a path, and lock it if `hold`; None if it is not there."""
+    """Open the log of a session at a path, and lock the log if `hold`; None if it is not there."""
     with ExitStack() as stack:
         entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
         if entry is not None:
@@ -204,12 +207,12 @@ def opened_at(
             mark = SnapshotMark(key=key or "", uid=uid, stamp="")
             log = _open_live(directory, mark, until=until, hold=hold) if key else None
             if log is not None:
-                stack.callback(_close_log, log, held=hold)
+                stack.callback(_close_log, log, is_held=hold)
         yield log
 
 
-def _close_log(log: Log, *, held: bool) -> None:
-    if held:
+def _close_log(log: Log, *, is_held: bool) -> None:
+    if is_held:
         log.descriptor.release()
     log.close()
 
@@ -304,14 +307,14 @@ def place_hash(key: str, deleted: str | None) -> str:
 
 
 def is_untouched(log: Log) -> bool:
-    """Return whether the log is a copy that was not written to or moved since it was made."""
+    """Return whether the log is a copy that was not changed or moved since."""
     entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
     return place_hash(log.key, deleted) in _copied_to(log)
 
 
 def _copied_to(log: Log) -> list[str]:
-    """Return the places in the last line of a copy; empty if other records than states follow."""
+    """Return the places in the last line of a copy; empty if the copy was changed."""
     with log.mutex:
         log.ensure_loaded()
         end = log.end
@@ -325,26 +328,26 @@ def _copied_to(log: Log) -> list[str]:
         for line in reversed(lines):
             record = parse_line(line.removesuffix(b"\n"))
             if not isinstance(record, StateRecord):
-                words = record.body.op.split() if isinstance(record, ChangeRecord) else []
-                return words[1:] if words[:1] == [COPIED] else []
+                parts = record.body.op.split() if isinstance(record, ChangeRecord) else []
+                return parts[1:] if parts[:1] == [COPIED] else []
         if start == 0:
             return []
         length *= 4
 
 
 def _steps(log: Log, state: State) -> list[Undo]:
-    """Return the complete undo steps after the last damaged one; earlier ones cannot be undone."""
-    wanted = {entry.number for entry in state.undo if entry.elsewhere}
-    if not wanted:
+    """Return the undo steps after the last damaged step; earlier steps cannot be undone."""
+    numbers = {entry.number for entry in state.undo if entry.elsewhere}
+    if not numbers:
         return list(state.undo)
     with log.mutex:
-        found = log.undo_steps(wanted)
+        stored_steps = log.undo_steps(numbers)
     steps: list[Undo] = []
     for entry in state.undo:
-        if entry.elsewhere and entry.number not in found:
+        if entry.elsewhere and entry.number not in stored_steps:
             steps = []
         else:
-            steps.append(found.get(entry.number, entry) if entry.elsewhere else entry)
+            steps.append(stored_steps.get(entry.number, entry) if entry.elsewhere else entry)
     return steps
 
 
@@ -353,10 +356,10 @@ def _steps(log: Log, state: State) -> list[Undo]:
 
 def messages(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
     """Yield every readable message after a seq in order, including archived ones."""
-    gone = states.missing(state)
+    missing = states.missing(state)
     newest = after
     for message in _stored(log, state, after):
-        if newest < message.seq <= end and not (gone and spans.contains(gone, message.seq)):
+        if newest < message.seq <= end and not (missing and spans.contains(missing, message.seq)):
             newest = message.seq
             yield message
 
@@ -375,14 +378,14 @@ def _archived(log: Log, state: State, after: int) -> Iterator[Message]:
     """Yield the messages of the archives, oldest first, with one archive in memory at a time."""
     chain = archive.chain(log.directory, state, after + 1)
     newest = next(chain)
-    others = []
+    earlier_archives = []
     named = newest.before
     for older in chain:
-        others.append(named)
+        earlier_archives.append(named)
         named = older.before
         _check_not_replaced(log, older)
     _check_not_replaced(log, newest)
-    for other in reversed(others):
+    for other in reversed(earlier_archives):
         if other is not None:
             yield from archive.read(log.directory, state.uid, other).messages
     yield from newest.messages
@@ -429,7 +432,7 @@ def _end_of(log: Log) -> int:
 def _start_of(log: Log, after: int, end: int) -> int:
     """Return the offset of a line shortly before the first message after this seq.
 
-    Seqs grow in a log, so the search starts at its end.
+    Seqs grow in a log, so the search starts at the end of the log.
     """
     length = _TAIL
     while True:

@@ -80,7 +80,7 @@ _stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
 
 
 class _OpenSession:
-    """A session as an operation sees it: its log is locked, or None if it has none."""
+    """A session during an operation: its locked log, or None if the session has no log."""
 
     def __init__(self, key: str, log: Log | None) -> None:
         """Read the state. The caller holds the mutex of the log."""
@@ -90,11 +90,11 @@ class _OpenSession:
             self.state, self.last_seq = self._log.settled_state()
 
     def visible(self, *, last: int | None = None) -> list[Message]:
-        """Return the visible messages, or the last ones of them."""
+        """Return the visible messages, or only the last `last` of them."""
         return [] if self._log is None else self._log.history(last=last, after=None)
 
     def complete(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state leaves out."""
+        """Return an undo step with the parts that the state omits."""
         return step if self._log is None else self._log.undo_step(step)
 
 
@@ -123,7 +123,7 @@ class JSONLStore:
         self._directory = Directory(Path(workspace) / namespace, read_only=read_only)
         self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
         self._fence: Check | None = None
-        """Raises LeaseLost if the lease that this store belongs to has ended."""
+        """Function that raises LeaseLost if the lease of this store has ended."""
         self._start()
         _stores.add(self)
 
@@ -198,12 +198,12 @@ class JSONLStore:
         return list(range(first, first + len(batch.payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Append messages of several callers in one write; return the seqs or error of each."""
+        """Append for several callers in one write; return the seqs or error of each caller."""
         group, results = make_group(appends)
         with self._in_use.entry:
             self._check_write(key)
-            found = self._queue.append_group(key, [batch for _, batch in group], self._fence)
-        for (index, batch), first in zip(group, found, strict=True):
+            outcomes = self._queue.append_group(key, [batch for _, batch in group], self._fence)
+        for (index, batch), first in zip(group, outcomes, strict=True):
             if isinstance(first, StenologError):
                 results[index] = first
             else:
@@ -211,7 +211,7 @@ class JSONLStore:
         return results
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
-        """Append one message: by the fast path if no other writer is active, else as a batch."""
+        """Append one message, by the fast path if no other writer is active."""
         if once is None and type(key) is str and not self._read_only:
             with self._in_use.entry:
                 seq = self._queue.try_fast_append(key, payload, self._fence)
@@ -290,9 +290,9 @@ class JSONLStore:
                 raise NoSuchSession(key)
             with log.mutex:
                 decision = decide(_OpenSession(key, log))
-            # A change contains the result of all earlier records, so those must be on the disk:
-            # another process may have died before it synced its write. An operation that changes
-            # nothing is complete only when the records that it relies on are durable.
+            # A change contains the result of all earlier records, so the earlier records must be on
+            # the disk. Another process may have died before its sync. An operation that changes
+            # nothing also waits until the records that it read are durable.
             writer.sync(log)  # guard: change-syncs-ground
             if decision.change is not None:
                 stored, outcome = writer.append_change(log, decision.change, decision.payloads)
@@ -313,7 +313,8 @@ class JSONLStore:
             decision = decide(_OpenSession(key, None))
         finally:
             if decision is None or decision.change is None:
-                # The answer relies on the deletion of the session, which must be durable.
+                # The session may have just been deleted. Its deletion must be durable before this
+                # call returns.
                 trash.sync_renames(self._directory)
         return decision
 
@@ -331,18 +332,18 @@ class JSONLStore:
 
         deadline = time.monotonic() + self._busy_timeout
         try:
-            while (found := self._read(key, look)) is not None:
-                uid = found[1]
+            while (log_and_uid := self._read(key, look)) is not None:
+                uid = log_and_uid[1]
                 with archive.locked_folder(self._directory, uid, deadline, create=True) as folder:
                     # The previous holder of the lock may have replaced or removed the log.
-                    found = self._read(key, look)
-                    if found is None or found[1] != uid:
+                    log_and_uid = self._read(key, look)
+                    if log_and_uid is None or log_and_uid[1] != uid:
                         break
                     # A purge may have removed the folder.
                     if folder is not None and os.fstat(folder).st_nlink:
-                        prepared = rewrite.prepare_archive(found[0], folder)
-                        # Drop it: its descriptor keeps the lock if the release failed.
-                        found = None
+                        prepared = rewrite.prepare_archive(log_and_uid[0], folder)
+                        # Drop the log: its descriptor keeps the lock if the release failed.
+                        log_and_uid = None
                         return (
                             rewrite.NOTHING_ARCHIVED
                             if prepared is None
@@ -389,7 +390,7 @@ class JSONLStore:
             return self._lifecycle.delete(key)
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the one with this uid."""
+        """Restore the last deleted session of this key, or the session with this uid."""
         if as_key is not None:
             check_key(as_key)
         with self._in_use.entry:
@@ -414,7 +415,7 @@ class JSONLStore:
         return replace(purged, not_reached=(*purged.not_reached, *states.import_sources(meta)))
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
-        """Delete these sessions of a key from the trash permanently, and no others."""
+        """Delete exactly these sessions of a key from the trash, permanently."""
         with self._in_use.entry:
             self._check_write(key)
             return self._purger.purge_trash(key, entries)
@@ -503,13 +504,13 @@ class JSONLStore:
             return session_list.stamps(self._directory)
 
     def mark(self, name: str) -> str:
-        """Return the change marker of this name; empty if it was never changed."""
+        """Return the value of the change marker `name`; empty for a marker without a value."""
         with self._in_use.entry:
-            found = self._directory.stat(f".{name}")
-        return "" if found is None else f"{found.st_ino}:{found.st_size}"
+            status = self._directory.stat(f".{name}")
+        return "" if status is None else f"{status.st_ino}:{status.st_size}"
 
     def change_mark(self, name: str) -> None:
-        """Change the change marker of this name."""
+        """Give the change marker `name` a new value."""
         self._check_writable()
         # Append a line instead of replacing the file: concurrent processes do not conflict.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -547,20 +548,20 @@ class JSONLStore:
 
         with self._in_use.entry:
             check_key(key)
-            seen = self._logs.read_with_archives(key, look)
-        messages = seen[1] if seen is not None else []
+            result = self._logs.read_with_archives(key, look)
+        messages = result[1] if result is not None else []
         return messages if last is None or not full else messages[max(0, len(messages) - last) :]
 
     def get_summary(self, key: str) -> str:
-        """Return the summary; empty if there is none."""
+        """Return the summary; may be empty."""
         return self._read(key, lambda log: log.known_state().summary) or ""
 
     def info(self, key: str) -> SessionInfo:
         """Return the session's metadata and counts."""
-        found = self._read(key, lambda log: log.info())
-        if found is None:
+        info = self._read(key, lambda log: log.info())
+        if info is None:
             raise NoSuchSession(key)
-        return found
+        return info
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
@@ -577,16 +578,16 @@ class JSONLStore:
             state = log.known_state()
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            found = log.visible_messages(last=last, after=after)
+            lookup = log.visible_messages(last=last, after=after)
             # guard: view-reads-on-after-complete-writes
-            return (log.info(), log.next_seq - 1, after), found
+            return (log.info(), log.next_seq - 1, after), lookup
 
         with self._in_use.entry:
             check_key(key)
-            seen = self._logs.read_with_archives(key, look)
-        if seen is None:
+            result = self._logs.read_with_archives(key, look)
+        if result is None:
             raise NoSuchSession(key)
-        (info, upto, after), messages = seen
+        (info, upto, after), messages = result
         return SessionView(info=info, messages=tuple(messages), upto=upto, last=last, after=after)
 
     def list_sessions(
@@ -611,7 +612,7 @@ class JSONLStore:
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
         return poll_messages(
-            lambda seen: self._new_messages(key, seen),
+            lambda last_seq: self._new_messages(key, last_seq),
             self._closed.wait,
             key,
             after=max(0, after),
@@ -623,19 +624,19 @@ class JSONLStore:
     def _new_messages(self, key: str, after: int) -> NewMessages | None:
         """Return the messages after a seq; None if the session does not exist.
 
-        They are synced before a follower acts on them: otherwise a power cut could remove
-        messages and assign their seqs to others.
+        The messages are synced before a follower sees them. Otherwise a power cut could remove
+        messages, and later messages would get their seqs.
         """
 
         def look(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
-            found = log.all_messages(after=after) if log.next_seq > after + 1 else LogLookup([])
-            return (log, log.known_state().uid, log.next_seq - 1), found
+            lookup = log.all_messages(after=after) if log.next_seq > after + 1 else LogLookup([])
+            return (log, log.known_state().uid, log.next_seq - 1), lookup
 
         with self._in_use.entry:
-            seen = self._logs.read_with_archives(key, look)
-            if seen is None:
+            result = self._logs.read_with_archives(key, look)
+            if result is None:
                 return None
-            (log, uid, end), messages = seen
+            (log, uid, end), messages = result
             if messages:
                 try:
                     writer.sync(log)  # guard: follow-syncs-first
@@ -647,7 +648,7 @@ class JSONLStore:
     # --- snapshots ---------------------------------------------------------------------------
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return every session in this folder, the deleted ones first."""
+        """Return every session in this folder, deleted sessions first."""
         with self._in_use.entry:
             return snapshots.list_snapshots(self._directory, self._snapshot_cache)
 
@@ -704,16 +705,16 @@ class JSONLStore:
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
     def close(self) -> None:
-        """Close every file. A second call does nothing, or completes an interrupted one."""
+        """Close every file. A second call completes an interrupted first call."""
         try:
             self._closed.set()
             _stores.discard(self)
             with self._leasing:
-                held = list(self._leases)
-            for lease in held:
+                leases = list(self._leases)
+            for lease in leases:
                 lease.release()
         finally:
-            # Twice, because Ctrl-C may interrupt the first call.
+            # Call it twice, because Ctrl-C may interrupt the first call.
             try:
                 self._in_use.end()
             finally:
@@ -760,9 +761,9 @@ class JSONLStore:
         for lease in list(self._leases):
             lease.close_in_child()
         if self._closed.is_set():
-            # Only the store of a lease gets here: a fork must not reopen a closed store.
+            # Only the store of a lease reaches this line: a fork must not reopen a closed store.
             return
-        # A thread of the parent may have held the lock inside the event.
+        # A thread of the parent may have held the event's internal lock at the fork.
         self._closed = threading.Event()
         self._start()
 

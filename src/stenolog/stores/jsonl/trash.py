@@ -1,11 +1,11 @@
 """Trash: complete logs of deleted sessions, each named by its uid and the time of its deletion.
 
-A delete moves the log into the trash with one rename. A restore takes two steps: it first replaces
-the log in the trash by a new file, then renames that file to the live name, which an empty file
-has. A process that still has the old file open notices that the name belongs to another file, and
-syncs the folder before it writes. So a session is always complete and in exactly one place. If the
-session is restored under another key, the new file also records its key in the trash until the
-restore is complete; the last step rewrites the file without that.
+A delete moves the log into the trash with one rename. A restore first replaces the log in the trash
+by a new file. Then it renames the new file to the live name, replacing an empty file. A process
+that still has the old file open notices that the name belongs to another file, and syncs the folder
+before it writes. So a session is always complete and in exactly one place. If the session is
+restored under another key, the new file also records the old key until the restore is complete. The
+last step rewrites the file without the old key.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ from stenolog.stores.log_reports import DamageReports
 FOLDER: Final = TRASH
 
 PURGED: Final = ".purged"
-"""Suffix of a log that is hidden permanently, and not yet deleted."""
+"""Suffix of a log that a purge has hidden permanently and not yet deleted."""
 
 _NAME: Final = re.compile(r"([0-9a-f]{1,64})\.(\d{8}T\d{6}\.\d{6}Z)\.jsonl(\.purged)?")
 _STAMP: Final = "%Y%m%dT%H%M%S.%fZ"
@@ -49,7 +49,7 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 _reported = DamageReports()
-"""Damaged files that this process has reported."""
+"""Damaged files that this process has already reported."""
 
 
 class Entry(Struct, frozen=True):
@@ -63,20 +63,20 @@ class Entry(Struct, frozen=True):
 
 def entry_of(name: str) -> Entry | None:
     """Parse a file name in the trash; return None for any other name."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
     try:
-        deleted = _moment(found[2])
+        deleted = _moment(match[2])
     except ValueError:
         return None
-    return Entry(name, found[1], deleted, purged=found[3] is not None)
+    return Entry(name, match[1], deleted, purged=match[3] is not None)
 
 
 def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
     """Return the entries of the trash, last deleted first. Raises StoreUnavailable, DamagedStore.
 
-    With `purged`, return only the logs that a purge has hidden; otherwise only the others.
+    With `purged`, return only the logs that a purge has hidden; otherwise only restorable logs.
     """
     with opened_folder(directory, FOLDER) as folder:
         try:
@@ -84,12 +84,14 @@ def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
         except OSError as error:
             raise store_error(error, f"listing {directory.path / FOLDER}") from error
     every = [entry for name in here if (entry := entry_of(name)) is not None]
-    found = [entry for entry in every if entry.purged == purged]
-    return sorted(found, key=lambda entry: (entry.deleted, entry.uid), reverse=True)
+    selected = [entry for entry in every if entry.purged == purged]
+    return sorted(selected, key=lambda entry: (entry.deleted, entry.uid), reverse=True)
 
 
 def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
-    """Rename a log into the trash, durably. The caller holds its lock. Raises OSError, NotStored.
+    """Rename a log into the trash, durably. Raises OSError, NotStored.
+
+    The caller holds the lock of the log.
 
     The name of a file in the trash does not contain the key. So a log without an intact state
     gets a new state first.
@@ -110,7 +112,8 @@ def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
         deleted = _deletion_time(folder, at)
         name = f"{uid}.{deleted.strftime(_STAMP)}{file_names.LOG_SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
-        # The target folder first: so the log keeps a name even if the rename is not atomic.
+        # Sync the target folder first, so that the log keeps a name even if the rename is not
+        # atomic.
         sync_folder(folder)
         directory.sync()
     finally:
@@ -119,12 +122,12 @@ def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
 
 
 def _deletion_time(folder: int, at: str) -> datetime:
-    """Return this time, or one after all in the trash if the clock was set back."""
+    """Return `at`, or a time after all deletions in the trash if the clock was set back."""
     deleted = datetime.fromisoformat(at)
-    stamps = [found[2] for name in names_in(folder) if (found := _NAME.fullmatch(name)) is not None]
+    stamps = [match[2] for name in names_in(folder) if (match := _NAME.fullmatch(name)) is not None]
     newest = max(stamps, default="")
     if newest >= deleted.strftime(_STAMP):
-        with suppress(ValueError, OverflowError):  # a name made by another program
+        with suppress(ValueError, OverflowError):  # another program made the name
             return _moment(newest) + timedelta(microseconds=1)
     return deleted
 
@@ -147,9 +150,10 @@ def hide(directory: Directory, entry: Entry) -> Entry:
 def opened(
     directory: Directory, entry: Entry, *, until: float | None = None
 ) -> Iterator[Log | None]:
-    """Open and read a log in the trash; None if it is not there. Raises as reading does.
+    """Open and read a log in the trash; None if it is not there. Raises the errors of `Log.load`.
 
-    With `until` (a time of the monotonic clock), wait for its lock until then, and hold it.
+    With `until` (a time of the monotonic clock), wait for the lock of the log until then, and hold
+    the lock.
     """
     log = None
     with opened_folder(directory, FOLDER) as folder:
@@ -158,8 +162,8 @@ def opened(
             if descriptor is not None and until is not None:
                 lock_until(descriptor, until, f"the deleted session {entry.uid}")
             if descriptor is not None and _is_at(folder, entry.name, descriptor):
-                given, descriptor = descriptor, None
-                log = _loaded(directory, entry, given)
+                owned, descriptor = descriptor, None
+                log = _loaded(directory, entry, owned)
         finally:
             if descriptor is not None:
                 descriptor.close()
@@ -174,15 +178,15 @@ def opened(
 
 def list_deleted(directory: Directory) -> list[Trashed]:
     """List the deleted sessions; report damaged files. Raises StoreUnavailable."""
-    found = []
+    deleted = []
     for entry in entries(directory):
         try:
             with opened(directory, entry) as log:
                 if log is not None:
-                    found.append(describe(log, entry))
+                    deleted.append(describe(log, entry))
         except DamagedStore:
             _reported.report_once(f"the deleted session {directory.path / FOLDER / entry.name}")
-    return found
+    return deleted
 
 
 def describe(log: Log, entry: Entry) -> Trashed:
@@ -202,7 +206,7 @@ def keys(directory: Directory, *, purged: bool = False) -> Iterator[tuple[Entry,
 def key_at(directory: Directory, entry: Entry) -> str | None:
     """Return the key of a deleted session, or its uid if its file has no intact state.
 
-    None if the file is gone or cannot be read. Raises StoreUnavailable.
+    Return None if the file is gone or cannot be read. Raises StoreUnavailable.
     """
     with suppress(DamagedStore):
         with opened_folder(directory, FOLDER) as folder:
@@ -215,7 +219,7 @@ def key_at(directory: Directory, entry: Entry) -> str | None:
 
 
 def entries_without_key(directory: Directory) -> Iterator[Entry]:
-    """Yield the files whose key is unknown, because they have no intact state.
+    """Yield the deleted logs without an intact state, whose key is unknown.
 
     Raises StoreUnavailable.
     """
@@ -239,7 +243,7 @@ def _plain(entry: Entry) -> str:
 def move_out(log: Log, entry: Entry, key: str, live: Log) -> None:
     """Replace a live log by a log of the trash, under this key. Raises OSError.
 
-    The caller holds the locks of both, and the live one contains no session.
+    The caller holds the locks of both logs, and the live log contains no session.
     """
     was = None if key == log.key else DeletedAs(log.key, _plain(entry))
     text = _restored_text(log, key, was)
@@ -253,7 +257,8 @@ def move_out(log: Log, entry: Entry, key: str, live: Log) -> None:
         descriptor = create_private_file(folder, temporary)
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Locked before the rename: no process appends to it before the rename is on the disk.
+        # Lock the new file before the rename, so that no process appends before the rename is on
+        # the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         # A power cut must not keep the second rename without the first: the session would then
@@ -279,18 +284,18 @@ def _restored_text(log: Log, key: str, was: DeletedAs | None, *, generations: in
     with log.mutex:
         known, updated = log.known_state(), log.updated
     text = log.read(0, log.file_size())
-    found = replay(text, known)
-    found.head.key = found.state.key = key
-    found.head.deleted_as = found.state.deleted_as = was  # guard: cut-restore-keeps-key
-    found.state.generation += generations - 1  # `composed` adds 1
+    replayed = replay(text, known)
+    replayed.head.key = replayed.state.key = key
+    replayed.head.deleted_as = replayed.state.deleted_as = was  # guard: cut-restore-keeps-key
+    replayed.state.generation += generations - 1  # `composed` adds 1
     return compose_log(
-        found.head,
-        found.state,
+        replayed.head,
+        replayed.state,
         text,
-        updated or found.state.created,
-        first_seq=found.first_seq,
-        next_seq=found.next_seq,
-        tail=found.tail,
+        updated or replayed.state.created,
+        first_seq=replayed.first_seq,
+        next_seq=replayed.next_seq,
+        tail=replayed.tail,
     )
 
 
@@ -298,9 +303,9 @@ def head_state(descriptor: int) -> State | None:
     """Return the first state of a log; None if no state is intact. Raises OSError."""
     size = os.fstat(descriptor).st_size
     for length in (_HEAD, size):
-        found = next(states_in(os.pread(descriptor, length, 0)), None)
-        if found is not None or length >= size:
-            return found.body if found is not None else None
+        record = next(states_in(os.pread(descriptor, length, 0)), None)
+        if record is not None or length >= size:
+            return record.body if record is not None else None
     return None
 
 
@@ -321,7 +326,7 @@ def head_at(directory: Directory, folder: int | None, name: str, path: str) -> S
 
 
 def sync_renames(directory: Directory) -> None:
-    """Sync renames into and out of the trash before a caller relies on them.
+    """Sync renames into and out of the trash, so that a caller can rely on these renames.
 
     The process that renamed a log may have been killed before its sync. Raises StoreUnavailable.
     """
@@ -353,8 +358,8 @@ def names_in(folder: int | None) -> list[str]:
     """Return the names in a folder; empty if `folder` is None. Raises OSError."""
     if folder is None:
         return []
-    with os.scandir(folder) as found:
-        return [entry.name for entry in found]
+    with os.scandir(folder) as listing:
+        return [entry.name for entry in listing]
 
 
 def _open(directory: Directory, folder: int | None, name: str, path: str) -> Descriptor | None:
@@ -375,16 +380,16 @@ def _open(directory: Directory, folder: int | None, name: str, path: str) -> Des
 
 def _is_at(folder: int | None, name: str, descriptor: int) -> bool:
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(found, os.fstat(descriptor))
+    return os.path.samestat(status, os.fstat(descriptor))
 
 
 def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
     """Return the log of a descriptor, and let the log own the descriptor.
 
-    If no state in it is intact, the uid in the file name is used as the key.
+    If the log has no intact state, the uid in the file name is used as the key.
     """
     name = f"{FOLDER}/{entry.name}"
     log = Log(directory, name, entry.uid, descriptor)

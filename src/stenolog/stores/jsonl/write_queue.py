@@ -2,16 +2,16 @@
 
 One thread of this process at a time holds the gate of a session and the lock of its log. Threads
 that wait to append to the same session share one write and one sync (group commit). There is no
-background thread. A thread that finds the gate free leads: it takes every append that waits for
-its session, writes them, and wakes the other threads. Every wait is bounded, and after each wait
-the thread checks again whether it should lead. So no thread depends on another one to wake it, or
-to return it to the queue: a thread that is in no queue while no thread leads was taken by a leader
-that Ctrl-C interrupted.
+background thread. A thread that finds the gate free leads: it takes every append that waits for its
+session, writes these appends, and wakes the other threads. Every wait is bounded, and after each
+wait the thread checks again whether it should lead. So no thread depends on another thread to wake
+it. If a thread is in no queue while no thread leads, Ctrl-C interrupted the leader that took the
+thread's append.
 
-No thread blocks on the gate's lock. A thread takes it by `(taken,) = map(lock.acquire, (False,))`
-inside a `try`. The interpreter checks for Ctrl-C after each call that it makes itself, so a plain
-`lock.acquire` could lose its result; it does not check between the call that `map` makes and the
-assignment.
+No thread blocks on the gate's lock. A thread takes the lock by `(taken,) = map(lock.acquire,
+(False,))` inside a `try`. The interpreter checks for Ctrl-C after each call in bytecode, so a plain
+`lock.acquire` could lose its result. The interpreter does not check between a call that `map` makes
+and the assignment.
 """
 
 import fcntl
@@ -43,20 +43,20 @@ from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
 GATES: Final = 1024
-"""Maximum number of gates, for any number of sessions; each is created at its first use."""
+"""Maximum number of gates for all sessions; a gate is created at its first use."""
 
 _RECHECK_SECONDS: Final = 0.02
 _MAX_WRITE_SECONDS: Final = 30.0
 _MAX_GROUP: Final = 256
 _MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
-_TOUCH_EVERY: Final = 63  # a mask
+_TOUCH_EVERY: Final = 63  # used as a bit mask
 
 Check = Callable[[], None]
-"""Raises StenologError if the caller is no longer allowed to write."""
+"""Function that raises StenologError if the caller is no longer allowed to write."""
 
 
 class Pending:
-    """A caller that waits for a session: to append, perhaps in a group, or for other work."""
+    """A caller that waits for a session, to append messages or for other work."""
 
     __slots__ = ("_wakeup", "batch", "begun", "check", "done", "error", "first", "key")
 
@@ -66,12 +66,12 @@ class Pending:
         self.key = key
         self.batch = batch
         self.check = check
-        """Raises if the append is no longer allowed; called while the log is locked."""
+        """Function that raises, while the log is locked, if the append is no longer allowed."""
         self.begun = False
-        """Whether a leader has started to write it."""
+        """Whether a leader has started to write this append."""
         self.done = False
         self.first = 0
-        """Seq of its first message."""
+        """Seq of the first message of this append."""
         self.error: BaseException | None = None
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
@@ -84,11 +84,11 @@ class Pending:
 
     def wake(self) -> None:
         """Wake the caller."""
-        with suppress(RuntimeError):  # already woken
+        with suppress(RuntimeError):  # the caller is already awake
             self._wakeup.release()
 
     def wait(self) -> None:
-        """Wait until woken, for at most a short time."""
+        """Wait for `wake`, but only for a short time."""
         self._wakeup.acquire(timeout=_RECHECK_SECONDS)
 
 
@@ -102,8 +102,8 @@ class Gate:
     def enter(self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float) -> None:
         """Return when `mine` is done. Raises StoreBusy, MaybeStored.
 
-        Either this thread calls `lead` with a group that starts with `mine`, and `lead` finishes
-        each member; or another thread does.
+        Either this thread or another thread calls `lead` with a group that contains `mine`. `lead`
+        finishes each member of the group.
         """
         try:
             self.waiting.append(mine)
@@ -121,24 +121,28 @@ class Gate:
     def _may_lead(self, mine: Pending) -> bool:
         if self.lock.locked():
             return False
-        # In order of arrival: otherwise a thread that returns immediately would always be first.
+        # Serve threads in order of arrival: otherwise a thread that returns immediately would
+        # always be first.
         # guard: write-queue-interrupt
         return self.waiting[:1] == [mine] or mine not in self.waiting
 
     def _try_to_lead(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> bool:
         """Lead and return True; return False if another thread took the lock first."""
-        taken = False
+        acquired = False
         try:
-            (taken,) = map(self.lock.acquire, (False,))
-            if taken and not mine.done:
+            (acquired,) = map(self.lock.acquire, (False,))
+            if acquired and not mine.done:
                 self._lead_group(mine, lead)
         finally:
-            if taken:
+            if acquired:
                 self.lock.release()
-        return taken
+        return acquired
 
     def _lead_group(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
-        """Lead, unless a leader was interrupted while it wrote `mine`. The lock is held."""
+        """Lead, unless a leader was interrupted while it wrote `mine`.
+
+        The caller holds the lock.
+        """
         if mine.begun:  # guard: begun-write-not-repeated
             mine.finish(
                 error=MaybeStored(f"{mine.key!r}: the write that includes it was interrupted")
@@ -157,7 +161,7 @@ class Gate:
     def wake_next(self) -> None:
         """Wake the caller that has waited longest."""
         if self.waiting:
-            with suppress(IndexError):  # it stopped waiting
+            with suppress(IndexError):  # the caller has stopped waiting
                 self.waiting[0].wake()
 
     def _take_group(self, mine: Pending) -> list[Pending]:
@@ -177,7 +181,7 @@ class Gate:
         return group
 
     def _withdraw(self, pending: Pending) -> bool:
-        """Remove it from the queue; return False if another thread has removed it."""
+        """Remove `pending` from the queue; return False if another thread was faster."""
         try:
             self.waiting.remove(pending)
         except ValueError:
@@ -205,16 +209,16 @@ class WriteQueue:
     def try_fast_append(self, key: str, payload: bytes, check: Check | None = None) -> int:
         """Append one message to an open log if no other writer waits; return its seq.
 
-        0 means that nothing was done and a full append is needed. Raises NotStored, MaybeStored,
-        and as `check`.
+        Return 0 if nothing was done and a full append is needed. Raises NotStored, MaybeStored and
+        the errors of `check`.
         """
         log, gate = self._logs.opened(key), self._gates.get(hash(key) % GATES)
         if log is None or gate is None or gate.waiting:
             return 0
-        taken = False
+        acquired = False
         try:
-            (taken,) = map(gate.lock.acquire, (False,))
-            if not taken:
+            (acquired,) = map(gate.lock.acquire, (False,))
+            if not acquired:
                 return 0
             seq, outcome, cached = fast_append(self._logs, log, payload, check)
             if outcome is not STORED and outcome is not None:
@@ -226,14 +230,17 @@ class WriteQueue:
             if not seq & _TOUCH_EVERY:
                 self._logs.touch(log)
         finally:
-            if taken:
+            if acquired:
                 gate.lock.release()
         if gate.waiting:
             gate.wake_next()
         return seq
 
     def append(self, key: str, batch: Batch, check: Check | None = None) -> int:
-        """Append messages of one caller; return the first seq. Raises as `Store.add_messages`."""
+        """Append messages of one caller; return the first seq.
+
+        Raises the errors of `Store.add_messages`.
+        """
         mine = Pending(key, batch, check)
         self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
         if mine.error is not None:
@@ -243,7 +250,7 @@ class WriteQueue:
     def append_group(
         self, key: str, batches: Sequence[Batch], check: Check | None = None
     ) -> list[int | StenologError]:
-        """Append messages of several callers; return for each the first seq, or the error."""
+        """Append messages of several callers; return the first seq or the error of each caller."""
         group = [Pending(key, batch, check) for batch in batches]
         if group:
             self.run_exclusive(key, lambda: self._lead(group))
@@ -282,7 +289,7 @@ class WriteQueue:
         return self._gates.get(place) or self._gates.setdefault(place, Gate())
 
     def _lead(self, group: list[Pending]) -> None:
-        """Write appends to one session in one write; always finish each of them."""
+        """Write all appends of a group in one write, and always finish each append."""
         key = group[0].key
         log = None
         try:
@@ -308,7 +315,8 @@ class WriteQueue:
                 self._logs.unlock(key)
             for pending in group:
                 if not pending.done:
-                    # Only an interruption leads here; whether the write happened is unknown.
+                    # Only an interruption reaches this line. It is unknown whether the write
+                    # happened.
                     pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
         if log is not None:
             self._logs.trim(log)
@@ -324,7 +332,8 @@ class WriteQueue:
                 continue
             if batch.once is not None:
                 if batch.once in tokens:
-                    # The same idempotency key twice in one group: the second waits for the first.
+                    # If two appends of a group have the same idempotency key, the second waits for
+                    # the first.
                     later.append(pending)
                     continue
                 tokens.add(batch.once)
@@ -357,11 +366,11 @@ class WriteQueue:
         if other or token.count != len(batch.payloads):
             pending.finish(error=OnceConflict(log.key, once, token.first))
             return True
-        # Another process may have written it: it counts as stored once it is on the disk.
+        # Another process may have written the message. It counts as stored once it is on the disk.
         try:
             writer.sync(log)
         except OSError as error:
-            # No more appends to a log whose sync has failed.
+            # Allow no more appends to a log whose sync has failed.
             pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
             raise
         pending.finish(first=token.first)
@@ -381,9 +390,9 @@ def fast_append(
 ) -> tuple[int, Outcome | None, bool]:
     """Append one message to an open log that no other process has changed.
 
-    Return its seq or 0, the outcome, and whether the cache grew. The outcome is None if a full
-    append is needed; then nothing was done. The caller holds the gate of the session. `check`
-    raises StenologError if the write is no longer allowed.
+    Return its seq or 0, the outcome, and whether the cache grew. The outcome is None if nothing was
+    done and a full append is needed. The caller holds the gate of the session. `check` raises
+    StenologError if the write is no longer allowed.
 
     This is a single function on purpose: right after a sync the processor's caches are cold, and
     each call of a Python function then costs several times as much as in a loop.
@@ -392,15 +401,15 @@ def fast_append(
     cached = False
     try:
         fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
-        found = os.stat(log.name, dir_fd=logs.directory.descriptor, follow_symlinks=False)
+        status = os.stat(log.name, dir_fd=logs.directory.descriptor, follow_symlinks=False)
         at = now()
         with log.mutex:
             before, seq, identity = log.size, log.next_seq, (log.inode, log.device)
             if (  # guard: fast-append-size, fast-append-inode
                 log.phase is not LoadPhase.READY
                 or log.suspect
-                or found.st_size != before
-                or (found.st_ino, found.st_dev) != identity
+                or status.st_size != before
+                or (status.st_ino, status.st_dev) != identity
                 or logs.entries.get(log.name) != identity
                 or logs.suspects
                 or log.synced != before
@@ -428,7 +437,8 @@ def fast_append(
                     or not before == log.end == log.size
                     or log.tail is not None
                 ):
-                    # Keep it in memory; or a reader of this process has read or dropped the log.
+                    # Keep the message in memory, unless a reader of this process has read or
+                    # dropped the log.
                     log.extend(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
                 else:
                     log.advance(seq, at, before + len(line), len(line))
@@ -439,7 +449,7 @@ def fast_append(
     except OSError as error:
         return 0, Outcome(0, error), False
     finally:
-        # Not in a separate function: Ctrl-C may interrupt the call of one.
+        # Not in a separate function, because Ctrl-C may interrupt a function call.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         except OSError:
@@ -459,14 +469,17 @@ def _is_refused(pending: Pending) -> bool:
 
 
 def delete_if_empty(log: Log) -> None:
-    """Delete the file if it is empty and still has its name. The caller holds its lock."""
+    """Delete the file of a log if the file is empty and still has its name.
+
+    The caller holds the lock of the log.
+    """
     with suppress(OSError, StenologError):
         if log.file_size() == 0 and log.is_same_file(log.directory.stat(log.name)):
             os.unlink(log.name, dir_fd=log.directory.descriptor)
 
 
 def _not_stored(error: StenologError) -> StenologError:
-    """Return a copy of an error for one more caller; NotStored if the store cannot be opened."""
-    own = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)
-    own.__cause__ = error
-    return own
+    """Return a copy of an error for another caller; NotStored if the store cannot be opened."""
+    error_copy = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)
+    error_copy.__cause__ = error
+    return error_copy

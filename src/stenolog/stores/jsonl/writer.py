@@ -1,6 +1,6 @@
 """Append records to a log: one write, one sync, and an exact report of the result.
 
-All functions expect the caller to hold the log's lock and to have read all that others wrote.
+Every function here expects that the caller holds the log's lock and has read all earlier records.
 """
 
 import os
@@ -32,9 +32,9 @@ from stenolog.stores.jsonl.scan import Tail, void_line
 from stenolog.stores.state import apply_void, blank, copy
 
 STATE_EVERY_BYTES: Final = 1024 * 1024
-"""Bytes after which a state is written, unless states would be a large part of the file."""
+"""Number of bytes after which a state is written, unless states would fill much of the file."""
 
-_second = (0, "")  # the last formatted second: its start in microseconds, and its text
+_second = (0, "")  # start in microseconds and text of the last formatted second
 
 
 def now() -> str:
@@ -53,7 +53,7 @@ def now() -> str:
 class WritePrefix(Struct, frozen=True, gc=False):
     """Bytes that a write begins with, before the records of the caller.
 
-    One is created per append, so the garbage collector does not track it.
+    Each append creates a WritePrefix, so the garbage collector does not track these objects.
     """
 
     offset: int
@@ -61,7 +61,7 @@ class WritePrefix(Struct, frozen=True, gc=False):
     text: bytes
     next_seq: int
     joined: bool
-    """Whether the next line is joined, so that it does not prove a sync of earlier lines."""
+    """Whether the next line is joined and does not prove that earlier lines were synced."""
     records: Sequence[Record] | None = None
     """Records in `text`; None if the log must read them from the file."""
 
@@ -73,7 +73,7 @@ class WritePrefix(Struct, frozen=True, gc=False):
 def prepare_write(log: Log, at: str) -> WritePrefix:
     """Return the bytes that must be written before the next record.
 
-    The caller holds the lock of the log. Raises ReadOnly, OSError, and as `Log.load`.
+    The caller holds the lock of the log. Raises ReadOnly, OSError and the errors of `Log.load`.
     """
     with log.mutex:
         log.check_known()
@@ -81,7 +81,7 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
         offset, seq, tail = log.size, log.next_seq, log.tail
         joined = log.synced < log.end
         ends_line = log.ends_line
-        due = copy(log.known_state()) if not new and _state_is_due(log) else None
+        new_state = copy(log.known_state()) if not new and _state_is_due(log) else None
     if tail is not None:  # guard: torn-tail-set-aside
         # The void record proves that all bytes before it are on the disk, so sync them first.
         sync(log)
@@ -97,23 +97,23 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
         return WritePrefix(offset, _first_states(log.key, at), 1, joined=True)
     if not ends_line:
         return WritePrefix(offset, b"\n", seq, joined=True)
-    if due is None:
+    if new_state is None:
         return WritePrefix(offset, b"", seq, joined, ())
     if joined:
         sync(log)
-    text = control_line("state", seq, at, due)
+    text = control_line("state", seq, at, new_state)
     with log.mutex:
         log.state_bytes = len(text)
-    return WritePrefix(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=due)])
+    return WritePrefix(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=new_state)])
 
 
 def sync(log: Log) -> None:
-    """Sync what other processes wrote. After an OSError the log is suspect.
+    """Sync the bytes that other processes wrote. After an OSError the log is suspect.
 
     A failed sync is not retried: the second sync would succeed although data was lost.
     """
     with log.mutex:
-        # The end of a log that is not loaded is unknown; one more sync does no harm.
+        # The end of a log that is not loaded is unknown; an additional sync does no harm.
         end = log.end if log.is_loaded else -1
         if log.is_loaded and log.synced >= end and log.tail is None:
             return
@@ -148,8 +148,8 @@ def _state_is_due(log: Log) -> bool:
 class Outcome(Struct, frozen=True):
     """Result of a write.
 
-    The garbage collector tracks it: the traceback of the error refers to frames, and those refer
-    to the outcome and to the log with its descriptor.
+    The garbage collector tracks an Outcome, because its error forms a cycle: the traceback refers
+    to frames, which refer to the outcome and to the log with its descriptor.
     """
 
     stored: int
@@ -157,7 +157,7 @@ class Outcome(Struct, frozen=True):
     error: BaseException | None = None
     """Error of the write, or of a step after it; the log must then be read again."""
     unknown: bool = False
-    """Whether the other bytes may be in the log; otherwise they certainly are not."""
+    """Whether the remaining bytes may be in the log. If False, they certainly are not."""
 
     def covers(self, end: int) -> bool:
         """Return whether the lines up to this end are stored; the last newline is optional."""
@@ -211,9 +211,9 @@ def write_and_sync(log: Log, before: int, text: bytes) -> Outcome:
 
 
 def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
-    """Copy everything before a failed sync to a new file, which surely lacks the failed write.
+    """Copy all bytes before a failed sync to a new file, without the failed write.
 
-    What the old file has on the disk is unknown, and a second sync would wrongly succeed.
+    The content of the old file on the disk is unknown, and a second sync would wrongly succeed.
     """
     with log.mutex:
         log.suspect = True  # guard: failed-sync-marks-log
@@ -229,8 +229,8 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
 def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
     """Append batches in one write. Raises ReadOnly, OSError before the write.
 
-    Return the first seq of each batch that is durably stored, 0 for each other one, and the
-    outcome of the write.
+    Return the first seq of each batch, or 0 if the batch is not durably stored, and the outcome of
+    the write.
     """
     at = now()
     opening = prepare_write(log, at)
@@ -271,7 +271,7 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
 
 
 def _add_to_log(log: Log, opening: WritePrefix, records: list[Record], length: int) -> Outcome:
-    """Add stored records to the log in memory. They are stored even if this fails."""
+    """Add stored records to the log in memory. The records stay stored even if this call fails."""
     try:
         with log.mutex:
             log.extend(opening.offset, opening.followed_by(records), length)
@@ -283,9 +283,9 @@ def _add_to_log(log: Log, opening: WritePrefix, records: list[Record], length: i
 def append_change(
     log: Log, decided: Change, payloads: Sequence[bytes] = ()
 ) -> tuple[bool, Outcome]:
-    """Append one change, together with the messages that belong to it. Raises as append.
+    """Append one change together with its messages. Raises the errors of `append`.
 
-    Return whether it is durably stored, and the outcome of the write.
+    Return whether the change is durably stored, and the outcome of the write.
     """
     at = now()
     opening = prepare_write(log, at)

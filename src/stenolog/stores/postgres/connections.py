@@ -1,7 +1,7 @@
 """A pool of connections to one server, opened on demand, up to a maximum number.
 
-The caller itself connects: so it gets the error if that fails, and after a failover no caller waits
-for the next attempt of another one.
+Each caller connects itself. So the caller gets the error if connecting fails, and after a failover
+no caller waits for the next attempt of another caller.
 """
 
 import select
@@ -36,14 +36,14 @@ _RETRY_SECONDS: Final = 0.05
 _RECHECK_SECONDS: Final = 0.05
 """Seconds after which a waiting caller checks again, even without a wake-up."""
 _MAINTENANCE_FACTOR: Final = 10
-"""Factor by which the answer timeout is longer for vacuum and migration."""
+"""Factor by which vacuum and migration extend the answer timeout."""
 _DEFAULTS: Final = {
     "application_name": "stenolog",
     "connect_timeout": "5",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
-    # In milliseconds: gives up an unreachable server that does not close the connection.
+    # Milliseconds after which the kernel gives up a connection to an unreachable server.
     "tcp_user_timeout": "15000",
 }
 _SERVER_QUERY: Final = (
@@ -80,10 +80,10 @@ class Connection(psycopg.Connection[Row]):
     def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
         """Run an exchange with the server. Raises NoAnswer."""
         try:
-            # Without our own keyword: psycopg 3.2 has no `timeout` here.
+            # The call passes no `timeout`, because psycopg 3.2 does not have that keyword.
             return super().wait(_with_timeout(gen, self.answer_timeout), *options, **named)
         except NoAnswer:
-            # The answer may still arrive, and the next caller must not get it.
+            # The answer may still arrive, and the next caller must not receive this answer.
             self.pgconn.finish()
             raise
 
@@ -113,25 +113,25 @@ def _with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any,
                 # guard: postgres-silent-server
                 raise NoAnswer(f"the server did not answer a statement within {seconds:g} s")
     except StopIteration as done:
-        found: T = done.value
-        return found
+        result: T = done.value
+        return result
 
 
 def binary_adapters() -> AdaptersMap:
     """Return the adapters that send values in binary, and all integers as eight bytes."""
-    found = AdaptersMap(psycopg.adapters)
-    found.register_dumper(int, Int8BinaryDumper)
-    # Unescaped: with escaped quotes, a list of long texts took seconds.
-    found.register_dumper(str, StrBinaryDumper)
-    found.register_dumper(list, ListBinaryDumper)
-    return found
+    adapters = AdaptersMap(psycopg.adapters)
+    adapters.register_dumper(int, Int8BinaryDumper)
+    # Send texts without escaping: with escaped quotes, a list of long texts took seconds.
+    adapters.register_dumper(str, StrBinaryDumper)
+    adapters.register_dumper(list, ListBinaryDumper)
+    return adapters
 
 
 class ConnectionPool:
-    """Pool of connections; `close` closes the idle ones, and the others when they are returned.
+    """A pool of connections to one server.
 
-    An interrupt (Ctrl-C) may strike between any two steps here. Therefore it keeps no counter, and
-    uses no lock whose methods are written in Python: such a lock can stay locked.
+    An interrupt (Ctrl-C) may strike between any two steps here. Therefore the pool keeps no
+    counter, and uses no lock whose methods are written in Python: such a lock can stay locked.
     """
 
     def __init__(self, settings: Settings, sql: Mapping[str, bytes]) -> None:
@@ -143,8 +143,7 @@ class ConnectionPool:
         self._mutex = threading.Lock()
         self._slots: list[weakref.ref[PoolSlot]] = []
         self._waiting: deque[None] = deque()
-        """One entry for each waiting caller; an interrupted one may leave its entry in the queue.
-        """
+        """One entry for each waiting caller; interrupted callers may leave their entries."""
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._closed = False
         self.server = ServerProperties(has_pooler=False, asynchronous_commit=False)
@@ -159,7 +158,7 @@ class ConnectionPool:
             if self._closed:
                 raise StoreClosed("the store is closed")
             try:
-                # Atomic on a deque, so no lock is needed.
+                # This operation is atomic on a deque, so no lock is needed.
                 idle = self._idle.pop()
             except IndexError:
                 slot = self._new_slot()
@@ -169,7 +168,7 @@ class ConnectionPool:
                 continue
             if time.monotonic() - idle.returned_at < _CHECK_AFTER or not _has_data(idle.connection):
                 return idle
-            # An idle connection has data only if the server closes it.
+            # An idle connection has unread data only if the server closes the connection.
             self._close_connection(idle)
 
     def release(self, idle: Transaction) -> None:
@@ -184,27 +183,27 @@ class ConnectionPool:
             self.close_idle()
 
     def _new_slot(self) -> PoolSlot | None:
-        """Return a slot for one more connection; None if the maximum is reached."""
+        """Return a slot for another connection; None if the maximum is reached."""
         with self._mutex:
-            used = [ref for ref in self._slots if (slot := ref()) is not None and not slot.free]
-            self._slots = used
-            if len(used) >= self._settings.connections:
+            slots = [ref for ref in self._slots if (slot := ref()) is not None and not slot.free]
+            self._slots = slots
+            if len(slots) >= self._settings.connections:
                 return None
             slot = PoolSlot()
-            used.append(weakref.ref(slot))
+            slots.append(weakref.ref(slot))
             return slot
 
     def _wait(self, deadline: float) -> None:
         """Wait until a connection may be free. Raises StoreBusy."""
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise StoreBusy(
                 f"all {self._settings.connections} connections were in use for too "
                 "long; raise the limit with ?connections=NUMBER"
             )
         self._waiting.append(None)
         try:
-            self._freed.get(timeout=min(left, _RECHECK_SECONDS))
+            self._freed.get(timeout=min(remaining, _RECHECK_SECONDS))
         except Empty:
             pass
         finally:
@@ -219,7 +218,7 @@ class ConnectionPool:
         try:
             transaction = self.connect(deadline)
         except BaseException:
-            # Immediately: the exception may keep this frame alive.
+            # Free the slot immediately: the exception may keep this frame alive.
             slot.free = True
             self._wake()
             raise
@@ -233,7 +232,7 @@ class ConnectionPool:
         self._wake()
 
     def connect(self, deadline: float) -> Transaction:
-        """Open a new connection. It is outside the pool unless `acquire` gives it a slot.
+        """Open a new connection, outside the pool unless `acquire` gives the connection a slot.
 
         Retries until the deadline if the server does not answer yet. Raises psycopg.Error,
         StoreClosed, UsageError.
@@ -249,14 +248,14 @@ class ConnectionPool:
             time.sleep(_RETRY_SECONDS)
 
     def _connect(self) -> Transaction:
-        # The timeout applies to each host: the first of several may be unreachable.
+        # The timeout applies to each host: the first of several hosts may be unreachable.
         connection = Connection.connect(
             self._settings.conninfo,
             autocommit=True,
             prepare_threshold=None,
             cursor_factory=psycopg.RawCursor,
             context=self._adapters,
-            # Overrides URL and environment: all data is sent as UTF-8.
+            # This option overrides URL and environment: all data is sent as UTF-8.
             client_encoding="UTF8",
             **self._defaults,  # type: ignore[arg-type]
         )
@@ -293,19 +292,19 @@ class ConnectionPool:
         return server
 
     def close(self) -> None:
-        """Close the idle connections; the others are closed when they are returned."""
+        """Close the idle connections now, and each lent connection when it is returned."""
         self._closed = True
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the idle connections: another server may be the right one now."""
+        """Close the idle connections, because another server may accept writes now."""
         with suppress(IndexError):
             while True:
                 self._close_connection(self._idle.pop())
 
-    def abandon(self, others: Iterable[Transaction]) -> None:
-        """In a forked child: keep the parent's connections open; closing one would end it there."""
-        _PARENT_CONNECTIONS.extend([*self._idle, *others])
+    def abandon(self, transactions: Iterable[Transaction]) -> None:
+        """In a forked child: keep the parent's connections open, which the parent still uses."""
+        _PARENT_CONNECTIONS.extend([*self._idle, *transactions])
 
 
 _PARENT_CONNECTIONS: Final[list[Transaction]] = []
@@ -329,12 +328,12 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     if in_database or not all(port.isdigit() for port in ports if port):
         # The driver ends the host at a / in the password, and would print the rest.
         raise UsageError(_INVALID_URL)
-    found = {name: value for name, value in _DEFAULTS.items() if parameters.get(name) is None}
+    defaults = {name: value for name, value in _DEFAULTS.items() if parameters.get(name) is None}
     hosts = str(parameters.get("host") or parameters.get("hostaddr") or "")
     if "," in hosts and not read_only and parameters.get("target_session_attrs") is None:
-        # Of several servers, use the one that accepts writes.
-        found["target_session_attrs"] = "read-write"
-    return found
+        # Of several servers, use the server that accepts writes.
+        defaults["target_session_attrs"] = "read-write"
+    return defaults
 
 
 def _has_data(connection: Connection) -> bool:

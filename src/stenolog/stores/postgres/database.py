@@ -1,7 +1,7 @@
 """One database: outcome and retry of calls when the server answers, refuses, or is unreachable.
 
-A call that only reads is retried on another connection. A write is retried only if that cannot
-store it twice: it was certainly not stored, or it has an idempotency key.
+A call that only reads is retried on another connection. A write is retried only if it was certainly
+not stored, or if it has an idempotency key.
 """
 
 import os
@@ -49,9 +49,10 @@ _DRIVER_ERRORS: Final = (psycopg.Error, OSError)
 
 
 class Database:
-    """A database with a connection pool. It raises the errors of `Store`; driver errors never leak.
+    """A database with a connection pool. Its methods raise the errors of `Store`.
 
-    Several threads and stores may use it. After a fork the child opens its own connections.
+    Several threads and stores may share a Database. After a fork the child opens its own
+    connections.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -60,13 +61,13 @@ class Database:
         self.damage = DamageReports()
         """Damage that this process has found."""
         self.users = 0
-        """Number of stores that have it open."""
+        """Number of stores that have this database open."""
         self._create_pool()
         try:
             self.is_outdated = self.run_read(
                 lambda transaction: schema.prepare(transaction.connection, settings)
             )
-            """Whether the tables are older than this code, and were left so, being only read."""
+            """Whether the tables have an older schema, which a read-only store does not migrate."""
         except BaseException:
             self.close()
             raise
@@ -142,7 +143,7 @@ class Database:
         self.check_writable()
         deadline = self._deadline()
         lost: Exception | None = None
-        """The first error after which it is unknown whether the work was stored."""
+        """First error that left it unknown whether the work was stored."""
         while True:
             try:
                 transaction = self._borrow(deadline)
@@ -188,7 +189,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """Open a write transaction; commit it at the end, or roll it back after any error."""
+        """Open a write transaction, committed at the end or rolled back after any error."""
         self.check_writable()
         with self._converted_errors(write_failure), self._borrowed() as transaction:
             self._begin_write(transaction)
@@ -207,7 +208,7 @@ class Database:
                 transaction.execute(b"SET LOCAL synchronous_commit = on")
 
     def vacuum(self) -> list[str]:
-        """Vacuum the tables; return the server's notices if it did not."""
+        """Vacuum the tables; return the server's notices about tables that were not vacuumed."""
         notices: list[str] = []
 
         def work(transaction: Transaction) -> None:
@@ -225,13 +226,13 @@ class Database:
         return notices
 
     def is_same_database(self, other: "Database") -> bool:
-        """Return whether both connect to the same database of the same running server."""
+        """Return whether `other` connects to the same database of the same running server."""
         if self is other:
             return True
         name = secrets.randbits(62)
-        with self.read() as here, other.read() as there:
-            here.execute(b"SELECT pg_advisory_xact_lock($1)", (name,))
-            [(is_free,)] = there.execute(b"SELECT pg_try_advisory_xact_lock($1)", (name,))
+        with self.read() as first, other.read() as second:
+            first.execute(b"SELECT pg_advisory_xact_lock($1)", (name,))
+            [(is_free,)] = second.execute(b"SELECT pg_try_advisory_xact_lock($1)", (name,))
         return not is_free  # guard: copy-onto-same-database
 
     # --- connections and state ---------------------------------------------------------------
@@ -241,7 +242,7 @@ class Database:
         try:
             return self._connections.acquire(deadline)
         except _DRIVER_ERRORS as error:
-            # It was retried until the deadline, or a retry cannot help.
+            # The call was retried until the deadline, or a retry cannot help.
             raise read_failure(error, self._action()) from error
 
     @contextmanager
@@ -260,14 +261,14 @@ class Database:
         try:
             yield
         except psycopg.Error as error:
-            # Only driver errors: the caller's code inside may raise other errors.
+            # Convert only driver errors: the caller's code inside may raise other errors.
             raise failure(error, self._action()) from error
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
 
     def _pause_before_retry(self, deadline: float) -> bool:
-        """Return whether there is time for another attempt, after a short pause."""
+        """Pause briefly, and return whether the deadline allows another attempt."""
         if time.monotonic() + _RETRY_SECONDS > deadline:
             return False
         time.sleep(_RETRY_SECONDS)
@@ -282,7 +283,7 @@ class Database:
         return f"PostgreSQL at {self.address}"
 
     def check_open(self) -> None:
-        """Raise StoreClosed if it was closed."""
+        """Raise StoreClosed if the database was closed."""
         if self.closed:
             raise StoreClosed("the store is closed")
 
@@ -310,7 +311,7 @@ class Database:
         return errors, []
 
     def release(self) -> None:
-        """Release the database for one store; the last one closes it."""
+        """Release the database for one store; the last store closes the database."""
         with _sharing:
             self.users -= 1
             if self.users > 0:
@@ -360,13 +361,13 @@ def open_database(settings: Settings) -> Database:
     """Return the database for these settings, shared by the stores of a process."""
     with _sharing:
         opening = _opening.setdefault(settings, threading.Lock())
-    # Only callers with the same settings wait while it connects.
+    # Only callers with the same settings wait during the connect.
     with opening:
         with _sharing:
-            found = _shared.get(settings)
-            if found is not None and not found.closed:
-                found.users += 1
-                return found
+            shared = _shared.get(settings)
+            if shared is not None and not shared.closed:
+                shared.users += 1
+                return shared
         database = Database(settings)
         database.users = 1
         with _sharing:
@@ -394,24 +395,28 @@ _RESTORE_ADVICE: Final = (
 
 
 def examine(database: Database) -> Report:
-    """Examine the server and the tables. Raises StoreUnavailable if they cannot be read."""
+    """Examine the server and the tables. Raises StoreUnavailable if the tables cannot be read."""
     errors, problems = database.problems()
-    found = [
+    findings = [
         Finding(kind="server", meaning=meaning, advice="Check the server's settings.")
         for meaning in (*errors, *problems)
     ]
     try:
         with database.read() as transaction:
             sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-            found += damaged
-            found += _stray_rows(transaction)
+            findings += damaged
+            findings += _stray_rows(transaction)
     except NewerFormat as error:
-        found.append(Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog."))
-        return Report(sessions=0, findings=tuple(found))
+        findings.append(
+            Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog.")
+        )
+        return Report(sessions=0, findings=tuple(findings))
     except DamagedStore as error:
-        found.append(Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE))
-        return Report(sessions=0, findings=tuple(found))
-    return Report(sessions=sessions, findings=tuple(found))
+        findings.append(
+            Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE)
+        )
+        return Report(sessions=0, findings=tuple(findings))
+    return Report(sessions=sessions, findings=tuple(findings))
 
 
 def repair(database: Database) -> list[RepairResult]:

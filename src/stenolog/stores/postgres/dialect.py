@@ -76,8 +76,8 @@ class PostgresDialect:
     def run_message_read(self, work: Callable[["Transaction", DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
-        Messages never change, so two statements are enough, unless some messages were purged
-        between them: then both run again in one transaction.
+        Messages never change, so two statements without a transaction are enough. If messages were
+        purged between the statements, both run again in one transaction.
         """
         try:
             return self.run_read(lambda transaction: work(transaction, None))
@@ -166,17 +166,17 @@ class PostgresDialect:
         results: list[AppendResult],
         lease: SQLLease[Any] | None,
     ) -> None:
-        """Append batches in their order; put the outcome of each at its index in `results`.
+        """Append batches in order; put the outcome of each batch at its index in `results`.
 
-        Adjacent batches without idempotency keys form one batch: all are stored, or none.
+        Adjacent batches without idempotency keys are merged, and stored completely or not at all.
         """
         groups: list[list[tuple[int, Batch]]] = []
-        for one in group:
-            is_joined = one[1].once is None and groups and groups[-1][-1][1].once is None
+        for item in group:
+            is_joined = item[1].once is None and groups and groups[-1][-1][1].once is None
             if is_joined:
-                groups[-1].append(one)
+                groups[-1].append(item)
             else:
-                groups.append([one])
+                groups.append([item])
         for adjacent in groups:
             try:
                 first = self._append(
@@ -220,7 +220,7 @@ class PostgresDialect:
             yield lambda seconds: wait(min(_LEASE_POLL, seconds))
 
     def lease_holder(self, row: Row) -> str | None:
-        """Return a description of the holder of a lease; None if it is free."""
+        """Return a description of the holder of a lease; None if the lease is free."""
         holder, since, in_force = row
         return f"{holder}, since {since}" if in_force else None
 
@@ -229,7 +229,7 @@ class PostgresDialect:
         return bool(row[0])
 
     def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
-        """Acquire the lease by the server's clock and return its epoch; 0 if it is not free."""
+        """Acquire the lease by the server's clock and return its epoch; 0 if it is held."""
         # The random name makes a retry safe after a lost response.
         name, seconds = os.urandom(8).hex(), min(float(ttl), _MAX_LEASE_SECONDS)
         values = namespace, key.encode(), holder_name(), name, seconds
@@ -267,8 +267,8 @@ class PostgresDialect:
             notices = self.database.vacuum()
         except StenologError as error:
             notices = [str(error)]
-        left = "the pages of the tables still contain it until their owner vacuums them"
-        return (f"{left}: {notices[0]}",) if notices else ()
+        remainder = "the pages of the tables still contain it until their owner vacuums them"
+        return (f"{remainder}: {notices[0]}",) if notices else ()
 
     def health(self) -> Health:
         """Return whether writes are expected to work."""
@@ -284,7 +284,7 @@ class PostgresDialect:
 
 
 class _SessionMissing(Exception):
-    """The session does not exist, or the tables have another version than this code knows."""
+    """The session does not exist, or the version of the tables is unknown to this code."""
 
 
 def _notification_name(namespace: str, key: str) -> str:
@@ -306,7 +306,7 @@ def _merge_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:
-    """Append one message by the fast append and return its seq. Raises _NoSession."""
+    """Append one message by the fast append and return its seq. Raises _SessionMissing."""
     raw_key, at, size, format = key.encode(), now(), len(payload), transaction.format
     if transaction.server.has_pooler:
         for (seq,) in transaction.run(
@@ -314,14 +314,14 @@ def _append_one(transaction: "Transaction", namespace: str, key: str, payload: b
         ):
             return int(seq)
         raise _SessionMissing
-    found = transaction.run_prepared(
+    row = transaction.run_prepared(
         "append_one",
         _TYPES,
         (namespace.encode(), raw_key, at.encode(), payload, _int8(size), _int8(format)),
     )
-    if found is None:
+    if row is None:
         raise _SessionMissing
-    return int.from_bytes(found, "big")
+    return int.from_bytes(row, "big")
 
 
 def _int8(number: int) -> bytes:
@@ -331,7 +331,7 @@ def _int8(number: int) -> bytes:
 def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, epoch: int) -> int:
     """Append a batch, fenced by the lease of this epoch (0: none), and return its first seq.
 
-    Raises OnceConflict, LeaseLost, _NoSession; then nothing was written.
+    Raises OnceConflict, LeaseLost, _SessionMissing. After an error nothing was written.
     """
     at, payloads, once = now(), batch.payloads, batch.once
     [(first, session, known, count, fence)] = transaction.run(
@@ -367,6 +367,6 @@ def _append_new(
         try:
             return _append(transaction, namespace, key, batch, epoch)
         except _SessionMissing:
-            # Waits for another writer that is creating it.
+            # This statement waits for another writer that is creating the session.
             create_session(transaction, namespace, blank(key, os.urandom(8).hex(), 1, now()), 0, 0)
     raise DamagedStore(f"{key!r}: its row has another version than the tables")

@@ -1,7 +1,7 @@
 """Notifications between processes about changed sessions (LISTEN and NOTIFY).
 
 A notification inside the storing transaction would serialize all commits of the database. Therefore
-a thread sends it afterwards, on another connection, for many commits at once. A lost notification
+a thread sends the notifications of many commits later, on another connection. A lost notification
 only costs time: followers also poll.
 """
 
@@ -35,8 +35,7 @@ FAST_POLL: Final = 0.1
 _COLLECT_SECONDS: Final = 0.01
 _TIMEOUT: Final = 2.0
 _IDLE_SECONDS: Final = 5.0
-"""Seconds without notifications after which the sending thread ends; the next one starts another.
-"""
+"""Seconds without notifications after which the sending thread ends; it restarts on demand."""
 
 
 class ChangeSignal:
@@ -52,12 +51,12 @@ class ChangeSignal:
         self._queue: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """Wake the waiting thread, or the next one that waits."""
+        """Wake the waiting thread, or the next thread that waits."""
         if self._queue.empty():
             self._queue.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a signal and reset it; return False if none arrived in time."""
+        """Wait for the signal and reset it; return False after a timeout."""
         try:
             self._queue.get(timeout=max(0.0, seconds))
         except Empty:
@@ -89,7 +88,7 @@ class Notifications:
     # --- sending -----------------------------------------------------------------------------
 
     def notify(self, name: str) -> None:
-        """Notify followers of a commit in this session: here now, in other processes soon."""
+        """Notify followers of a commit: in this process now, in other processes soon."""
         if name in self._signals:
             self._wake_session(name)
         # The thread does these two steps in reverse order, so that no name stays unsent.
@@ -101,7 +100,7 @@ class Notifications:
         try:
             self._collecting = True
             if self._sender_thread is None and not self._closed:
-                # An interrupt here may start two threads; the second one ends immediately.
+                # An interrupt here may start two threads; the second thread ends immediately.
                 thread = threading.Thread(
                     target=self._send_loop, name="stenolog-notify", daemon=True
                 )
@@ -160,7 +159,7 @@ class Notifications:
     # --- receiving ---------------------------------------------------------------------------
 
     def subscribe(self, name: str) -> ChangeSignal:
-        """Return a bell that rings after changes of this session, as far as they are received."""
+        """Return a signal that is set after each notified change of this session."""
         signal = ChangeSignal()
         with self._mutex:
             self._signals.setdefault(name, []).append(signal)
@@ -173,9 +172,9 @@ class Notifications:
         return signal
 
     def unsubscribe(self, name: str, signal: ChangeSignal) -> None:
-        """Remove a bell."""
+        """Stop signalling changes of this session to `signal`."""
         with self._mutex:
-            signals = [one for one in self._signals.get(name, ()) if one is not signal]
+            signals = [other for other in self._signals.get(name, ()) if other is not signal]
             if signals:
                 self._signals[name] = signals
             else:
@@ -183,7 +182,7 @@ class Notifications:
 
     @property
     def poll_interval(self) -> float:
-        """Maximum time that a follower waits for its bell before it polls, in seconds."""
+        """Maximum time that a follower waits for its signal before it polls, in seconds."""
         listener = self._listener
         return SLOW_POLL if listener is not None and listener.is_listening else FAST_POLL
 
@@ -196,7 +195,7 @@ class Notifications:
                 signal.set()
 
     def wake(self, name: str | None) -> None:
-        """Ring for one session, or for all if notifications may have been missed."""
+        """Set the signals of one session, or of all sessions after missed notifications."""
         if name is not None:
             self._wake_session(name)
             return
@@ -219,7 +218,7 @@ class Notifications:
         self.wake(None)
 
     def abandon(self) -> list[Transaction]:
-        """In a forked child: return the connections of the parent."""
+        """Return the connections of the parent process, for a forked child."""
         return [] if self._sender is None else [self._sender]
 
 
@@ -232,12 +231,12 @@ class _Listener:
         self._wake_reader, self._wake_writer = os.pipe()
         self._closed = False
         self.is_listening = False
-        """Whether notifications are received now."""
+        """Whether the process receives notifications now."""
         self._thread = threading.Thread(target=self._run, name="stenolog-listen", daemon=True)
         try:
             self._thread.start()
         except BaseException:
-            # The thread may run anyway, although no caller has this object.
+            # The thread may be running, although no caller has this object.
             self._closed = True
             os.close(self._wake_writer)
             raise

@@ -1,4 +1,4 @@
-"""Conversion of the driver's and server's errors into stenolog's. No other error leaks."""
+"""Converts errors of the driver and of the server into stenolog's errors."""
 
 from typing import Final
 
@@ -43,13 +43,11 @@ _REFUSALS: Final[dict[str, str]] = {
     "sslmode": "check sslmode",
     "certificate": "check sslmode, sslrootcert and the server's certificate",
 }
-"""Advice by texts with which a reachable server refuses a connection: a failed connection has no
-SQLSTATE.
-"""
+"""Advice by the text of a refused connection, which has no SQLSTATE."""
 
 
 class FailedBeforeCommit(Exception):
-    """An error before anything could have been stored."""
+    """A call failed before it could have stored anything."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
@@ -58,7 +56,7 @@ class FailedBeforeCommit(Exception):
 def is_connection_lost(error: BaseException) -> bool:
     """Return whether the connection was lost, so that the outcome of its work is unknown."""
     if isinstance(error, OSError):
-        return True  # an I/O error of the connection: its progress is unknown
+        return True  # after an I/O error, the progress of the statement is unknown
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return False
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P0"))
@@ -70,17 +68,17 @@ def is_read_only_server(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether an immediate retry may work: the transaction lost a conflict."""
+    """Return whether the transaction lost a conflict, so that an immediate retry may work."""
     return isinstance(error, _CONFLICTS)
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Return whether a refused connection may work a little later, as when a server restarts."""
+    """Return whether a refused connection may work later, for example while a server restarts."""
     return isinstance(error, psycopg.OperationalError) and not _is_refused(error)
 
 
 def _is_refused(error: psycopg.OperationalError) -> bool:
-    """Return whether the server refused for a reason that a retry does not change."""
+    """Return whether the server refused a connection for a reason that a retry does not change."""
     text = str(error)
     return any(phrase in text for phrase in _REFUSALS)
 
@@ -122,7 +120,7 @@ def write_failure(error: Exception, action: str) -> StenologError:
 
 
 def commit_failure(error: Exception, action: str) -> StenologError:
-    """Return the error for a failure when the commit may have happened."""
+    """Return the error for a failure after which the commit may have happened."""
     if is_connection_lost(error):
         return MaybeStored(f"{action}: {describe_error(error)}. {RETRY_ADVICE}")
     return write_failure(error, action)
@@ -140,7 +138,7 @@ def describe_error(error: Exception) -> str:
     line = _first_line(error)
     advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
-        advice = next((what for phrase, what in _REFUSALS.items() if phrase in text), None)
+        advice = next((hint for phrase, hint in _REFUSALS.items() if phrase in text), None)
     if advice is None and "failed to resolve host" in text:
         advice = "check the name of the host"
     if advice is None and is_connection_lost(error):
@@ -149,7 +147,7 @@ def describe_error(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the message of driver or server, without the address and hints."""
+    """Return the error message of the driver or server, without the address and hints."""
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     line = (primary or str(error)).strip().split("\n")[0].strip()
     return line.rpartition(" failed: ")[2] or line or type(error).__name__

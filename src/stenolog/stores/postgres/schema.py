@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def statements(schema: str) -> dict[str, bytes]:
-    """Return every statement as bytes, the form in which the driver sends it."""
+    """Return every statement as bytes, because the driver sends bytes."""
     text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
     _, *parts = _NAME.split(text.replace("{schema}", quoted(schema)))
     return {
@@ -34,7 +34,8 @@ def quoted(name: str) -> str:
 
 _MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
-# Reads the system catalogs: to_regclass may return the state at the start of the transaction.
+# This query reads the system catalogs, because to_regclass may return the state at the start of the
+# transaction.
 _TABLES: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
     SELECT typname
@@ -50,13 +51,13 @@ _SCHEMAS: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
 @cache
 def migrations() -> tuple[str, ...]:
     """Return the migration scripts in order; the last number is the version of the tables."""
-    found = {
+    scripts = {
         int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
         for entry in (files(__package__) / "schema").iterdir()
         if entry.name.endswith(".sql")
     }
-    assert sorted(found) == list(range(1, len(found) + 1)), "a number is missing"
-    return tuple(found[number] for number in sorted(found))
+    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "a number is missing"
+    return tuple(scripts[number] for number in sorted(scripts))
 
 
 def newest_version() -> int:
@@ -65,16 +66,16 @@ def newest_version() -> int:
 
 
 def prepare(connection: "Connection", settings: "Settings") -> bool:
-    """Create or migrate the tables; return whether they are older and opened read-only.
+    """Create or migrate the tables.
 
-    A concurrent caller waits, and then finds them ready. Raises NewerFormat, DamagedStore,
-    NothingYet.
+    Return True if the tables are older and opened read-only, so that they stay older. A concurrent
+    caller waits until the tables are ready. Raises NewerFormat, DamagedStore, EmptyStore.
     """
-    found = version_of(connection, settings.schema)
-    if found is not None and found == newest_version():
+    version = version_of(connection, settings.schema)
+    if version is not None and version == newest_version():
         return False
     if settings.read_only:
-        if found is None:
+        if version is None:
             raise EmptyStore(
                 f"there are no sessions of stenolog in this database yet (schema "
                 f"{settings.schema!r}); check the name. The first write creates the tables"
@@ -84,29 +85,30 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         # Each statement must see the tables that the previous lock holder created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
-        found = version_of(connection, settings.schema)
-        if found == newest_version():
+        version = version_of(connection, settings.schema)
+        if version == newest_version():
             return False
-        if found is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
+        if version is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
-        if found is not None:
-            # Otherwise a session that is being created now would not be migrated.
+        if version is not None:
+            # Lock the table: otherwise a session that another process creates now would not be
+            # migrated.
             connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
-        for script in migrations()[found or 0 :]:
+        for script in migrations()[version or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
         set_version(connection, settings.schema, newest_version())
     return False
 
 
 def set_version(connection: "psycopg.Connection[Any]", schema: str, number: int) -> None:
-    """Set the version of the tables and of each session, so that older code rejects them."""
+    """Set the version of the tables and of each session, so that older code rejects both."""
     for table, column in (("about", "version"), ("session", "format")):
         statement = f"UPDATE {quoted(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
         connection.execute(statement.encode(), (number,))
 
 
 def version_of(connection: "Connection", schema: str) -> int | None:
-    """Return the version of the tables; None if there are none.
+    """Return the version of the tables; None if the tables do not exist.
 
     Raises NewerFormat, ForeignLog, DamagedStore.
     """
@@ -126,11 +128,11 @@ def version_of(connection: "Connection", schema: str) -> int | None:
     return check_version(int(rows[0][0]))
 
 
-def check_version(found: int) -> int:
-    """Return the version if this code knows it. Raises NewerFormat."""
-    if found > newest_version():
+def check_version(version: int) -> int:
+    """Return the version of the tables if this code knows it. Raises NewerFormat."""
+    if version > newest_version():
         raise NewerFormat(
-            f"the tables have version {found}, but this stenolog supports up to "
+            f"the tables have version {version}, but this stenolog supports up to "
             f"{newest_version()}: upgrade stenolog"
         )
-    return found
+    return version

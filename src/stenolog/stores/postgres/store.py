@@ -1,6 +1,6 @@
 """PostgresStore: sessions as rows of a database that many machines share.
 
-The driver, psycopg, is imported when a store is opened, so `import stenolog` works without it.
+The driver, psycopg, is imported when a store is opened, so `import stenolog` works without psycopg.
 """
 
 import re
@@ -25,15 +25,15 @@ class PostgresStore(SQLStore):
     """Sessions in a PostgreSQL database. stores/base.py documents each call.
 
     `url`: a URL of libpq, `postgresql://user@host1,host2/database?sslmode=require`. `schema`:
-    schema of the tables; missing tables are created. `busy_timeout`: maximum wait for
-    other writers, and for the return of an unreachable server, in seconds. `connections`: maximum
-    number of open connections. `answer_timeout`: seconds that the server may take, beyond
-    `busy_timeout`, to answer one statement; then the connection is closed and the call raises
-    StoreUnavailable, NotStored or MaybeStored. `read_only`: change nothing; a standby server is
+    schema of the tables; missing tables are created. `busy_timeout`: maximum wait for other
+    writers, and for the return of an unreachable server, in seconds. `connections`: maximum number
+    of open connections. `answer_timeout`: seconds that the server may take, beyond `busy_timeout`,
+    to answer one statement. After that time the connection is closed, and the call raises
+    StoreUnavailable, NotStored or MaybeStored. `read_only`: change no data; a standby server is
     enough.
 
     Purged rows are deleted and vacuumed. The server's log, standbys and backups, and unused parts
-    of its files, may still contain them for some time.
+    of its files, may contain purged rows for some time.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PostgresStore(SQLStore):
             connections=connections,
             answer_timeout=answer_timeout,
         )
-        """The database, for code that keeps its own tables in it."""
+        """The shared database, for code that has its own tables there."""
         super().__init__(namespace, PostgresDialect(self.database))
 
     def __repr__(self) -> str:
@@ -72,8 +72,8 @@ class PostgresStore(SQLStore):
     def is_same_place(self, other: "PostgresStore") -> bool:
         """Return whether another store keeps its sessions in the same tables.
 
-        It acquires a lock through one store and looks for it through the other: locks belong to a
-        running server, not to its files, of which a restored backup is a second copy.
+        The check acquires a lock through one store and looks for the lock through the other store.
+        Locks belong to a running server, so a restored backup of the same files is another place.
         """
         if self.database.settings.schema != other.database.settings.schema:
             return False

@@ -35,19 +35,18 @@ _RETRYABLE_CONSTRAINTS: Final = (
     "session_uid",
     "lease_namespace_key_key",
 )
-"""Unique constraints that two concurrent writers may violate: the second one retries."""
+"""Unique constraints that two concurrent writers may violate; the second writer retries."""
 _validate_json = Decoder(Raw).decode
-"""Checks that a text is JSON without decoding it."""
+"""Function that checks that a text is JSON, without decoding the values."""
 
 
 class ServerProperties(Struct, frozen=True):
     """Properties of the server at the other end of a connection."""
 
     has_pooler: bool
-    """Whether a connection pooler is in between: each transaction may use another server process.
-    """
+    """Whether a pooler is in between, so that each transaction may use another server process."""
     asynchronous_commit: bool
-    """Whether commits are not synced unless requested."""
+    """Whether the server syncs a commit only on request."""
 
 
 class PoolSlot:
@@ -60,10 +59,10 @@ class PoolSlot:
 
 
 class Transaction:
-    """Operations on a connection: in a transaction, or with each statement as its own.
+    """Operations on a connection, inside a transaction or with one transaction per statement.
 
-    It is kept with its connection and its cursor, because creating a cursor takes as long as half a
-    round trip. Not thread-safe.
+    A Transaction is kept with its connection and its cursor, because creating a cursor takes as
+    long as half a round trip. A Transaction is not thread-safe.
     """
 
     __slots__ = (
@@ -87,11 +86,11 @@ class Transaction:
         self.sql = sql
         """Statements by name."""
         self.returned_at = 0.0
-        """Time at which it was last returned to the pool."""
+        """Time at which the connection was last returned to the pool."""
         self.in_use = False
-        """Whether a call uses it, or was interrupted (Ctrl-C) while using it."""
+        """Whether a call uses the connection, or was interrupted (Ctrl-C) while using it."""
         self.slot: PoolSlot | None = None
-        """Its slot in the pool; None for a connection outside the pool."""
+        """Slot of the connection in the pool; None for a connection outside the pool."""
         self._cursor = connection.cursor(binary=True)
         self._prepared: set[str] = set()
 
@@ -102,19 +101,19 @@ class Transaction:
             cursor.execute(self.sql[name], values)
         except psycopg.errors.UniqueViolation as error:
             raise _conflict_error(error) from error
-        found = cursor.fetchall() if cursor.description is not None else []
-        if len(found) > _MANY_ROWS:
+        rows = cursor.fetchall() if cursor.description is not None else []
+        if len(rows) > _MANY_ROWS:
             # The old cursor would keep the fetched rows in memory until its next use.
             self._cursor = self.connection.cursor(binary=True)
-        return found
+        return rows
 
     def run_prepared(
         self, name: str, types: Sequence[int], values: Sequence[bytes]
     ) -> bytes | None:
         """Execute the statement of this name with encoded values and return its single value.
 
-        It bypasses the cursor, which takes as long as half a round trip, for the most frequent
-        statement. Raises FailedBeforeCommit if the statement could not be prepared.
+        The most frequent statement bypasses the cursor, which takes as long as half a round trip.
+        Raises FailedBeforeCommit if the statement could not be prepared.
         """
         if name in self._prepared:
             try:
@@ -135,8 +134,8 @@ class Transaction:
         pgconn = self.connection.pgconn
         pgconn.send_query_prepared(name.encode(), values, formats, Format.BINARY)
         result = self._result(_TUPLES_OK)
-        found: bytes | None = result.get_value(0, 0) if result.ntuples else None
-        return found
+        value: bytes | None = result.get_value(0, 0) if result.ntuples else None
+        return value
 
     def _result(self, expected: ExecStatus) -> Any:
         # A server that closes the connection may send a result first, then the error.
@@ -153,7 +152,7 @@ class Transaction:
             self.executemany(self.sql[name], values)
 
     def commit(self) -> None:
-        """Commit the transaction. Raises NotStored if it contains an error."""
+        """Commit the transaction. Raises NotStored if a statement has failed."""
         cursor = self._cursor.execute(b"COMMIT")
         if cursor.statusmessage != "COMMIT":
             raise NotStored("an error inside the transaction was ignored: nothing was stored")
@@ -171,16 +170,17 @@ class Transaction:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the next caller can use it: it is open and idle."""
+        """Whether the next caller can use the connection, because it is open and idle."""
         connection = self.connection.pgconn
         idle = connection.status == _OPEN and connection.transaction_status == _IDLE
         return idle and not self.in_use  # guard: postgres-interrupted-connection
 
     @contextmanager
     def mark_in_use(self) -> Iterator[Self]:
-        """Mark it as in use; after an interrupt it stays marked and is not used again.
+        """Mark the connection as in use while a call uses it.
 
-        After an interrupt, driver and server may disagree about the state of the connection.
+        After an interrupt the connection stays marked and is not used again, because driver and
+        server may disagree about its state.
         """
         self.in_use = True
         try:
@@ -253,7 +253,7 @@ class Transaction:
         remaining = iter(rows)
         few = list(islice(remaining, _MANY_ROWS))
         if len(few) < _MANY_ROWS:
-            # One round trip; COPY needs two.
+            # This statement needs one round trip; COPY needs two.
             if few:
                 seqs, times, bodies = zip(*few, strict=True)
                 texts = [body.decode() for body in bodies]
@@ -269,7 +269,7 @@ class Transaction:
     # --- savepoints and purges ---------------------------------------------------------------
 
     def savepoint(self) -> AbstractContextManager[object]:
-        """Roll back only the work inside if it raises."""
+        """Roll back only the statements inside the `with` if an error is raised."""
         return self.connection.transaction()
 
     def erasing(self) -> AbstractContextManager[object]:
@@ -288,7 +288,7 @@ def is_intact(at: str, body: str) -> bool:
         try:
             _validate_json(body)
         except (DecodeError, RecursionError):
-            # Lone surrogates need the slower decoder.
+            # Only the slower decoder accepts lone surrogates.
             return isinstance(decode_object(body.encode()), dict)
     except ValueError:
         return False
@@ -296,7 +296,7 @@ def is_intact(at: str, body: str) -> bool:
 
 
 def _conflict_error(error: psycopg.errors.UniqueViolation) -> Exception:
-    """Return the error for a unique violation: Clash if a retry can help."""
+    """Return the error for a unique violation; UniqueConflict if a retry can help."""
     if error.diag.constraint_name in _RETRYABLE_CONSTRAINTS:
         return UniqueConflict()
     return DamagedStore(

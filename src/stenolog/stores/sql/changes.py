@@ -1,4 +1,4 @@
-"""Storing changes of a session. stores/state.py decides the changes."""
+"""Stores the changes of a session that stores/state.py decides."""
 
 import os
 
@@ -26,16 +26,16 @@ class OpenSQLSession:
 
     @property
     def state(self) -> State:
-        """State of the session; a blank state if it does not exist."""
+        """State of the session; a blank state if the session does not exist."""
         return self._session.state
 
     @property
     def last_seq(self) -> int:
-        """The last assigned seq."""
+        """Last assigned seq of the session."""
         return self._session.last_seq
 
     def visible(self, *, last: int | None = None) -> list[Message]:
-        """Return the visible messages, or only the last ones."""
+        """Return the visible messages, or only the last `last` of them."""
         if not self._session.id:
             return []
         return visible_messages(
@@ -50,7 +50,7 @@ class OpenSQLSession:
 def apply_operation(
     transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: DamageReports
 ) -> Decision[T]:
-    """Decide the change of a session, and store it with its messages.
+    """Decide the change of a session, and store the change with its messages.
 
     A session that does not exist is created if the decision contains a change.
     """
@@ -67,7 +67,7 @@ def apply_operation(
             session.id = create_session(transaction, namespace, session.state, 0, 0)
         if session.id:
             break
-        # Another writer has just created it: decide again.
+        # Another writer has just created the session: decide again.
     state = states.copy(session.state)
     states.apply_change(state, change)
     at = now()
@@ -104,20 +104,20 @@ def save_state(
 
 
 def add_change(transaction: Transaction, session: Session, change: Change) -> None:
-    """Record a change."""
+    """Store a change record of a session."""
     body = transaction.body(encode(change))
     transaction.run("add_change", session.id, change.number, now(), body)
 
 
 def complete_undo_step(transaction: Transaction, session: Session, entry: Undo) -> Undo:
-    """Complete an undo step: if it is too long for the state, read its change.
+    """Complete an undo step. A step that is too long for the state is read from its change.
 
     Raises DamagedStore.
     """
     if not entry.elsewhere:
         return entry
-    found = transaction.run("find_change", session.id, entry.number)
-    return undo_step_from((to_bytes(body) for (body,) in found), session.state.key, entry)
+    rows = transaction.run("find_change", session.id, entry.number)
+    return undo_step_from((to_bytes(body) for (body,) in rows), session.state.key, entry)
 
 
 def compact(transaction: Transaction, session: Session) -> tuple[int, int]:

@@ -61,7 +61,7 @@ class Transaction(Protocol):
     def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, in order.
 
-        `state`: mark the messages that it hides. None: all messages are visible.
+        `state`: mark the messages that this state hides. Without a state, all messages are visible.
         """
         ...
 
@@ -80,7 +80,7 @@ class Transaction(Protocol):
         ...
 
     def savepoint(self) -> AbstractContextManager[object]:
-        """Return a context manager that rolls back only its own work if it raises."""
+        """Return a context manager that, after an error, rolls back only the statements inside."""
         ...
 
     def erasing(self) -> AbstractContextManager[object]:
@@ -121,13 +121,14 @@ class Dialect(Protocol):
     # --- transactions ------------------------------------------------------------------------
 
     def run_read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work`, which only reads, once or more; its reads may see different moments."""
+        """Run `work`, which only reads, once or several times; two reads may see different data."""
         ...
 
     def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
-        If it is passed None, it must raise MissingRows for missing messages; then it runs again.
+        If `work` receives None, it must raise MissingRows for missing messages. Then `work` runs
+        again.
         """
         ...
 
@@ -136,7 +137,7 @@ class Dialect(Protocol):
         ...
 
     def run_write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a write transaction, once or more."""
+        """Run `work` in a write transaction, once or several times."""
         ...
 
     def write(self) -> AbstractContextManager[Transaction]:
@@ -161,13 +162,13 @@ class Dialect(Protocol):
         results: list[AppendResult],
         lease: "SQLLease[Any] | None",
     ) -> None:
-        """Append batches in their order; put the outcome of each at its index in `results`."""
+        """Append batches in order; put the outcome of each batch at its index in `results`."""
         ...
 
     # --- notification ------------------------------------------------------------------------
 
     def notify(self, namespace: str, key: str, /) -> None:
-        """Notify followers that a session has changed, unless the commit has done so."""
+        """Notify followers of a changed session, unless the commit has notified them."""
         ...
 
     def listening(
@@ -185,7 +186,7 @@ class Dialect(Protocol):
         ...
 
     def lease_holder(self, row: Row) -> str | None:
-        """Return a description of the holder of a lease (`find_lease`); None if it is free."""
+        """Return a description of the holder in a `find_lease` row; None if the lease is free."""
         ...
 
     def is_lease_held(self, row: Row) -> bool:
@@ -207,7 +208,7 @@ class Dialect(Protocol):
     # --- purge, health, close ----------------------------------------------------------------
 
     def erase(self) -> tuple[str, ...]:
-        """Erase the bytes of purged rows; return the places where they remain."""
+        """Erase the bytes of purged rows; return the places where such bytes remain."""
         ...
 
     def health(self) -> Health:

@@ -25,7 +25,7 @@ class StoreLeases:
 
     def __init__(self) -> None:
         self.name = os.urandom(8).hex()
-        """Identifies this store among the stores of the process."""
+        """Name that identifies this store among the stores of the process."""
         self._mutex = ThreadLock()
         self._epochs: dict[str, tuple[int, int]] = {}
         self._abandoned: set[int] = set()
@@ -35,12 +35,15 @@ class StoreLeases:
         LEASES_BY_STORE[self.name] = self
 
     def add(self, key: str, epoch: int) -> None:
-        """Remember a lease before it is committed, so that `close` finds it. Raises StoreClosed."""
+        """Remember a lease before its commit, so that `close` can release it.
+
+        Raises StoreClosed.
+        """
         with self._mutex:
             if self.closed:
                 raise StoreClosed("the store is closed")
             self._abandoned.discard(self._epochs.get(key, (0, 0))[0])
-            # With the process id: a forked child must not release it.
+            # Store the process id, too: a forked child must not release the lease.
             self._epochs[key] = epoch, os.getpid()
 
     def confirm(self, key: str, epoch: int) -> bool:
@@ -48,14 +51,14 @@ class StoreLeases:
         with self._mutex:
             if epoch in self._abandoned:
                 return False
-            # Another thread may have failed to take it over.
+            # Another thread that tried to take over the lease may have replaced this entry.
             self.add(key, epoch)
             return True
 
     def is_active(self, epoch: int) -> bool:
         """Return whether this store still uses the lease."""
         with self._mutex:
-            is_known = any(epoch == one for one, _ in self._epochs.values())
+            is_known = any(epoch == active_epoch for active_epoch, _ in self._epochs.values())
             return is_known and epoch not in self._abandoned
 
     def abandon(self, epoch: int) -> None:
@@ -64,7 +67,10 @@ class StoreLeases:
             self._abandoned.add(epoch)
 
     def forget(self, key: str, epoch: int) -> None:
-        """Forget a lease that was released or never committed. A later lease of the key stays."""
+        """Forget a lease that was released or never committed.
+
+        A later lease of the key stays.
+        """
         with self._mutex:
             if self._epochs.get(key, (None, 0))[0] == epoch:
                 del self._epochs[key]
@@ -80,7 +86,7 @@ class StoreLeases:
 
 
 LEASES_BY_STORE: Final = WeakValueDictionary[str, StoreLeases]()
-"""Leases of each store of this process, by `Held.name`."""
+"""Leases of each store of this process, by `StoreLeases.name`."""
 
 
 def holder_name() -> str:
@@ -108,14 +114,17 @@ def acquire_lease(
                 if epoch:
                     return epoch
                 continue
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise StoreBusy(f"{key!r} is leased by {description}")
-            wait_for_change(left)
+            wait_for_change(remaining)
 
 
 def find_holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
-    """Return a description of the lease's holder; None if it is free. Raises NoSuchSession."""
+    """Return a description of the lease's holder; None if the lease is free.
+
+    Raises NoSuchSession.
+    """
     if find_current(transaction, namespace, key) is None:
         raise NoSuchSession(key)
     for row in transaction.run("find_lease", namespace, transaction.key(key)):
@@ -126,7 +135,7 @@ def find_holder(dialect: Dialect, transaction: Transaction, namespace: str, key:
 
 
 def release_all(dialect: Dialect, leases: StoreLeases) -> None:
-    """Accept no more leases, and try to release those of this process."""
+    """Accept no more leases, and try to release the leases of this process."""
     epochs = leases.close()
     if epochs:
         with suppress(StenologError):
@@ -136,7 +145,7 @@ def release_all(dialect: Dialect, leases: StoreLeases) -> None:
 class SQLLease(Generic[S]):
     """A lease on one session. After another holder took over, the epoch fences off all writes.
 
-    It belongs to the process that acquired it: in a forked child it counts as lost.
+    A lease belongs to the process that acquired it. In a forked child the lease counts as lost.
     """
 
     def __init__(
@@ -157,11 +166,13 @@ class SQLLease(Generic[S]):
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, expired or taken over, or the store was closed."""
+        """Whether the lease was released, expired or taken over, or the store was closed."""
         if self._leases.closed or self._is_inherited():
             return True
         try:
-            rows = self._dialect.run_read(lambda found: found.run("lease_in_force", self.epoch))
+            rows = self._dialect.run_read(
+                lambda transaction: transaction.run("lease_in_force", self.epoch)
+            )
         except StoreClosed:
             return True
         return not any(self._dialect.is_lease_held(row) for row in rows)
@@ -174,7 +185,7 @@ class SQLLease(Generic[S]):
             raise LeaseLost(self.key, self.epoch, reason="was released")
 
     def check(self, transaction: Transaction) -> None:
-        """Raise LeaseLost if it was released or taken over.
+        """Raise LeaseLost if the lease was released or taken over.
 
         An expired lease still allows writes.
         """
@@ -183,10 +194,10 @@ class SQLLease(Generic[S]):
 
     @contextmanager
     def fenced(self, transaction: Transaction) -> Iterator[None]:
-        """Check the lease before the work inside, and lock it after that.
+        """Check the lease before the statements inside, and lock the lease after them.
 
         The lock prevents a takeover before the transaction ends. The lease is locked after the
-        sessions, in the same order as in a purge: the other order would deadlock.
+        sessions, in the same order as in a purge. The opposite order would deadlock.
         """
         self.check(transaction)
         try:
@@ -209,7 +220,7 @@ class SQLLease(Generic[S]):
     def release(self) -> None:
         """Release the lease; a second call does nothing.
 
-        If the release cannot be written, others can acquire the lease after its ttl.
+        If the release cannot be written, another process can acquire the lease after its ttl.
         """
         if self._is_inherited():
             return
@@ -218,7 +229,8 @@ class SQLLease(Generic[S]):
             with suppress(StoreClosed):
                 self._dialect.release_leases([self.epoch])
                 self._dialect.notify(self._namespace, self.key)
-            # Only now: if another thread closes the store before this line, it releases the lease.
+            # Forget the lease only now: if another thread closes the store before this line,
+            # `close` releases the lease.
             self._leases.forget(self.key, self.epoch)
         except BaseException:
             self._leases.abandon(self.epoch)

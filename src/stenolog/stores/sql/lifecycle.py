@@ -41,7 +41,10 @@ def copy_marker(uid: str) -> str:
 def fork(
     transaction: Transaction, namespace: str, key: str, new_key: str, *, at: int | None
 ) -> None:
-    """Create a session from the visible messages of another. Raises the errors of Store.fork."""
+    """Create a session from the visible messages of another session.
+
+    Raises the errors of `Store.fork`.
+    """
     source = require_session(transaction, namespace, key, lock=True)
     _check_key_is_free(transaction, namespace, new_key)
     forked = states.decide_fork(
@@ -99,8 +102,8 @@ def restore(
 ) -> None:
     """Restore a deleted session. Raises NoSuchSession, SessionExists."""
     transaction.check_format()
-    for session, found in transaction.run("find_deleted", namespace, transaction.key(key)):
-        if uid in (None, printable_text(found)):
+    for session, stored_uid in transaction.run("find_deleted", namespace, transaction.key(key)):
+        if uid in (None, printable_text(stored_uid)):
             _check_key_is_free(transaction, namespace, as_key)
             try:
                 transaction.run("restore_session", session, transaction.key(as_key))
@@ -143,7 +146,7 @@ class RemovedMessages(Struct, frozen=True):
 
 
 def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedMessages | None:
-    """Remove all sessions of a key and its lease; return None if there are none."""
+    """Remove all sessions of a key and its lease; return None if no session has the key."""
     rows = transaction.run("sessions_of_key", namespace, transaction.key(key))
     if not rows:
         return None
@@ -165,11 +168,11 @@ def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[
 def purge_trash(
     transaction: Transaction, namespace: str, key: str, expected: Collection[Deleted]
 ) -> RemovedMessages | None:
-    """Remove these deleted sessions of the key; return None if not all are in the trash."""
-    # Lock them first, so that they stay in the trash until the transaction ends.
+    """Remove these deleted sessions of a key; return None if one of them is not in the trash."""
+    # Lock the sessions first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key(key))
     listed = list_trash(transaction, namespace)
-    known = {(one.uid, one.deleted) for one in listed if one.key == key}
+    known = {(session.uid, session.deleted) for session in listed if session.key == key}
     if not expected or not known.issuperset(expected):
         return None
     uids = {uid for uid, _ in expected}
@@ -185,7 +188,7 @@ def _remove(
     imported: tuple[str, ...],
 ) -> RemovedMessages:
     numbers = [number for number, _ in rows]
-    found = [_extent(transaction, number, MAX_SEQ) for number in numbers]
+    extents = [_extent(transaction, number, MAX_SEQ) for number in numbers]
     with transaction.erasing():
         for number, uid in rows:
             transaction.run("remove_mark", namespace, copy_marker(printable_text(uid)))
@@ -197,9 +200,9 @@ def _remove(
             transaction.run("end_lease_of", namespace, transaction.key(key))
     not_reached = states.not_reached(key, forks=_forks(transaction, namespace, key))
     return RemovedMessages(
-        sum(messages for messages, *_ in found),
-        min((first for messages, first, _ in found if messages), default=0),
-        max(last for _, _, last in found),
+        sum(messages for messages, *_ in extents),
+        min((first for messages, first, _ in extents if messages), default=0),
+        max(last for _, _, last in extents),
         not_reached + imported,
     )
 
@@ -207,7 +210,7 @@ def _remove(
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
 ) -> RemovedMessages | None:
-    """Remove the messages below a seq and the undo steps to them; return None if no session."""
+    """Remove the messages below a seq and their undo steps; return None without a session."""
     session = find_session(transaction, namespace, key, lock=True)
     if session is None:
         return None
@@ -254,5 +257,5 @@ def _extent(transaction: Transaction, session: int, upto: int) -> tuple[int, int
 
 
 def _forks(transaction: Transaction, namespace: str, key: str) -> list[str]:
-    found = transaction.run("forks", namespace, transaction.key(key))
-    return [name.decode(errors="replace") for (name,) in found]
+    rows = transaction.run("forks", namespace, transaction.key(key))
+    return [name.decode(errors="replace") for (name,) in rows]

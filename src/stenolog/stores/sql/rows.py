@@ -1,4 +1,4 @@
-"""Values of rows: sessions, states and changes, times and keys. Pure."""
+"""Values in database rows: sessions, states, changes, times and keys. Pure functions."""
 
 import json
 import time
@@ -18,13 +18,13 @@ from stenolog.stores.base import conversation_times
 from stenolog.stores.log_reports import DamageReports
 
 MAX_SEQ: Final = (1 << 63) - 1
-"""Greater than every seq."""
+"""A number greater than every seq."""
 
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T", State, Change)
 
 _reported_damage = DamageReports()
-"""Damaged states that this process has reported."""
+"""Damaged states that this process has already reported."""
 
 
 class Session(Struct):
@@ -39,7 +39,10 @@ class Session(Struct):
     state: State
 
 
-_last_second = (0, "")  # cache of the last formatted second: most appends fall into the same one
+_last_second = (
+    0,
+    "",
+)  # cache: most appends fall into the same second
 
 
 def now() -> str:
@@ -63,7 +66,7 @@ def encode(value: State | Change) -> bytes:
     try:
         return _encode(value)
     except (UnicodeEncodeError, TypeError):
-        # Lone surrogates, and subclasses of str.
+        # The fast codec rejects lone surrogates and subclasses of str.
         return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
 
 
@@ -77,13 +80,13 @@ def decode_state(body: bytes, key: str) -> State:
 def read_state(
     body: bytes | None, key: str, *, uid: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> State:
-    """Return the state of a session; if it is damaged, rebuild it from its changes.
+    """Return the state of a session; rebuild a damaged state from the session's changes.
 
     `changes` returns number and body of each recorded change, by number.
     """
-    found = _intact_state(body, key)
-    if found is not None:
-        return found
+    intact = _intact_state(body, key)
+    if intact is not None:
+        return intact
     state = rebuilt_state(key, changes())
     _reported_damage.report_once(
         f"the state of session {uid} ({key!r})", done="rebuilt from its changes"
@@ -92,7 +95,7 @@ def read_state(
 
 
 def rebuilt_state(key: str, changes: Iterable[tuple[int, bytes]]) -> State:
-    """Return the state that results from the recorded changes; damaged ones are skipped."""
+    """Return the state that results from the recorded changes; damaged changes are skipped."""
     state = states.blank(key, "", 1, "")
     readable, newest = [], 0
     for number, body in changes:
@@ -114,7 +117,7 @@ class StateCheck(Struct, frozen=True):
     """Result of examining a state and the changes that undo needs."""
 
     state: State
-    """The stored state, or the rebuilt one."""
+    """The stored state, or the rebuilt state if the stored state is damaged."""
     rebuilt: bool
     damaged_steps: list[int]
     """Numbers of unreadable changes that undo needs."""
@@ -124,11 +127,11 @@ def check_state(
     body: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> StateCheck:
     """Examine the state of a session; `changes` is the same as in `read_state`."""
-    found = _intact_state(body, key)
+    intact = _intact_state(body, key)
     recorded: dict[int, bytes] = {}
-    if found is None or any(entry.elsewhere for entry in found.undo):
+    if intact is None or any(entry.elsewhere for entry in intact.undo):
         recorded = dict(changes())
-    state = rebuilt_state(key, recorded.items()) if found is None else found
+    state = rebuilt_state(key, recorded.items()) if intact is None else intact
     damaged = []
     for entry in state.undo:
         bodies = [recorded[entry.number]] if entry.number in recorded else []
@@ -137,7 +140,7 @@ def check_state(
                 undo_step_from(bodies, key, entry)
         except DamagedStore:
             damaged.append(entry.number)
-    return StateCheck(state, found is None, damaged)
+    return StateCheck(state, intact is None, damaged)
 
 
 def repaired_state(
@@ -171,9 +174,9 @@ def repaired_state(
 
 
 def readable_undo_steps(state: State, look_up: Callable[[Undo], Undo]) -> list[Undo]:
-    """Return the complete undo steps after the last damaged one.
+    """Return the complete undo steps after the last damaged step.
 
-    Steps are undone newest first, so no step before a damaged one can be undone.
+    Steps are undone newest first, so no step before a damaged step can be undone.
     """
     steps: list[Undo] = []
     for entry in state.undo:
@@ -223,17 +226,19 @@ def message_count(state: State, last_seq: int) -> int:
 # --- times and keys ---------------------------------------------------------------------------
 
 parse_iso = datetime.fromisoformat
-"""`read_time(at).tzinfo` checks a time without another Python call per message: it is None, or
-raises ValueError, if the time is damaged.
+"""Function that parses an ISO time.
+
+`parse_iso(at).tzinfo` checks a stored time without another Python call per message. The attribute
+is None, or the call raises ValueError, if the time is damaged.
 """
 
 
 def parse_time(text: str | bytes) -> datetime:
     """Parse a stored time. Raises ValueError, which includes UnicodeDecodeError."""
-    found = parse_iso(text if isinstance(text, str) else text.decode())
-    if found.tzinfo is None:
+    moment = parse_iso(text if isinstance(text, str) else text.decode())
+    if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
-    return found
+    return moment
 
 
 def deletion_time(earlier: Iterable[str | bytes]) -> str:
@@ -256,11 +261,11 @@ def _parsed_times(times: Iterable[str | bytes]) -> Iterator[datetime]:
 
 
 def prefix_end(prefix: str) -> str | None:
-    """Return the smallest text above all texts with this prefix; None if there is none."""
+    """Return the smallest text above all texts with this prefix; None if no text is greater."""
     while prefix:
         code = ord(prefix[-1])
         if code < 0x10FFFF:
-            # Surrogates are not characters: skip them.
+            # Skip surrogates, which are not characters.
             return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
         prefix = prefix[:-1]
     return None
@@ -269,7 +274,7 @@ def prefix_end(prefix: str) -> str | None:
 def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
     """Return the info of a session with these damaged seqs. Raises DamagedStore."""
     end = session.last_seq
-    # Seqs that were lost before a copy, and seqs that are damaged here.
+    # Lost seqs are those that were lost before a copy and those that are damaged in this database.
     lost = spans.union(session.state.lost, damaged_seqs)
     state = session.state if not damaged_seqs else msgspec.structs.replace(session.state, lost=lost)
     try:

@@ -1,4 +1,7 @@
-"""Session rows: find, create, list, and read their messages. sql/rows.py defines the values."""
+"""Session rows: find, create and list sessions, and read their messages.
+
+sql/rows.py defines the values.
+"""
 
 import operator
 from collections.abc import Sequence
@@ -40,7 +43,7 @@ def find_session(
 ) -> Session | None:
     """Return the session with this key. Raises NewerFormat, DamagedStore.
 
-    `lock`: prevent other writers from changing it until the transaction ends.
+    `lock`: prevent other writers from changing the session until the transaction ends.
     """
     name = "lock_session" if lock else "find_session"
     try:
@@ -95,7 +98,7 @@ def create_session(
 def session_state(
     transaction: Transaction, session: int, key: str, *, uid: str, body: str | bytes | None
 ) -> State:
-    """Return the state of a session; if it is damaged, rebuild it from the changes."""
+    """Return the state of a session; rebuild a damaged state from the changes."""
     return read_state(
         None if body is None else to_bytes(body),
         key,
@@ -120,7 +123,7 @@ def list_keys(
 ) -> list[str]:
     """Return a page of keys in byte order."""
     end = prefix_end(prefix)
-    found = transaction.run(
+    rows = transaction.run(
         "list_keys",
         namespace,
         transaction.key(prefix),
@@ -129,9 +132,9 @@ def list_keys(
         MAX_SEQ if limit is None else min(limit, MAX_SEQ),
     )
     try:
-        return [key.decode() for (key,) in found]
+        return [key.decode() for (key,) in rows]
     except UnicodeDecodeError:
-        # A damaged key must not hide the others.
+        # A damaged key must not hide the other keys.
         readable = session_stamps(transaction, namespace, damage)
         listed = sorted(key for key in readable if key.startswith(prefix) and key > (after or ""))
         return listed[:limit]
@@ -140,14 +143,14 @@ def list_keys(
 def session_stamps(
     transaction: Transaction, namespace: str, damage: DamageReports
 ) -> dict[str, str]:
-    """Return a stamp for each session. It differs after every change."""
-    found: dict[str, str] = {}
+    """Return a stamp for each session; every change changes the stamp."""
+    stamps: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
-            found[key.decode()] = printable_text(stamp)
+            stamps[key.decode()] = printable_text(stamp)
         except UnicodeDecodeError:
             damage.report_once(f"the session with the key {key!r}")
-    return found
+    return stamps
 
 
 # --- messages --------------------------------------------------------------------------------
@@ -157,7 +160,10 @@ _WIDEN_FACTOR = 4
 
 
 class MissingRows(Exception):
-    """The state counts messages without a row: they were purged at that moment, or are damaged."""
+    """The state counts messages without a row.
+
+    The messages were purged during the read, or their rows are damaged.
+    """
 
 
 def visible_messages(
@@ -168,9 +174,9 @@ def visible_messages(
     last: int | None,
     after: int | None,
 ) -> list[Message]:
-    """Return the visible messages after the seq `after`, or only the last ones.
+    """Return the visible messages after the seq `after`, or only the last `last` of them.
 
-    Damaged messages are skipped and recorded in `damage`; if that is None, raises MissingRows.
+    Damaged messages are skipped and recorded in `damage`. If `damage` is None, raises MissingRows.
     """
     seqs = states.visible(session.state, session.last_seq)
     if after is not None and after > session.state.floor:
@@ -186,7 +192,7 @@ def all_messages(
     last: int | None,
     after: int,
 ) -> list[Message]:
-    """Return all messages after the seq `after`, or only the last ones, with `hidden` set."""
+    """Return all messages after the seq `after`, or only the last `last`, with `hidden` set."""
     seqs = spans.clipped(states.present(session.state, session.last_seq), after + 1, MAX_SEQ)
     return _read_messages(transaction, session, damage, seqs, last=last, state=session.state)
 
@@ -202,19 +208,19 @@ def _read_messages(
 ) -> list[Message]:
     number = last
     while True:
-        wanted = seqs if number is None else spans.last_of(seqs, number)
-        found = transaction.messages(session.id, wanted, state)
+        selected_seqs = seqs if number is None else spans.last_of(seqs, number)
+        messages = transaction.messages(session.id, selected_seqs, state)
         missing: list[Span] = []
-        if len(found) != spans.size(wanted):  # guard: sql-missing-row
-            read = spans.union((message.seq, message.seq) for message in found)
-            missing = spans.minus(wanted, read)
+        if len(messages) != spans.size(selected_seqs):  # guard: sql-missing-row
+            read = spans.union((message.seq, message.seq) for message in messages)
+            missing = spans.minus(selected_seqs, read)
         if missing and damage is None:
             raise MissingRows
         if damage is not None:
-            damage.record_read(session.state.uid, missing, found)
+            damage.record_read(session.state.uid, missing, messages)
         if not missing or last is None or number is None:
-            return found
-        if len(found) >= last or wanted == seqs:
-            return found[-last:]
-        # Read earlier messages instead of the skipped ones.
+            return messages
+        if len(messages) >= last or selected_seqs == seqs:
+            return messages[-last:]
+        # Read earlier messages instead of the skipped messages.
         number *= _WIDEN_FACTOR

@@ -37,8 +37,8 @@ class _SnapshotRow(Session):
 
 
 def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
-    """Return every session in a namespace, the deleted ones first."""
-    found = []
+    """Return every session in a namespace, deleted sessions first."""
+    marks = []
     for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
         try:
             texts = (
@@ -48,7 +48,7 @@ def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMar
             )
         except UnicodeDecodeError:
             texts = printable_text(key), "", None
-        found.append(
+        marks.append(
             SnapshotMark(
                 key=texts[0],
                 uid=texts[1],
@@ -57,7 +57,7 @@ def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMar
                 last_seq=last_seq,
             )
         )
-    return found
+    return marks
 
 
 def read(
@@ -70,7 +70,7 @@ def read(
 ) -> SnapshotReading:
     """Read one session; valid until the transaction ends. Raises NoSuchSession.
 
-    `lock`: prevent other writers from changing it until then.
+    `lock`: prevent other writers from changing the session until then.
     """
     session = _find(transaction, namespace, mark, lock=lock)
     if session is None or session.namespace != namespace:
@@ -189,8 +189,8 @@ class SQLSnapshotWriter:
             raise StoreBusy(f"{snapshot.key!r}: it has changed; try again")
         if snapshot.deleted is None:
             key = self._transaction.key(snapshot.key)
-            found = self._transaction.run("find_current", self._namespace, key)
-            if any(uid != snapshot.uid for uid, *_ in found):
+            rows = self._transaction.run("find_current", self._namespace, key)
+            if any(uid != snapshot.uid for uid, *_ in rows):
                 raise SessionExists(snapshot.key)
 
     def _put_messages(self, number: int, messages: Iterable[Message]) -> None:
@@ -198,8 +198,8 @@ class SQLSnapshotWriter:
 
         def rows() -> Iterator[tuple[int, str, bytes]]:
             for message in messages:
-                if message._once is not None and (found := token_of(message)) is not None:
-                    tokens.append((number, token_bytes(found[0]), message.seq, found[1]))
+                if message._once is not None and (token := token_of(message)) is not None:
+                    tokens.append((number, token_bytes(token[0]), message.seq, token[1]))
                 yield message.seq, message._at, message.to_json()
 
         self._transaction.add_messages(number, rows())
@@ -214,7 +214,10 @@ class SQLSnapshotWriter:
         session = Session(number, snapshot.updated, snapshot.last_seq, 0, state)
         for change in states.changes_for_state(state, snapshot.undo):
             add_change(transaction, session, change)
-        tokens = [(number, token_bytes(one.token), one.first, one.count) for one in snapshot.tokens]
+        tokens = [
+            (number, token_bytes(token.token), token.first, token.count)
+            for token in snapshot.tokens
+        ]
         transaction.run_many("put_token", tokens)
         [(*_, size)] = transaction.run("extent", number, snapshot.archived + 1, MAX_SEQ)
         transaction.run("set_state", number, size, transaction.body(encode(state)))

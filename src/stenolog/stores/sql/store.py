@@ -105,7 +105,7 @@ class SQLStore:
         return list(range(first, first + len(batch.payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Append for several callers, in their order; return the seqs of each, or an error."""
+        """Append for several callers in order; return the seqs or the error of each caller."""
         check_key(key)
         self._dialect.check_writable()
         group, results = make_group(appends)
@@ -120,7 +120,7 @@ class SQLStore:
         self._change(key, operations.set_summary(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all visible messages except the last ones."""
+        """Hide all visible messages except the last `keep_last`."""
         self._change(key, operations.truncate(keep_last))
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
@@ -161,7 +161,7 @@ class SQLStore:
         return self._change(key, operations.undo(answered))
 
     def _change(self, key: str, decide: Decide[T]) -> T:
-        """Decide on a change and store it in one transaction, which may be retried."""
+        """Decide on a change and store the change in one transaction, which may be retried."""
         check_key(key)
         decision = self._write(changes.apply_operation, key, decide, self._dialect.damage)
         if decision.change is not None:
@@ -171,8 +171,8 @@ class SQLStore:
     def compact(self, key: str) -> Compacted:
         """Mark the messages up to the floor as archived.
 
-        Nothing is moved: a query for the rows above the floor does not read those below it. Only
-        `archived`, `generation` and `bytes` of `info` change.
+        No row is moved: a query for the rows above the floor does not read the rows below the
+        floor. Only `archived`, `generation` and `bytes` of `info` change.
         """
         check_key(key)
 
@@ -190,7 +190,7 @@ class SQLStore:
     # --- lifecycle ---------------------------------------------------------------------------
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
-        """Create a session from the visible messages of another."""
+        """Create a session from the visible messages of another session."""
         check_key(key)
         check_key(new_key)
         check_optional_int(at=at)
@@ -205,7 +205,7 @@ class SQLStore:
         return trashed
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the one with this uid."""
+        """Restore the last deleted session of this key, or the session with this uid."""
         check_key(key)
         target = key if as_key is None else as_key
         check_key(target)
@@ -217,10 +217,10 @@ class SQLStore:
         return self._read(lifecycle.list_trash, self._dialect.damage)
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete permanently, and erase the bytes.
+        """Delete a session or its messages permanently, and erase their bytes.
 
-        SQLite rewrites the whole file, so the time depends on its size; another writer that waits
-        longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
+        SQLite rewrites the whole file, so the time depends on the file size. Another writer that
+        waits longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
         """
         check_key(key)
         check_optional_int(before=before)
@@ -279,7 +279,7 @@ class SQLStore:
         return SQLLease(self, self._dialect, self._leases, key, epoch, ttl)
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys that are leased now, by any process."""
+        """Return the subset of `keys` whose sessions any process has leased now."""
         return self._dialect.run_read(
             lambda transaction: {
                 decode_text(key)
@@ -304,7 +304,7 @@ class SQLStore:
         after: int | None = None,
         full: bool = False,
     ) -> list[Message]:
-        """Return the visible messages by seq, or with `full` all of them."""
+        """Return the visible messages by seq, or with `full` all messages."""
         check_key(key)
         check_count(last=last)
         check_optional_int(after=after)
@@ -368,7 +368,7 @@ class SQLStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Return keys in byte order."""
+        """Return session keys in byte order."""
         check_optional_int(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit must be 0 or more, not {limit}")
@@ -378,16 +378,16 @@ class SQLStore:
         )
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. It differs after every change."""
+        """Return a stamp for each session; every change changes the stamp."""
         return self._read(session_rows.session_stamps, self._dialect.damage)
 
     def mark(self, name: str) -> str:
-        """Return the change marker of this name; empty if it was never changed."""
-        found = self._read(lambda transaction, space: transaction.run("find_mark", space, name))
-        return "".join(str(number) for (number,) in found)
+        """Return the value of the change marker `name`; empty for a marker without a value."""
+        rows = self._read(lambda transaction, space: transaction.run("find_mark", space, name))
+        return "".join(str(number) for (number,) in rows)
 
     def change_mark(self, name: str) -> None:
-        """Give the change marker of this name a new value."""
+        """Give the change marker `name` a new value."""
         self._write(lambda transaction, space: transaction.run("change_mark", space, name))
 
     def follow(
@@ -420,9 +420,9 @@ class SQLStore:
     def _new_messages(
         self, transaction: Transaction, damage: DamageReports | None, key: str, after: int
     ) -> NewMessages | None:
-        found = session_rows.find_current(transaction, self._namespace, key)
-        if found is None or found[1] <= after:
-            return None if found is None else (*found, [])
+        current = session_rows.find_current(transaction, self._namespace, key)
+        if current is None or current[1] <= after:
+            return None if current is None else (*current, [])
         session = session_rows.find_session(transaction, self._namespace, key)
         if session is None:
             return None
@@ -438,7 +438,7 @@ class SQLStore:
         )
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return every session of this namespace, the deleted ones first."""
+        """Return every session of this namespace, deleted sessions first."""
         return self._read(snapshots.list_snapshots)
 
     @contextmanager
@@ -451,8 +451,8 @@ class SQLStore:
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one session while no other writer can change it."""
         if self.read_only:
-            with self.read_snapshot(mark) as found:
-                yield found
+            with self.read_snapshot(mark) as reading:
+                yield reading
             return
         with self._dialect.write() as transaction:
             yield snapshots.read(transaction, self._namespace, mark, lock=True)
@@ -489,7 +489,7 @@ class SQLStore:
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Run `work` with a transaction that only reads, the namespace and these arguments."""
+        """Call `work` with a read transaction, the namespace and these arguments."""
         return self._dialect.run_read(
             lambda transaction: work(transaction, self._namespace, *args, **options)
         )
@@ -500,7 +500,7 @@ class SQLStore:
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Do the same in a write transaction, fenced by the lease if there is one."""
+        """Call `work` with a write transaction, fenced by the lease of this store, if any."""
         lease = self._lease
         if lease is not None:
             self._dialect.check_open()

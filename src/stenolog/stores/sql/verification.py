@@ -1,4 +1,4 @@
-"""Finding and repairing damage in the sessions of a database, for `steno doctor`."""
+"""Finds and repairs damage in the sessions of a database, for `steno doctor`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -24,18 +24,18 @@ from stenolog.stores.sql.session_rows import decode_text, printable_text, record
 
 _TEXT_COLUMNS: Final = ("key", "uid", "namespace", "fork_of")
 _TIME_COLUMNS: Final = ("created", "updated", "deleted")
-"""Text columns of a session in the order of the statement; those with times are last."""
+"""Text columns of a session in the order of the statement; columns with times are last."""
 
 
 def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
     """Return the number of sessions and the findings. `advice`: advice for lost data."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     sessions = transaction.run("every_session")
     for number, last_seq, body, *columns in sessions:
         texts = dict(zip(_TEXT_COLUMNS + _TIME_COLUMNS, columns, strict=True))
         key, where = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
-        found += _examine_texts(key, where, texts, advice)
-        found += _examine_session(
+        findings += _examine_texts(key, where, texts, advice)
+        findings += _examine_session(
             transaction,
             number,
             where,
@@ -44,7 +44,7 @@ def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, lis
             None if body is None else to_bytes(body),
             advice,
         )
-    return len(sessions), found
+    return len(sessions), findings
 
 
 def _examine_texts(
@@ -91,7 +91,7 @@ def _examine_session(
             (readable if is_intact else broken).append((seq, seq))
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
     if check.rebuilt:
-        missing = []  # they may have been purged
+        missing = []  # messages without a row may have been purged
     if state.lost:
         yield lost_before(key, where, state.lost)
     yield from unreadable(key, where, missing, spans.union(broken), advice=advice)
@@ -107,8 +107,8 @@ def repair_sessions(
     for finding in findings:
         if finding.repairable:
             try:
-                words = change(partial(_repair_session, finding=finding))
-                results.append(RepairResult(finding=finding, done=True, words=words))
+                repair_text = change(partial(_repair_session, finding=finding))
+                results.append(RepairResult(finding=finding, done=True, words=repair_text))
             except StenologError as error:
                 results.append(RepairResult(finding=finding, done=False, words=str(error)))
     return results
@@ -116,8 +116,8 @@ def repair_sessions(
 
 def _repair_session(transaction: Transaction, *, finding: Finding) -> str:
     key, uid = finding.key or "", finding.where.removeprefix("session ")
-    for number, last_seq, found in transaction.run("lock_states", uid):
-        body = None if found is None else to_bytes(found)
+    for number, last_seq, stored_body in transaction.run("lock_states", uid):
+        body = None if stored_body is None else to_bytes(stored_body)
         check = check_state(body, key, partial(recorded_changes, transaction, number))
         if check.rebuilt or check.damaged_steps:
             seqs = [seq for (seq,) in transaction.run("seqs", number)]

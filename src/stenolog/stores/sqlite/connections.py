@@ -1,8 +1,8 @@
-"""The connections of a database: one that writes, and a pool of read connections.
+"""The connections of a database: one write connection, and a pool of read connections.
 
-The pool replaces connections that see outdated data: if SQLite cannot create a log next to the file
-(full or read-only disk), it reads the file as immutable and does not notice changes. This module
-checks for them instead.
+If SQLite cannot create a log next to the file (full or read-only disk), it reads the file as
+immutable and does not notice changes. So this module checks the file for changes, and the pool
+replaces connections that see outdated data.
 """
 
 import os
@@ -38,7 +38,7 @@ from stenolog.stores.sqlite.sqlite_errors import (
 from stenolog.stores.sqlite.transactions import Transaction
 
 SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
-"""Values of `synchronous`. NORMAL may lose the last commits in a power cut, but nothing else."""
+"""Values of `synchronous`. NORMAL may lose the last commits in a power cut, but no other data."""
 
 _CHECKPOINT_PAGES: Final = 1_000
 _RESTART_PAGES: Final = 16_000
@@ -58,7 +58,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class WriteConnection:
-    """The write connection. Only the thread whose turn it is uses it."""
+    """The write connection, used only by the thread whose turn it is."""
 
     def __init__(self, place: DatabasePath, settings: Settings) -> None:
         self._path = place
@@ -67,7 +67,7 @@ class WriteConnection:
         self._lock = ProcessLock(self._file)
         self._connection: apsw.Connection | None = None
         self.is_entered = False
-        """Whether a thread has entered and not left yet."""
+        """Whether a thread has called `enter` and not yet `leave`."""
         self.lock_waits = 0
         """Number of times that SQLite itself had to wait, although the gate admits one writer."""
         self._deadline = 0.0
@@ -78,7 +78,7 @@ class WriteConnection:
         self._next_checkpoint = _CHECKPOINT_PAGES
 
     def prepare(self, deadline: float) -> None:
-        """Create the database if there is none, or migrate an older one."""
+        """Create the database if the file does not exist, or migrate an older database."""
         try:
             self._lock.lock(deadline)
             if not read_header(self._file):
@@ -113,7 +113,7 @@ class WriteConnection:
         self.commit_attempted = False
         connection = self.enter(deadline)
         connection.execute("BEGIN IMMEDIATE")
-        # Another process may have migrated the schema since.
+        # Another process may have migrated the schema since then.
         if connection.data_version() != self._data_version:  # guard: sqlite-newer-schema-refused
             read_version(connection, self._file)
         return Transaction(connection)
@@ -130,7 +130,7 @@ class WriteConnection:
 
     @property
     def is_committed(self) -> bool:
-        """Whether the transaction is durable, if no error was raised."""
+        """Whether the last transaction is durable, unless an error was raised."""
         connection = self._connection
         return self.commit_attempted and connection is not None and not connection.in_transaction
 
@@ -152,7 +152,7 @@ class WriteConnection:
         return failure
 
     def leave(self) -> None:
-        """Roll back an open transaction and release the gate. It can be repeated."""
+        """Roll back an open transaction and release the gate. A second call does nothing."""
         try:
             connection = self._connection
             if connection is not None and connection.in_transaction:
@@ -168,7 +168,7 @@ class WriteConnection:
         pages = self._pages
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
         if pages >= _RESTART_PAGES:
-            # Readers that always overlap prevent a restart of the log: wait for them.
+            # Overlapping readers prevent a restart of the log: wait for these readers.
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # guard: sqlite-log-bounded
         self._deadline = time.monotonic() + _CHECKPOINT_TIMEOUT
         try:
@@ -188,9 +188,9 @@ class WriteConnection:
             schema.run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
             schema.run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
             read_version(connection, self._file)
-            # A writer that was killed may have left transactions in the log that it had not synced.
-            # The first connection that opens the log counts them as committed, so sync them before
-            # they are reported.
+            # A killed writer may have left unsynced transactions in the log. The first connection
+            # that opens the log treats these transactions as committed. So sync the log before any
+            # read.
             # guard: sqlite-checkpoint-leftover-log
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except BaseException:
@@ -202,7 +202,7 @@ class WriteConnection:
         return connection
 
     def _on_busy(self, _times: int) -> bool:
-        """Wait for a lock: only needed if another program writes or uses the log."""
+        """Wait for a lock. SQLite calls this only if another program writes or uses the log."""
         self.lock_waits += 1
         if time.monotonic() >= self._deadline:
             return False
@@ -216,7 +216,7 @@ class WriteConnection:
         return apsw.SQLITE_OK
 
     def _discard(self) -> None:
-        """Close the connection; the next turn opens another one."""
+        """Close the connection; the next turn opens a new connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             close_quietly(connection)
@@ -236,7 +236,7 @@ class WriteConnection:
 def connect(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
     """Open a connection and make it read the file. Raises apsw.Error."""
     connection = apsw.Connection(str(file), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
-    # Before the first read: another process may be recovering the log.
+    # Set the timeout before the first read: another process may be recovering the log.
     connection.set_busy_timeout(int(settings.busy_timeout * 1000))
     schema.run_script(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
     return connection
@@ -250,7 +250,7 @@ def close_quietly(connection: apsw.Connection) -> None:
 
 def read_version(connection: apsw.Connection, file: Path) -> int:
     """Return the number of the schema. Raises NewerFormat."""
-    # `connection.pragma` takes twice as long, and every read comes here.
+    # `connection.pragma` takes twice as long, and every read calls this function.
     [(version,)] = connection.execute("PRAGMA user_version")
     check_version(version, file, schema.newest_version())
     return int(version)
@@ -273,12 +273,11 @@ class ReadConnection:
         self._file = file
         self._version = schema.newest_version()
         self._opened_state: _FileState | None = None
-        """State of the file when it was opened as immutable; None if SQLite notices changes itself.
-        """
+        """State of a file that was opened as immutable; None if SQLite notices changes."""
         if settings.read_only:
             self.connection = self._connect_read_only(settings)
         else:
-            # Writable, because a reader may have to recover the log after a crash.
+            # Open the file as writable, because a reader may have to recover the log after a crash.
             self.connection = connect(file, settings, apsw.SQLITE_OPEN_READWRITE)
         # Only writers checkpoint the log.
         self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -297,7 +296,7 @@ class ReadConnection:
                     f"{self._file} has a write-ahead log that cannot be read here; open it "
                     "where the folder is writable, or close the process that writes to it"
                 ) from error
-        # No log exists and none can be created, so the file contains everything that was stored.
+        # No log exists and SQLite cannot create a log, so the file contains all stored data.
         self._opened_state = opened_state
         address = f"file:{quote(str(self._file))}?immutable=1"
         return connect(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
@@ -307,7 +306,7 @@ class ReadConnection:
         connection = self.connection
         connection.execute("BEGIN")
         while (version := read_version(connection, self._file)) != self._version:
-            # The schema is older, or was migrated since.
+            # The schema is older, or was migrated since the connection was opened.
             connection.execute("ROLLBACK")
             schema.show_as_newest(connection, version)
             self._version = version
@@ -336,8 +335,8 @@ _FileState = tuple[int, int, int]
 
 
 def _file_state(file: Path) -> _FileState:
-    found = os.lstat(file)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.lstat(file)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _has_log(file: Path) -> bool:
@@ -349,11 +348,11 @@ def _has_log(file: Path) -> bool:
 
 
 class _Permit:
-    """The right to use one connection. It ends with `release`, or when the object is freed.
+    """The right to use one connection. The right ends with `release`, or when the object is freed.
 
-    Ctrl-C may raise an exception between any two steps of a caller, also between acquiring a lock
-    and the `try` after it. A permit that is lost that way has no reference left, so it no longer
-    counts. No Python lock is involved that could stay locked.
+    Ctrl-C may raise an exception between any two steps of a caller, even between acquiring a lock
+    and the `try` that follows. A lost permit has no reference left, so it no longer counts. A
+    Python lock could stay locked, so permits use none.
     """
 
     __slots__ = ("__weakref__", "_active")
@@ -423,14 +422,14 @@ class ReadPool:
             close_quietly(reader.connection)
 
     def close(self) -> None:
-        """Close the idle connections now, and the others when they are returned."""
+        """Close the idle connections now, and each lent connection when it is returned."""
         self._closed = True
         while self._idle:
             with suppress(IndexError):
                 close_quietly(self._idle.pop().connection)
 
     def pause(self, seconds: float) -> None:
-        """Stop lending connections, and wait until all are returned, up to `seconds`."""
+        """Stop lending connections, and wait up to `seconds` until all are returned."""
         deadline = time.monotonic() + seconds
         self._paused = True
         while self._permits and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
 """One database file: turns of writers, read connections, and the outcome of transactions.
 
-One connection writes and a few read (connections.py); none survives a fork. Writers
-queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers see the
-data that was committed when they started, and never wait for writers.
+One connection writes and a few connections read (connections.py). No connection survives a fork.
+Writers queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers
+see the data that was committed when they started, and never wait for writers.
 """
 
 import os
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Database:
-    """An open database file. It raises the errors of `Store`; driver errors never leak."""
+    """An open database file. Its methods raise the errors of `Store`, never driver errors."""
 
     def __init__(self, file: str | os.PathLike[str], settings: Settings) -> None:
         self.file = database_file.resolve_path(file)
@@ -64,14 +64,14 @@ class Database:
     def _create_connections(self) -> None:
         """Create the locks and connections of this process, also after a fork in the child."""
         self.commit_events: list[threading.Event] = []
-        """Set after every commit of this process, and on close."""
+        """Events that are set after every commit of this process, and on close."""
         self._queue = WriteQueue()
         self._writer = WriteConnection(self._path, self.settings)
         self._readers = ReadPool(self._path, self.settings)
 
     def _open(self) -> None:
         action = f"opening {self.file}"
-        # First of all, so that no file is created next to another program's file.
+        # Check the header first, so that no file is created next to another program's file.
         header = database_file.read_header(self.file)
         if header:
             database_file.header_version(header, self.file, schema.newest_version())
@@ -87,7 +87,7 @@ class Database:
             raise read_failure(error, action) from error
 
     def problems(self) -> list[str]:
-        """Return warnings about problems that do not prevent the use."""
+        """Return warnings about problems that do not prevent the use of the database."""
         try:
             return database_file.problems(self.file) + known_bugs(self.settings.sqlite_version)
         except OSError as error:
@@ -97,9 +97,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """Open a write transaction; commit it at the end, or roll it back after any error.
+        """Open a write transaction, committed at the end or rolled back after any error.
 
-        Raises StoreBusy, NotStored, MaybeStored, and the errors raised inside.
+        Raises StoreBusy, NotStored, MaybeStored, and any error raised inside the `with`.
         """
         with self._exclusive_turn() as deadline:
             try:
@@ -129,12 +129,12 @@ class Database:
 
     @contextmanager
     def _exclusive_turn(self) -> Iterator[float]:
-        """Hold a turn; yield the time until which it may wait."""
+        """Hold a turn; yield the deadline of the turn."""
         self.check_writable()
         deadline = self._deadline()
         try:
             with self._queue.exclusive_turn(deadline):
-                # Left twice, because Ctrl-C may interrupt the first call.
+                # Call `leave` twice, because Ctrl-C may interrupt the first call.
                 try:
                     try:
                         self.check_open()
@@ -155,26 +155,27 @@ class Database:
         if self.closed or self.settings.read_only:
             self.check_writable()
         queue, mine = self._queue, QueuedWrite(work)
-        taken = False
+        acquired = False
         try:
             queue.waiting.append(mine)
             if queue.is_first(mine):
                 # guard: sqlite-queue-lock-not-awaited
-                (taken,) = map(queue.lock.acquire, (False,))
-            if taken:
+                (acquired,) = map(queue.lock.acquire, (False,))
+            if acquired:
                 if queue.withdraw(mine):  # guard: sqlite-shared-work-done-once
                     return self._run_alone(work)
-                # Another thread has done this work since the check of the queue.
-                taken = False
+                # Another thread has done this work since the queue was checked.
+                acquired = False
                 queue.lock.release()
             result: T = self._run_queued(mine)
             return result
         finally:
-            if taken:
+            if acquired:
                 queue.lock.release()
             if queue.waiting or self.commit_events or self.closed:
                 mine.done = True
-                # Ctrl-C may have left it in the queue. Inline, as in Queue.stay.
+                # Ctrl-C may have left `mine` in the queue. The code is inline, as in
+                # `WriteQueue.wait_for_turn`.
                 if mine in queue.waiting:
                     try:  # noqa: SIM105
                         queue.waiting.remove(mine)
@@ -211,16 +212,16 @@ class Database:
         return mine.result
 
     def _run_group(self, group: list[QueuedWrite]) -> None:
-        """Do the work of all callers. Nothing was stored for callers that are not finished."""
+        """Do the work of all callers. Unfinished callers have stored nothing."""
         if not self._try_group(group):
             # Perhaps only one session is damaged, which must not affect the other callers.
             for caller in group:
                 self._try_group([caller])
 
     def _try_group(self, group: list[QueuedWrite]) -> bool:
-        """Run one transaction for all callers; return False if each one needs its own.
+        """Run one transaction for all callers.
 
-        In that case nothing was stored.
+        Return False if nothing was stored and each caller needs its own transaction.
         """
         try:
             return self._run_transaction(group)
@@ -237,7 +238,8 @@ class Database:
         try:
             try:
                 self.check_open()
-                # Not a full timeout from now: the first caller has already waited in the queue.
+                # The deadline is not a full timeout from now, because the first caller has already
+                # waited.
                 transaction = writer.begin(min(group[0].deadline, self._deadline()))
                 for caller in group:
                     caller.run(transaction)
@@ -256,7 +258,7 @@ class Database:
         if isinstance(failure, StoreBusy) and not writer.commit_attempted:
             # The other callers continue to wait until their deadlines.
             present = time.monotonic()
-            group = [one for one in group if one is group[0] or one.deadline <= present]
+            group = [caller for caller in group if caller is group[0] or caller.deadline <= present]
         if interruption is None or writer.commit_attempted:
             _finish_group(group, failure)
         if interruption is not None:
@@ -275,7 +277,7 @@ class Database:
 
     @property
     def lock_waits(self) -> int:
-        """Number of times that SQLite itself had to wait: another program wrote or used the log."""
+        """Number of times that SQLite had to wait for another program that used the database."""
         return self._writer.lock_waits
 
     def disk_space(self) -> tuple[int | None, list[str]]:
@@ -320,7 +322,7 @@ class Database:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the tables are older; opening the database for writing migrates them."""
+        """Whether the tables have an older schema, which only a writable store migrates."""
         with self.read() as transaction:
             [(version,)] = transaction.execute("PRAGMA user_version")
             return bool(version < schema.newest_version())
@@ -336,7 +338,7 @@ class Database:
 
     def _release(self) -> None:
         self._readers.close()
-        # If another thread has the turn, it calls this method afterwards.
+        # If another thread has the turn, that thread calls this method afterwards.
         if self._queue.lock.acquire(blocking=False):
             try:
                 self._writer.close()
@@ -344,10 +346,10 @@ class Database:
                 self._queue.lock.release()
 
     def before_fork(self) -> bool:
-        """Wait until no thread is inside SQLite: its locks would stay locked in the child.
+        """Wait until no thread is inside SQLite, whose locks would stay locked in the child.
 
-        Return whether the writers' queue was stopped: a thread that forks within its own
-        transaction must not wait for itself.
+        Return whether the writers' queue was stopped. A thread that forks within its own
+        transaction does not stop the queue, because it would wait for itself.
         """
         self._readers.pause(_FORK_TIMEOUT)
         return self._queue.lock.acquire(timeout=_FORK_TIMEOUT)
@@ -359,7 +361,7 @@ class Database:
         self._readers.resume()
 
     def after_fork_in_child(self) -> None:
-        """Start with new connections: they belong to the process that opened them."""
+        """Open new connections, because a connection belongs to the process that opened it."""
         self._writer.abandon()
         self._readers.abandon()
         # A thread of the parent may have held locks inside the old objects.
@@ -381,7 +383,7 @@ def _finish_group(group: list[QueuedWrite], failure: StenologError | None) -> No
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
 _forking: list[tuple[Database, bool]] = []
 _fork_lock = threading.Lock()
-"""Held during a fork: a second fork must not resume what the first one paused."""
+"""Lock held during a fork: a second fork must not resume writers that the first fork paused."""
 
 
 def _before_fork() -> None:

@@ -1,7 +1,7 @@
-"""Location of a database: its folder, its file modes, and whether the file is ours.
+"""Location of a database: its folder, its file modes, and whether stenolog created the file.
 
-This module never opens the database with its own descriptor: closing one would release the locks
-that SQLite holds on the file in this process. SQLite's file layer takes care of that.
+This module reads the database only through SQLite's file layer. Closing another descriptor of the
+file would release the locks that SQLite holds in this process.
 """
 
 import os
@@ -19,7 +19,7 @@ from stenolog.stores.catalog_file import find_catalogs
 from stenolog.stores.disk import network_kind, open_descriptor, replace_file
 from stenolog.stores.sqlite.sqlite_errors import read_failure
 
-APPLICATION_ID: Final = 0x53544E4F  # "STNO"
+APPLICATION_ID: Final = 0x53544E4F  # the bytes "STNO"
 LOW_DISK: Final = 64 * 1024 * 1024
 """Free bytes below which `health` reports a problem, before writes fail."""
 COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-gate", "-next")
@@ -29,13 +29,13 @@ _MAGIC: Final = b"SQLite format 3\0"
 
 
 def resolve_path(file: str | os.PathLike[str]) -> Path:
-    """Return the path without symlinks; its last part is not followed."""
+    """Return the path with symlinks resolved, except in the last part."""
     path = Path(file)
     if path.name in ("", "..") or "\0" in str(path):
         raise UsageError(f"{os.fspath(file)!r} is not the name of a file")
     try:
-        found = path.parent.resolve() / path.name
-        str(found).encode()
+        resolved = path.parent.resolve() / path.name
+        str(resolved).encode()
     except UnicodeEncodeError:
         raise UsageError(
             f"{os.fspath(file)!r} is not valid UTF-8, which SQLite requires; rename the "
@@ -43,7 +43,7 @@ def resolve_path(file: str | os.PathLike[str]) -> Path:
         ) from None
     except (OSError, RuntimeError) as error:
         raise StoreUnavailable(f"opening {path}: {error}") from error
-    return found
+    return resolved
 
 
 def header_version(header: bytes, file: Path, newest: int) -> int:
@@ -69,7 +69,7 @@ def check_version(version: int, file: Path, newest: int) -> None:
 
 
 def read_header(file: Path) -> bytes | None:
-    """Return the first bytes of the database (none if it is empty); None if there is no file.
+    """Return the header of the database file: empty for an empty file, None without a file.
 
     Raises DamagedStore, StoreUnavailable, UsageError.
     """
@@ -97,7 +97,7 @@ def read_header(file: Path) -> bytes | None:
 
 
 def rename_orphaned_log(file: Path) -> None:
-    """Rename the log of a database that was removed: it would damage the new database.
+    """Rename the log of a removed database, because the log would damage the new database.
 
     The caller holds the gate. Raises OSError.
     """
@@ -112,7 +112,7 @@ def rename_orphaned_log(file: Path) -> None:
 
 
 def create_file(file: Path, image: bytes) -> None:
-    """Create a new database, complete and synced, if there is none or an empty file.
+    """Create a complete, synced database if the file is missing or empty.
 
     The caller holds the gate. Raises OSError.
     """
@@ -132,10 +132,10 @@ class DatabasePath:
         self._identity: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raise StoreUnavailable if the path is another file now, OSError if there is none.
+        """Raise StoreUnavailable if the path is another file now, OSError if the file is missing.
 
         Writes to the removed file would be lost, and the log next to the new file belongs to the
-        old one.
+        old file.
         """
         now = os.lstat(self._name)
         if self._identity is None:
@@ -156,18 +156,19 @@ def problems(file: Path) -> list[str]:
 
 
 def _permission_problems(file: Path) -> list[str]:
-    # The folder may be shared, for example a project folder; only our files must be private.
-    found = []
+    # The folder may be shared, for example a project folder. Only the database files must be
+    # private.
+    problems = []
     companions = [file.with_name(file.name + end) for end in COMPANION_SUFFIXES]
     for path in (file, *companions, *find_catalogs(file)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
-                found.append(
+                problems.append(
                     f"{path} has mode {mode:04o}, so other users can read your sessions; "
                     f"run: chmod 600 {path}"
                 )
-    return found
+    return problems
 
 
 def _network_problems(file: Path) -> list[str]:

@@ -94,10 +94,10 @@ class SQLiteDialect:
 
         def work(transaction: Transaction) -> int:
             at = now()
-            found = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, 1, len(payload))))
-            if not found:
+            rows = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, 1, len(payload))))
+            if not rows:
                 return _append(transaction, namespace, key, Batch((payload,)))
-            [(session, seq)] = found
+            [(session, seq)] = rows
             transaction.execute(_ADD_MESSAGE, (session, seq, at, payload, checksum(payload, seq)))
             return int(seq)
 
@@ -121,7 +121,7 @@ class SQLiteDialect:
         results: list[AppendResult],
         lease: SQLLease[Any] | None,
     ) -> None:
-        """Append batches in one transaction; put the outcome of each at its index in `results`."""
+        """Append batches in one transaction; put each outcome at its index in `results`."""
 
         def work(transaction: Transaction) -> None:
             if lease is not None:
@@ -142,7 +142,7 @@ class SQLiteDialect:
     # --- notification ------------------------------------------------------------------------
 
     def notify(self, _namespace: str, _key: str, /) -> None:
-        """Do nothing: each commit wakes the followers of this process, and others poll."""
+        """Do nothing: each commit wakes the followers of this process; other processes poll."""
 
     @contextmanager
     def listening(
@@ -176,7 +176,7 @@ class SQLiteDialect:
         yield lambda seconds: time.sleep(min(_LEASE_POLL, seconds))
 
     def lease_holder(self, row: Row) -> str | None:
-        """Return a description of the holder of a lease; None if it is free."""
+        """Return a description of the holder of a lease; None if the lease is free."""
         name, *lease = row
         if not _is_held(*lease):
             return None
@@ -207,7 +207,7 @@ class SQLiteDialect:
                 )
                 leases.add(key, epoch)
         except BaseException:
-            # It was not committed, and another lease may get its epoch.
+            # The lease was not committed, and another lease may get its epoch.
             leases.forget(key, epoch)
             raise
         return int(epoch)
@@ -236,14 +236,15 @@ class SQLiteDialect:
             if last_purge is None:
                 return ()
             try:
-                # The row of the purge stays until this succeeds, so a later purge repeats it.
+                # The row of the purge stays until the rewrite succeeds, so a later purge repeats
+                # the rewrite.
                 # guard: sqlite-purge-drops-catalog
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
                 return (f"the catalog of {database.file} still contains it: {error}; purge again",)
             database.rewrite()
             with database.write() as transaction:
-                # Keep the rows of purges that other processes have started since.
+                # Keep the rows of purges that other processes have started since then.
                 transaction.run("end_purge", last_purge)
         except StoreBusy:
             return (f"the log of {database.file}, in use by readers, contains it; purge again",)
@@ -269,9 +270,9 @@ def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) ->
         if known:
             return known
     at, count, size = now(), len(payloads), sum(map(len, payloads))
-    found = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, count, size)))
-    if found:
-        [(session, last)] = found
+    rows = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, count, size)))
+    if rows:
+        [(session, last)] = rows
     else:
         state = blank(key, os.urandom(8).hex(), 1, at)
         session, last = create_session(transaction, namespace, state, count, size), count
@@ -286,7 +287,7 @@ def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) ->
 def _find_stored(
     transaction: Transaction, namespace: str, key: str, once: str, payloads: Sequence[bytes]
 ) -> int:
-    """Return the first seq stored with this idempotency key; 0 if there is none."""
+    """Return the first seq stored with this idempotency key; 0 for an unknown key."""
     for session, first, count in transaction.execute(
         SQL["find_token"], (namespace, key, token_bytes(once))
     ):
@@ -303,9 +304,9 @@ def _find_stored(
 def _is_held(epoch: int, since: bytes, expires: float, process: bytes) -> bool:
     """Return whether the lease of a row is held.
 
-    A lease expires by the monotonic clock of the machine; a lease from another machine, or from
-    before a reboot, by the wall clock. It is also free if its holder certainly no longer uses it:
-    the process has ended, or the store in this process has released it.
+    A lease expires by the monotonic clock of the machine. A lease from another machine, or from
+    before a reboot, expires by the wall clock. A lease is also free if its process has ended, or if
+    a store of this process has released it.
     """
     holder = _parse_holder(process)
     return _is_unexpired(since, expires, holder) and not _is_abandoned(epoch, holder)
@@ -323,14 +324,14 @@ class _LeaseHolder(Struct, frozen=True):
 
 def _parse_holder(text: bytes) -> _LeaseHolder | None:
     process, _, store = text.decode(errors="replace").rpartition(" ")
-    found = processes.parse(process)
-    if found is None:
+    parsed = processes.parse(process)
+    if parsed is None:
         return None
     name, _, until = store.partition("@")
     try:
-        return _LeaseHolder(found, name, float(until) if until else None)
+        return _LeaseHolder(parsed, name, float(until) if until else None)
     except ValueError:
-        return _LeaseHolder(found, name, None)
+        return _LeaseHolder(parsed, name, None)
 
 
 def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
@@ -347,11 +348,11 @@ def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
 def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> bool:
     """Return whether a lease that was acquired or renewed at `since` has not expired.
 
-    It uses the monotonic clock if the lease was acquired on this machine since it booted, so that
-    setting the clock has no effect. Otherwise it uses the wall clock.
+    If the lease was acquired on this machine since its last boot, the monotonic clock decides, so
+    that setting the clock has no effect. Otherwise the wall clock decides.
     """
     if isinstance(expires, float) and expires <= 0:
-        return False  # released
+        return False  # the lease was released
     here = processes.current()
     is_local = holder is not None and here is not None and here.shares_clock(holder.process)
     until = holder.until if holder is not None and is_local else None
@@ -359,10 +360,10 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
         return time.monotonic() < until
     wall_time = time.time()
     try:
-        # A time in the future: the clock was ahead then, perhaps by years.
+        # A time in the future means that the clock was ahead, perhaps by years.
         acquired = datetime.fromisoformat(since.decode()).timestamp()
         return acquired - _CLOCK_TOLERANCE < wall_time < expires
-    except (ValueError, TypeError):  # damaged
+    except (ValueError, TypeError):  # the row is damaged
         return False
 
 

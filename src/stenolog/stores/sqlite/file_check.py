@@ -1,4 +1,4 @@
-"""Finding and repairing damage in a database file, for `steno doctor`."""
+"""Finds and repairs damage in a database file, for `steno doctor`."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _RESTORE_ADVICE: Final = (
 
 
 def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) -> Report:
-    """Examine the database. Raises StoreUnavailable if it cannot be opened.
+    """Examine the database. Raises StoreUnavailable if the database cannot be opened.
 
     `sqlite_version`: version to check for known bugs [default: the linked library's].
     """
@@ -36,9 +36,9 @@ def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) 
         return Report(sessions=0, findings=(_opening_finding(error),))
     try:
         with database.read() as transaction:
-            found = list(_file_findings(database.file, transaction, version))
+            findings = list(_file_findings(database.file, transaction, version))
             sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-        return Report(sessions=sessions, findings=(*found, *damaged))
+        return Report(sessions=sessions, findings=(*findings, *damaged))
     except DamagedStore as error:
         return Report(sessions=0, findings=(_damage_finding(str(error)),))
     finally:

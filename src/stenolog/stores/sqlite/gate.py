@@ -1,16 +1,16 @@
-"""The gate: writers queue in order of arrival inside a process, and by flock between processes.
+"""The gate: a queue of writer threads in each process, and file locks between processes.
 
-SQLite itself waits by sleeping, longer each time: a writer that returns immediately always wins,
-and the others wait for seconds. Here the threads of a process form a queue, and the first one polls
-for a file lock at short intervals. The thread whose turn it is executes the waiting appends of the
-next threads in its own transaction.
+SQLite itself waits by sleeping, longer each time. A writer that returns immediately always wins,
+and the other writers wait for seconds. Here the threads of a process form a queue, and the first
+thread polls for a file lock at short intervals. The thread whose turn it is executes the waiting
+appends of the next threads in its own transaction.
 
 There is no background thread. No thread blocks on the lock of the queue, because another writer may
-hold it for long. It is acquired by `(taken,) = map(lock.acquire, (False,))` inside a `try`: the
-interpreter checks for Ctrl-C after each call in bytecode, which would lose the result of a plain
-`lock.acquire`, but not between that call and the assignment. Every wait in the queue is bounded,
-and after each wait the thread checks again whether it is its turn, so no thread depends on being
-woken.
+hold the lock for long. A thread acquires the lock by `(taken,) = map(lock.acquire, (False,))`
+inside a `try`. The interpreter checks for Ctrl-C after each call in bytecode, so a plain
+`lock.acquire` could lose its result. The interpreter does not check between a call that `map` makes
+and the assignment. Every wait in the queue is bounded, and after each wait the thread checks again
+whether its turn has come. So no thread depends on being woken.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ _MAX_GROUP: Final = 256
 _GATE_POLL: Final = 0.0001
 _NEXT_POLL: Final = 0.001
 _OVERTAKE_SECONDS: Final = 0.2
-"""Seconds after which a waiter may overtake the process that is next but does not run."""
+"""Seconds after which a waiting process may overtake the next process, which may be stopped."""
 
 
 class QueuedWrite:
@@ -42,11 +42,9 @@ class QueuedWrite:
 
     def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
         self.work = work
-        """Work that another thread may do in its transaction; None if the caller needs its own
-        turn.
-        """
+        """Work that another thread may do; None if the caller needs its own turn."""
         self.deadline = math.inf
-        """Time until which it may wait."""
+        """Time until which the thread may wait."""
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -54,7 +52,7 @@ class QueuedWrite:
         self._wakeup.acquire()
 
     def run(self, transaction: Any) -> None:
-        """Do its work. An error of this call concerns only this caller."""
+        """Do the work of this caller. An error concerns only this caller."""
         self.error = None
         if self.work is not None:
             try:
@@ -68,12 +66,12 @@ class QueuedWrite:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the caller, so that it checks its state."""
-        with suppress(RuntimeError):  # already woken
+        """Wake the caller, so that the caller checks its state."""
+        with suppress(RuntimeError):  # the caller is already awake
             self._wakeup.release()
 
     def wait(self) -> None:
-        """Wait until woken, for a short time at most."""
+        """Wait for `wake`, but only for a short time."""
         self._wakeup.acquire(timeout=_RECHECK_SECONDS)
 
 
@@ -84,15 +82,15 @@ class WriteQueue:
         self.lock = threading.Lock()
         self.waiting: list[QueuedWrite] = []
         self._group: list[QueuedWrite] = []
-        """Callers whose work is being done now."""
+        """Callers whose work a thread is doing now."""
 
     def enter(
         self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None], deadline: float
     ) -> None:
         """Join the queue, and return when the work is done. Raises StoreBusy, MaybeStored.
 
-        Either this thread calls `run_group` with a group whose first member is `mine`, which must
-        finish all of them; or another thread does the work.
+        Either another thread does the work, or this thread calls `run_group` with a group whose
+        first member is `mine`. `run_group` must finish all members.
         """
         self.waiting.append(mine)
         self.wait_for_turn(mine, run_group, deadline)
@@ -107,7 +105,8 @@ class WriteQueue:
                     mine.wait()
                     self._check(mine, deadline)
         finally:
-            # Inline: Ctrl-C may strike on the way into a function, and `mine` would stay first.
+            # The code is inline: Ctrl-C may strike on the way into a function, and `mine` would
+            # stay first.
             if not mine.done and mine in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(mine)
@@ -120,15 +119,15 @@ class WriteQueue:
         self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]
     ) -> bool:
         """Run a group; return False if another thread acquired the lock first."""
-        taken = False
+        acquired = False
         try:
-            (taken,) = map(self.lock.acquire, (False,))
-            if taken and not mine.done:
+            (acquired,) = map(self.lock.acquire, (False,))
+            if acquired and not mine.done:
                 self._run_group(mine, run_group)
         finally:
-            if taken:
+            if acquired:
                 self.lock.release()
-        return taken
+        return acquired
 
     def _run_group(self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]) -> None:
         """Do the work of a group.
@@ -139,30 +138,30 @@ class WriteQueue:
             self._form_group(mine)
             run_group(self._group)
         finally:
-            unfinished = [one for one in self._group if one is not mine and not one.done]
-            self.waiting[:0] = [one for one in unfinished if one not in self.waiting]
+            unfinished = [write for write in self._group if write is not mine and not write.done]
+            self.waiting[:0] = [write for write in unfinished if write not in self.waiting]
             self._group = []
 
     @contextmanager
     def exclusive_turn(self, deadline: float) -> Iterator[None]:
-        """Hold a turn without sharing it. Raises StoreBusy."""
+        """Hold a turn that no other caller shares. Raises StoreBusy."""
         mine = QueuedWrite()
-        taken = False
+        acquired = False
         try:
             self.waiting.append(mine)
             while True:
                 if self.is_first(mine):
-                    (taken,) = map(self.lock.acquire, (False,))
-                if taken:
+                    (acquired,) = map(self.lock.acquire, (False,))
+                if acquired:
                     break
                 mine.wait()
                 self._check(mine, deadline)
             self.withdraw(mine)
             yield
         finally:
-            if taken:
+            if acquired:
                 self.lock.release()
-            # Inline, as in `wait_for_turn`.
+            # The code is inline, as in `wait_for_turn`.
             if mine in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(mine)
@@ -176,14 +175,15 @@ class WriteQueue:
             self.waiting[0].wake()
 
     def is_first(self, mine: QueuedWrite) -> bool:
-        """Return whether it is the first, and no thread is working."""
-        # In order of arrival; otherwise a caller that returns immediately would always be first.
+        """Return whether `mine` is first in the queue and no thread is working."""
+        # Serve callers in order of arrival: otherwise a caller that returns immediately would
+        # always be first.
         return self.waiting[:1] == [mine] and not self.lock.locked()
 
     def _form_group(self, mine: QueuedWrite) -> None:
         """Take `mine` and the next callers whose work can be shared.
 
-        Each is recorded before it leaves the queue, so that Ctrl-C cannot lose it in between.
+        Each caller is recorded before it leaves the queue, so that Ctrl-C cannot lose a caller.
         """
         self._group = [mine]
         self.withdraw(mine)
@@ -193,10 +193,10 @@ class WriteQueue:
                 break
             self._group.append(following)
             if not self.withdraw(following):
-                self._group.pop()  # it has given up
+                self._group.pop()  # the caller has given up
 
     def withdraw(self, caller: QueuedWrite) -> bool:
-        """Remove a caller from the queue; return False if it was removed already."""
+        """Remove a caller from the queue; return False if another thread was faster."""
         try:
             self.waiting.remove(caller)
         except ValueError:
@@ -216,11 +216,13 @@ class WriteQueue:
 class ProcessLock:
     """The lock that all processes share: two empty files next to the database.
 
-    The process that is next holds the lock of the second file, and only that process tries to get
-    the first one, the gate. So a process that has just left and returns immediately does not
-    overtake the waiting ones, and all but one of these can sleep longer. A process that is stopped
-    while it is next would block all others: therefore a process that has waited for a while takes
-    the gate if it is free. That gives up the order among processes that have waited long.
+    The next process holds the lock of the second file. Only the next process tries to lock the
+    first file, the gate. So a process that leaves and returns immediately does not overtake waiting
+    processes, and all other waiting processes can sleep longer.
+
+    A stopped process that is next would block all other processes. Therefore a process that has
+    waited for a while takes the gate if the gate is free. The order among processes that have
+    waited long is then lost.
     """
 
     def __init__(self, file: Path) -> None:
@@ -229,9 +231,9 @@ class ProcessLock:
         self._is_locked = False
 
     def lock(self, deadline: float) -> None:
-        """Wait for the lock, unless it is held already. Raises StoreBusy, OSError."""
+        """Acquire the lock, unless this process holds it already. Raises StoreBusy, OSError."""
         if self._is_locked:
-            return  # without another attempt: the process that is next waits for this one
+            return  # do not queue again: the next process waits for this process
         try:
             if self._become_next(deadline):
                 self._gate.acquire(_GATE_POLL, deadline)  # guard: sqlite-gate
@@ -256,7 +258,7 @@ class ProcessLock:
         return True
 
     def unlock(self) -> None:
-        """Release the lock. It does nothing if the lock is not held."""
+        """Release the lock. Does nothing if the lock is not held."""
         self._is_locked = False
         self._gate.release()
 
@@ -267,7 +269,7 @@ class ProcessLock:
 
 
 class _FileLock:
-    """A flock on one file. The file is created when it is first needed."""
+    """A flock on one file, which is created at the first use."""
 
     __slots__ = ("_descriptor", "_path")
 
@@ -283,7 +285,7 @@ class _FileLock:
             time.sleep(pause)
 
     def run(self) -> bool:
-        """Try once; return whether the lock is acquired. Raises OSError."""
+        """Try once to acquire the lock; return whether that worked. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = open_descriptor(self._path, flags)
@@ -298,7 +300,7 @@ class _FileLock:
         return StoreBusy(f"{self._path}: other processes held the database too long")
 
     def release(self) -> None:
-        """Release the lock. It does nothing if the lock is not held."""
+        """Release the lock. Does nothing if the lock is not held."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 

@@ -1,6 +1,6 @@
-"""Identification of a process, so that other processes of the machine can check whether it ended.
+"""Identity of a process, with which other processes of the machine check whether it has ended.
 
-A process counts as ended only if that is certain. If the system does not provide enough
+A process counts as ended only if its end is certain. If the system does not provide enough
 information, no process counts as ended.
 """
 
@@ -22,15 +22,15 @@ class Process(Struct, frozen=True):
     """One process of this machine, identified by its number and start time.
 
     Process numbers are reused, so the number alone is not enough. Both values depend on namespaces
-    and can only be compared within the same ones. The number of a namespace is reused, too, but
-    only after all processes in the earlier one have ended.
+    and can only be compared within the same namespaces. The number of a namespace is reused, too,
+    but only after all its processes have ended.
     """
 
     boot: str
     pid_namespace: str
-    """PID namespace."""
+    """Number of the PID namespace."""
     time_namespace: str
-    """Time namespace."""
+    """Number of the time namespace."""
     number: int
     started: int
 
@@ -40,7 +40,7 @@ class Process(Struct, frozen=True):
         )
 
     def can_check(self, other: "Process") -> bool:
-        """Return whether this process can find out whether another one has ended."""
+        """Return whether this process can find out whether another process has ended."""
         return (self.boot, self.pid_namespace, self.time_namespace) == (
             other.boot,
             other.pid_namespace,
@@ -48,7 +48,7 @@ class Process(Struct, frozen=True):
         )
 
     def shares_clock(self, other: "Process") -> bool:
-        """Return whether both read the same monotonic clock: same boot and time namespace."""
+        """Return whether two processes share a monotonic clock: same boot and time namespace."""
         return (self.boot, self.time_namespace) == (other.boot, other.time_namespace)
 
 
@@ -63,7 +63,7 @@ def current() -> Process | None:
 @cache
 def _current() -> Process:
     number = os.getpid()
-    # If /proc belongs to other namespaces, it has another number for this process, or several.
+    # If /proc belongs to other namespaces, /proc has another number for this process, or several.
     [numbers] = _NAMESPACE_PIDS.findall((_PROC / "self/status").read_text(errors="replace"))
     if numbers != str(number):
         raise ValueError(numbers)
@@ -76,7 +76,7 @@ def _current() -> Process:
     )
 
 
-# A forked child is another process.
+# The cached value is wrong in a forked child, which is another process.
 os.register_at_fork(after_in_child=_current.cache_clear)
 
 
@@ -97,17 +97,17 @@ def parse(text: str) -> Process | None:
 
 
 def has_ended(process: Process) -> bool:
-    """Return whether a process that the current one sees has certainly ended."""
+    """Return whether a process that the current process can check has certainly ended."""
     try:
         os.kill(process.number, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        pass  # the process of another user
+        pass  # another user owns the process
     try:
         started, ended = _read_stat(process.number)
     except (OSError, ValueError, IndexError):
-        return False  # hidden by the system
+        return False  # the system hides the process
     return ended or started != process.started
 
 
@@ -117,8 +117,9 @@ def _read_stat(number: int) -> tuple[int, bool]:
     Raises OSError, ValueError, IndexError.
     """
     text = (_PROC / str(number) / "stat").read_text(errors="replace")
-    # The name, in brackets, may contain anything. The field after it is the third.
+    # The process name, in brackets, may contain any characters. The field after the name is the
+    # third field.
     fields = text.rpartition(")")[2].split()
     state, threads, started = fields[0], int(fields[17]), int(fields[19])
-    # If only the first thread has ended, the state looks ended, but the others still run.
+    # If only the first thread has ended, the process looks ended, but its other threads still run.
     return started, state in _ENDED_STATES and threads <= 1

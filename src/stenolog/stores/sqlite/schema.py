@@ -1,7 +1,7 @@
-"""The tables: created from schema.sql, or migrated by the numbered files in schema/.
+"""Creates the tables from schema.sql, or migrates them by the numbered files in schema/.
 
-A read-only connection migrates nothing. For it, the files in older/ with the same numbers define
-temporary views that show older tables in the newest form; no other connection sees them.
+A read-only connection migrates nothing. Instead, the files in older/ with the same numbers define
+temporary views that show older tables in the newest form. Only that connection sees the views.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,24 @@ _WAL: Final = b"\2\2"
 _FORMAT: Final = slice(18, 20)
 """Position of the format bytes in a header: 2 and 2 mean write-ahead log."""
 _CATALOG_FILE: Final = 6
-"""Number of the schema that moved the catalog to a file. Its script returns DROP statements."""
+"""Number of the schema that moved the catalog to a file; its script returns DROP statements."""
 _VIEWS: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
 @cache
 def migrations() -> Sequence[str]:
-    """Return the migration scripts in order; the last number is that of the schema."""
-    found = _numbered("schema")
-    assert sorted(found) == list(range(1, len(found) + 1)), "a number is missing"
-    return [found[number] for number in sorted(found)]
+    """Return the migration scripts in order; the last number is the schema version."""
+    scripts = _numbered("schema")
+    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "a number is missing"
+    return [scripts[number] for number in sorted(scripts)]
 
 
 @cache
 def views() -> Mapping[int, str]:
-    """Return for each number except the first the views that replace its migration."""
-    found = _numbered("older")
-    assert sorted(found) == list(range(2, newest_version() + 1)), "a number is missing"
-    return found
+    """Return, for each schema number except the first, the views that replace its migration."""
+    scripts = _numbered("older")
+    assert sorted(scripts) == list(range(2, newest_version() + 1)), "a number is missing"
+    return scripts
 
 
 def _numbered(folder: str) -> dict[int, str]:
@@ -55,8 +55,8 @@ def newest_version() -> int:
 def empty_database() -> bytes:
     """Return the bytes of a new, empty database.
 
-    It is built in memory, so that the disk never has an incomplete database: any existing file has
-    our application id in its header.
+    The database is built in memory, so that the disk never has an incomplete database: every
+    database file has stenolog's application id in its header.
     """
     connection = apsw.Connection(":memory:")
     try:
@@ -80,7 +80,7 @@ def migrate(connection: apsw.Connection, version: int) -> None:
 def drop_catalog(connection: apsw.Connection, version: int) -> None:
     """Drop the catalog tables of an older database, each in its own transaction.
 
-    A damaged table stays: it must not prevent opening the store or dropping the other tables.
+    A damaged table stays. It does not prevent opening the store or dropping the other tables.
     """
     if version >= _CATALOG_FILE:
         return
@@ -96,7 +96,8 @@ def drop_catalog(connection: apsw.Connection, version: int) -> None:
 def show_as_newest(connection: apsw.Connection, version: int) -> None:
     """Make older tables look like the newest schema for a read-only connection.
 
-    Call it outside a transaction. It does not change the file, which another program may still use.
+    Call this function outside a transaction. The file itself does not change, because another
+    program may still use it.
     """
     run_script(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
     for (name,) in list(connection.execute(_VIEWS)):
@@ -107,6 +108,9 @@ def show_as_newest(connection: apsw.Connection, version: int) -> None:
 
 
 def run_script(connection: apsw.Connection, script: str) -> None:
-    """Execute all statements of a script: statements run only as their rows are read."""
+    """Execute all statements of a script.
+
+    The rows are read, because apsw runs a statement only as its rows are read.
+    """
     for _ in connection.execute(script):
         pass

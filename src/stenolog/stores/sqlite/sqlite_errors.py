@@ -1,4 +1,4 @@
-"""Conversion of SQLite's and the system's errors into stenolog's. No driver error leaks."""
+"""Converts errors of SQLite and of the operating system into stenolog's errors."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def read_failure(error: Exception, action: str) -> StenologError:
 
 
 def write_failure(error: Exception, action: str) -> StenologError:
-    """Return the error for a failure before the commit: the transaction stored nothing."""
+    """Return the error for a failure before the commit, which stored nothing."""
     failure = read_failure(error, action)
     if type(failure) is StoreUnavailable:
         return NotStored(f"{failure}. Nothing of it was stored")
@@ -51,9 +51,8 @@ def write_failure(error: Exception, action: str) -> StenologError:
 def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> StenologError:
     """Return the error for a failed commit; `number` is the system's errno.
 
-    A commit that failed for lack of space, or because of a lock, was interrupted before it could
-    count. After any other error, above all a failed sync, the next reader of the log may find the
-    transaction complete.
+    A commit that failed for lack of space, or because of a lock, stored nothing. After any other
+    error, above all a failed sync, the next reader of the log may find the transaction complete.
     """
     if isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
         return write_failure(error, action)
@@ -87,7 +86,7 @@ def _reason(error: Exception) -> str:
 
 
 def _error_code(error: apsw.Error) -> str:
-    """Return the name of the extended code, which identifies the kind of I/O error."""
+    """Return the name of SQLite's extended error code, which identifies the kind of I/O error."""
     number = getattr(error, "extendedresult", 0)
     return str(apsw.mapping_extended_result_codes.get(number, number))
 

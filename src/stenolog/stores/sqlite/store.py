@@ -1,6 +1,6 @@
 """SQLiteStore: sessions as rows of one database file.
 
-The driver, apsw, is imported when a store is opened, so `import stenolog` works without it.
+The driver, apsw, is imported when a store is opened, so `import stenolog` works without apsw.
 """
 
 import os
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT: Final = 5.0
 CACHE_KB: Final = 2048
 MAX_CACHE_KB: Final = 2**31 - 1
-"""The largest number that SQLite accepts."""
+"""Largest cache size in KiB that SQLite accepts."""
 
 
 class SQLiteStore(SQLStore):
     """Sessions in one file. stores/base.py documents each call.
 
     `busy_timeout`: maximum wait for other writers, in seconds. `synchronous`: with "normal", a
-    power cut may lose the last messages, but nothing else. `cache_kb`: page cache of each of at
-    most nine connections, in KiB. `read_only`: change nothing; SQLite may still need to create its
+    power cut may lose the last messages, but no other data. `cache_kb`: page cache of each of at
+    most nine connections, in KiB. `read_only`: change no data. SQLite may still need to create its
     log files next to the database.
     """
 
@@ -61,7 +61,8 @@ class SQLiteStore(SQLStore):
     def catalog_file(self) -> Path | None:
         """Return the path of the catalog; None if the tables have an older version.
 
-        Programs of that version do not know the file, and their purges would not delete it.
+        Programs of an older version do not know the catalog file, and their purges would not delete
+        it.
         """
         if self.database.is_outdated:
             return None

@@ -3,7 +3,7 @@
 SQLite checks the structure of its pages, not their content: a byte that changed on the disk would
 be returned as if it had been stored. Therefore each message has a crc.
 
-A name in queries.sql may have several statements: `Transaction.run` executes them in order. Two
+A name in queries.sql may have several statements, which `Transaction.run` executes in order. Two
 names may share statements: SQLite needs no row locks, so `lock_session` is `find_session`.
 """
 
@@ -43,7 +43,7 @@ _STATEMENTS: Final = _load()
 SQL: Final = {name: statements[0] for name, statements in _STATEMENTS.items()}
 """The first statement of each name."""
 FURTHER_SQL: Final = {name: found[1:] for name, found in _STATEMENTS.items() if found[1:]}
-"""The other statements of the names that have several."""
+"""Further statements of the names that have several statements."""
 PARAMETER_COUNTS: Final = {
     statement: max(map(int, _PARAMETER.findall(statement)), default=0)
     for statements in _STATEMENTS.values()
@@ -57,8 +57,8 @@ Row = tuple[Any, ...]
 checksum = crc32
 """`checksum(body, seq)` is stored with each message.
 
-It is `crc32` itself: every message is checked when it is read, and a wrapper would double the time.
-It does not cover the time of the message.
+The function is `crc32` itself: every message is checked when it is read, and a wrapper would double
+the time. The checksum does not cover the time of the message.
 """
 
 _MESSAGES, _RAW_MESSAGES, _ADD_MESSAGE = SQL["messages"], SQL["raw_messages"], SQL["add_message"]
@@ -70,17 +70,18 @@ class Transaction:
     __slots__ = ("_connection", "execute")
 
     format = 0
-    """Rows have no version: `Writer.begin` and `Reader.begin` check the version of the file."""
+    """Always 0, because only the file has a version, which `begin` of the connections checks."""
 
     def __init__(self, connection: "apsw.Connection") -> None:
         self._connection = connection
-        # The driver's method itself: an append makes few calls, so a wrapper would be noticeable.
+        # Use the driver's method itself: an append makes few calls, so a wrapper would cost
+        # noticeable time.
         self.execute: Callable[..., Iterable[Row]] = connection.execute
-        """Execute one statement with its values, and return its rows."""
+        """Function that executes one statement with its values, and returns its rows."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction is still open: after some errors SQLite ends it."""
+        """Whether the transaction is still open; SQLite ends a transaction after some errors."""
         return self._connection.in_transaction
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -89,20 +90,20 @@ class Transaction:
             pass
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
-        """Execute the statements of this name and return the rows of the first one."""
+        """Execute the statements of this name and return the rows of the first statement."""
         sql = SQL[name]
-        found = list(self.execute(sql, values[: PARAMETER_COUNTS[sql]]))
+        rows = list(self.execute(sql, values[: PARAMETER_COUNTS[sql]]))
         if name in FURTHER_SQL:
             for other in FURTHER_SQL[name]:
                 list(self.execute(other, values[: PARAMETER_COUNTS[other]]))
-        return found
+        return rows
 
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute the statement of this name once for each row of values."""
         self.executemany(SQL[name], rows)
 
     def key(self, key: str) -> str:
-        """Return the key unchanged: it is stored as text."""
+        """Return the key unchanged, because SQLite stores keys as text."""
         return key
 
     def body(self, body: bytes) -> bytes:
@@ -155,12 +156,12 @@ class Transaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Roll back only the work inside if it raises."""
+        """Roll back only the statements inside the `with` if an error is raised."""
         self.execute("SAVEPOINT snapshot")
         try:
             yield
         except BaseException:
-            # After some errors SQLite has already rolled back everything.
+            # After some errors SQLite has already rolled back the whole transaction.
             if self.is_open:
                 self.execute("ROLLBACK TO snapshot")
                 self.execute("RELEASE snapshot")
@@ -171,7 +172,8 @@ class Transaction:
     def erasing(self) -> Iterator[None]:
         """Overwrite deleted rows with zeros, and record that the file must be rewritten.
 
-        Until then, their bytes stay in free pages, in unused parts of other pages, and in the log.
+        Until the rewrite, the deleted bytes stay in free pages, in unused parts of other pages, and
+        in the log.
         """
         list(self.execute("PRAGMA secure_delete = ON"))
         try:

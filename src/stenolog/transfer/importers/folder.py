@@ -86,7 +86,7 @@ class Folder:
         # Some network file systems cannot lock folders; tokens still prevent duplicate messages.
         with suppress(OSError):
             what = f"the folder {self.path}"
-            disk.wait_for_lock(self._descriptor, seconds=seconds, what=what, poll=0.01)
+            disk.wait_for_lock(self._descriptor, seconds=seconds, name=what, poll=0.01)
         self._remove_second_names()
 
     def _remove_second_names(self) -> None:

@@ -1,4 +1,7 @@
-"""Notes that older versions made in scopes shared by several sessions. They are never recalled."""
+"""Finds notes that older versions made in scopes shared by several sessions.
+
+Such mixed notes are never recalled.
+"""
 
 from msgspec import Struct
 
@@ -11,7 +14,7 @@ from stenolog.transfer.copy_all import namespaces_of, opened_read_only
 
 
 class MixedScope(Struct, frozen=True, kw_only=True):
-    """A scope with such notes."""
+    """A scope with notes of several sessions."""
 
     scope: Scope
     notes: int
@@ -33,10 +36,10 @@ def mixed_scopes(workspace: str) -> list[MixedScope]:
 
 
 def _mixed_scopes_of(notes: Notes) -> list[MixedScope]:
-    found = []
+    scopes = []
     for scope in notes.scopes():
         mixed = [note for note in notes.list(scope, full=True) if note.mixed]
         if mixed:
             keys = dict.fromkeys(note.session for note in mixed if note.session)
-            found.append(MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys)))
-    return found
+            scopes.append(MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys)))
+    return scopes
