@@ -1,0 +1,85 @@
+"""`steno view` in a browser: transcripts without a message box, and the sign-in page."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from support.transcripts import SAMPLES
+from support.viewing import Viewing
+
+TITLE = "Add a tide table to the harbour page"
+
+
+@pytest.fixture(scope="module")
+def viewing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewing]:
+    home = tmp_path_factory.mktemp("home")
+    shutil.copytree(SAMPLES / "claude-code" / "projects", home / ".claude" / "projects")
+    shutil.copytree(SAMPLES / "codex" / "sessions", home / ".codex" / "sessions")
+    with Viewing(home, "view", "--port", "0") as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context(
+        viewport={"width": 1280, "height": 860},
+        permissions=["clipboard-read", "clipboard-write"],
+        reduced_motion="reduce",
+    ) as context:
+        opened = context.new_page()
+        problems: list[str] = []
+        opened.on("pageerror", lambda error: problems.append(str(error)))
+        opened.on(
+            "console",
+            lambda said: problems.append(said.text) if "Content Security" in said.text else None,
+        )
+        yield opened
+        assert problems == []
+
+
+def test_view_shows_a_transcript_without_a_message_box(
+    viewing: Viewing, page: Page, screenshots: Path
+) -> None:
+    page.goto(viewing.link)
+    expect(page.locator("li.row")).to_have_count(12)
+    expect(page.get_by_role("button", name="New")).to_have_count(0)
+    expect(page.get_by_role("link", name="Notes")).to_have_count(0)
+    page.screenshot(path=str(screenshots / "view-list.png"))
+    page.get_by_role("link", name=TITLE).first.click()
+    expect(page.locator("h1")).to_have_text(TITLE)
+    expect(page.locator("article.message").first).to_be_visible()
+    page.screenshot(path=str(screenshots / "view-transcript.png"))
+    for missing in ("#say", "#rename", "#retag", "[data-fork-at]", "[data-undo]"):
+        expect(page.locator(missing)).to_have_count(0)
+    expect(page.get_by_role("link", name="Context")).to_have_count(0)
+    # The keys of the message box do nothing.
+    page.keyboard.press("c")
+    page.keyboard.press("/")
+    page.keyboard.type("lighthouses")
+    page.keyboard.press("Enter")
+    expect(page.locator("li.hit").first).to_be_visible()
+
+
+def test_the_token_signs_a_browser_in(viewing: Viewing, page: Page, screenshots: Path) -> None:
+    page.goto(viewing.url)
+    port = viewing.url.rpartition(":")[2]
+    command = f"steno open --port {port}"
+    expect(page.locator("pre")).to_have_text(command)
+    page.screenshot(path=str(screenshots / "view-sign-in.png"))
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == command
+    page.get_by_label("access token").fill("not the token")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not the access token")
+    page.screenshot(path=str(screenshots / "view-wrong-token.png"))
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.screenshot(path=str(screenshots / "view-wrong-token-phone.png"))
+    page.get_by_label("access token").fill(viewing.token)
+    page.keyboard.press("Enter")
+    expect(page.locator("li.row").first).to_be_visible()
+    assert viewing.token not in page.url
+    assert ".localhost" in page.url
