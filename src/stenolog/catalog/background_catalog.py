@@ -7,6 +7,7 @@ messages.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ FRESH_WAIT: Final = 0.2
 """Maximum number of seconds that a read waits for changes of the store to be added."""
 _FEW: Final = 20
 """Number of new sessions that are indexed at once, without a row in advance."""
+_COUNT_INTERVAL: Final = 0.5
+"""Seconds between two counts of the indexed sessions."""
 _CLOSE_WAIT: Final = 10.0
 
 _logger = logging.getLogger("stenolog")
@@ -60,6 +63,8 @@ class BackgroundCatalog(Catalog):
         self._is_refreshing = False
         self._ends = False
         self._progress: tuple[int, int] | None = None
+        self._count = 0
+        self._counted_at = 0.0
         self._thread = threading.Thread(target=self._run, name="catalog", daemon=True)
         super().__init__(store)
         self._thread.start()
@@ -128,13 +133,18 @@ class BackgroundCatalog(Catalog):
                 self._done, self._progress = done, None
             self._news.notify_all()
 
-    def _note(self, done: int, changed: int) -> None:
+    def _note(self, _done: int, changed: int) -> None:
         """Note the progress, or stop."""
         if self._ends:
             raise StoreClosed("the catalog is closed")
-        if changed > _FEW:
+        if changed > _FEW and time.monotonic() - self._counted_at > _COUNT_INTERVAL:
+            # Counted, because other processes may index at the same time.
+            with self._active.database.read() as transaction:
+                rows = transaction.execute(self._active.database.sql["stamps"])
+                indexed = sum(stamp is not None for _, stamp in rows)
+            self._counted_at = time.monotonic()
             with self._news:
-                self._progress = self._count - changed + done, self._count
+                self._progress = min(indexed, self._count), self._count
 
     def _add_rows(self) -> None:
         """Add a row without messages for each new session, if there are many."""
@@ -167,6 +177,7 @@ class BackgroundCatalog(Catalog):
             )
             writer.put(head.key, [Step(key=head.key, version=None, columns=columns)])
         writer.flush()
+        self._progress = len(keys) - len(new), len(keys)
         self._set(listed=True)
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,11 +28,18 @@ if TYPE_CHECKING:
     import socket
 
     from stenolog.gateway.access_token import Token
+    from stenolog.gateway.shared_state import Gateway
     from stenolog.settings.values import Settings
     from stenolog.transfer.viewed_places import ViewedPlace
 
 PORT: Final = 8788
 """Port if none is given and it is free."""
+_MANY: Final = 200
+"""Number of sessions that are worth more processes."""
+_MAX_HELPERS: Final = 3
+_POLL: Final = 0.2
+_POLLS: Final = 50
+"""Number of times that the progress is looked at before no helpers are needed."""
 _USUAL: Final = """\
 No conversations were found. Looked at:
   Claude Code   ~/.claude/projects, or $CLAUDE_CONFIG_DIR
@@ -56,6 +65,7 @@ _NAMES: Final = {
 @click.argument("places", nargs=-1, metavar="[PLACE]...")
 @click.option("--port", type=int, metavar="N", help="Port; 0 for any.  [default: 8788 if free]")
 @click.option("--no-open", is_flag=True, help="Print the link, but do not open a browser.")
+@click.option("--index", "to_index", hidden=True, help="Places in JSON, to be indexed only.")
 @config_option
 @click.pass_context
 def view_command(
@@ -63,6 +73,7 @@ def view_command(
     places: tuple[str, ...],
     port: int | None,
     no_open: bool,
+    to_index: str | None,
     config: Path | None,
 ) -> None:
     """Show conversations in a browser, read-only.
@@ -79,6 +90,9 @@ def view_command(
 
     Exit codes: 0 stopped, 1 nothing to show or could not start, 2 wrong usage.
     """
+    if to_index is not None:
+        _index(to_index)
+        return
     settings = read_settings(config, {"gateway.host": "127.0.0.1", "gateway.port": port or PORT})
     ctx.exit(asyncio.run(_view(settings, _find(places, settings), port=port, no_open=no_open)))
 
@@ -103,6 +117,7 @@ async def _view(
     from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
     from stenolog.agent.spec import AgentSpec
+    from stenolog.agent.threads import cancel_and_wait
     from stenolog.cli.agents import Signals, open_viewer
     from stenolog.gateway.daemon import Daemon, NoChannels
     from stenolog.gateway.shared_state import Gateway
@@ -125,7 +140,8 @@ async def _view(
         signals = Signals()
         signals.watch(signal.SIGINT)
         loop = AgentLoop(AgentRegistry([agent]))
-        daemon = Daemon(Gateway(loop, settings, read_only=True), token, listening, NoChannels())
+        gateway = Gateway(loop, settings, read_only=True)
+        daemon = Daemon(gateway, token, listening, NoChannels())
         await daemon.start()
         undo.pop_all()
     _print_places(places)
@@ -136,13 +152,70 @@ async def _view(
         open_browser(link)
     print_notice(f"Another link: steno open --port {daemon.url.rpartition(':')[2]}. Ctrl-C ends.")
     asked = asyncio.create_task(signals.received.wait())
+    helping = asyncio.create_task(_start_helpers(gateway, places))
     await asyncio.wait({asked, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
+    await cancel_and_wait([helping])
     hurry = asyncio.Event()
     hurry.set()
     await daemon.stop(hurry=hurry)
     signals.ignore()
     return 0
+
+
+# --- helpers -------------------------------------------------------------------------------------
+# The first index of thousands of sessions takes the time of several processors.
+
+
+async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") -> None:
+    """Start more processes if the first index takes long; end them when this task is cancelled."""
+    for _ in range(_POLLS):
+        await asyncio.sleep(_POLL)
+        indexed, count = gateway.indexing or (0, 0)
+        if count - indexed >= _MANY:
+            break
+    else:
+        return
+    # URLs of databases may contain a password, which other users could see.
+    if any("://" in place.where for place in places):
+        return
+    given = json.dumps([(place.program, place.where) for place in places])
+    command = [sys.executable, "-m", "stenolog", "view", "--index", given]
+    helpers: list[asyncio.subprocess.Process] = []
+    try:
+        for _ in range(min(_MAX_HELPERS, (os.cpu_count() or 1) - 1)):
+            null = asyncio.subprocess.DEVNULL
+            helpers.append(
+                await asyncio.create_subprocess_exec(*command, stdin=null, stdout=null, stderr=null)
+            )
+        for helper in helpers:
+            await helper.wait()
+    finally:
+        for helper in helpers:
+            with contextlib.suppress(ProcessLookupError):
+                helper.terminate()
+
+
+def _index(given: str) -> None:
+    """Index the sessions of these places, until all are indexed or the viewer has ended."""
+    from stenolog.catalog import open_catalog
+    from stenolog.transfer.viewed_places import ViewedPlace, index_file, open_places
+
+    places = [ViewedPlace(program=program, where=where) for program, where in json.loads(given)]
+    # The viewer itself comes first.
+    os.nice(5)
+    viewer = os.getppid()
+
+    def check_viewer(_done: int, _changed: int) -> None:
+        if os.getppid() != viewer:
+            raise click.Abort
+
+    store = open_places(places, catalog=index_file(places, cache_folder()))
+    with store, open_catalog(store) as catalog:
+        catalog.refresh(check_viewer)
+
+
+# --- start ---------------------------------------------------------------------------------------
 
 
 def _listen(port: int | None) -> "list[socket.socket]":
