@@ -18,7 +18,7 @@ from stenolog.errors import UsageError
 from stenolog.sessions.folders import AGENTS, CHANNELS, NAMESPACE, NOTES, log_folders
 from stenolog.stores import disk
 from stenolog.stores.base import Store
-from stenolog.stores.file_names import unescape_key
+from stenolog.stores.file_names import LOG_SUFFIX, unescape_key
 from stenolog.stores.open_store import address, open_store
 from stenolog.stores.snapshots import NamespacedStore
 from stenolog.transfer.combined_store import CombinedStore, StorePlace
@@ -27,6 +27,7 @@ from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program
 from stenolog.transfer.transcripts.transcript_store import TranscriptStore
 
 STENOLOG: Final = "stenolog"
+_LOG_START: Final = b'{"kind":"'
 _HIDDEN: Final = (NOTES, CHANNELS)
 """Namespaces that contain no conversations."""
 
@@ -63,16 +64,25 @@ def recognize_place(given: str) -> ViewedPlace:
     path = Path(given).expanduser().absolute()
     if not path.exists():
         raise UsageError(f"there is no file or folder {given}")
-    is_workspace = bool(log_folders(path)) if path.is_dir() else False
-    if is_workspace or sqlite_file.is_stenolog_database(path):
+    folders = log_folders(path) if path.is_dir() else []
+    if any(_has_logs(path / one) for one in folders) or sqlite_file.is_stenolog_database(path):
         return ViewedPlace(program=STENOLOG, where=str(path))
-    program = detect_program(path)
+    # Other programs have a folder called `sessions` too.
+    program = detect_program(path) or (STENOLOG if folders else None)
     if program is None:
         known = ", ".join(PROGRAMS)
         raise UsageError(
             f"{given} is neither a stenolog workspace nor transcripts of a known program ({known})"
         )
     return ViewedPlace(program=program, where=str(path))
+
+
+def _has_logs(folder: Path) -> bool:
+    """Return whether the first file with the name of a log is a log of stenolog."""
+    for log in filter(Path.is_file, folder.glob(f"*{LOG_SUFFIX}")):
+        with log.open("rb") as file:
+            return file.read(len(_LOG_START)) == _LOG_START
+    return False
 
 
 def open_places(places: Sequence[ViewedPlace], *, catalog: Path | None) -> CombinedStore:
