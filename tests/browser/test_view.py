@@ -1,13 +1,19 @@
 """`steno view` in a browser: transcripts without a message box, and the sign-in page."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from stenolog.catalog.background_catalog import SessionHead
+from stenolog.cli.agents import open_viewer
+from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.slow_store import SlowStore
 from support.transcripts import SAMPLES
+from support.viewer_page import Looking, window
 from support.viewing import Viewing
 
 TITLE = "Add a tide table to the harbour page"
@@ -83,3 +89,37 @@ def test_the_token_signs_a_browser_in(viewing: Viewing, page: Page, screenshots:
     expect(page.locator("li.row").first).to_be_visible()
     assert viewing.token not in page.url
     assert ".localhost" in page.url
+
+
+def test_progress_of_the_first_index_is_shown(
+    browser: Browser, tmp_path: Path, screenshots: Path
+) -> None:
+    store = SlowStore(tmp_path / "catalog.db")
+    for number in range(30):
+        store.add_message(f"cli:{number}", "user", f"a question about tides {number}")
+
+    def heads(keys: Sequence[str]) -> Iterator[SessionHead]:
+        for key in keys:
+            yield SessionHead(key=key, prompt=f"Prompt of {key}")
+
+    with (
+        Served(
+            tmp_path,
+            ScriptedModel([]),
+            read_only=True,
+            open_instance=lambda spec: open_viewer(spec, store, heads=heads),
+        ) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        page, status = looking.page, looking.page.locator("#indexing")
+        looking.open("/")
+        expect(page.locator("li.row")).to_have_count(30)
+        expect(page.get_by_role("link", name="Prompt of cli:7")).to_be_visible()
+        expect(status).to_contain_text("Indexed 0 of 30 sessions. Search finds only those.")
+        looking.picture("view-indexing")
+        store.allowed.set()
+        expect(status).to_contain_text("All sessions are indexed.")
+        status.get_by_role("link", name="Reload").click()
+        expect(status).to_have_count(0)
+        expect(page.get_by_role("link", name="a question about tides 7")).to_be_visible()

@@ -1,7 +1,11 @@
 """`steno view` and `steno serve --read-only` show sessions, and not a byte of them changes."""
 
 import asyncio
+import os
+import pty
+import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -264,3 +268,28 @@ def test_damaged_index_is_built_again(tmp_path: Path) -> None:
             until(partial(is_found, client, "lighthouses"))
             [index] = viewing.cache.glob("*.db")
         index.write_bytes(b"not a database" * 1_000)
+
+
+def test_serve_prints_a_link_on_a_terminal_that_signs_in_once(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "workspace")) as store:
+        store.add_message("cli:a", "user", "hello")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "stenolog", "serve", "--read-only", "--port", "0"]
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "COLUMNS": "200"}
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        said = b""
+        while not (found := re.search(rb"(http://(steno-\S+?):\d+)(/login\?code=\S+)\r\n", said)):
+            said += os.read(ours, 10_000)
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().removeprefix("Listening at ").strip()
+        for status in (303, 403):
+            answered = httpx2.get(
+                url + found[3].decode(), headers={"Host": found[2].decode()}, follow_redirects=False
+            )
+            assert answered.status_code == status
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    os.close(ours)

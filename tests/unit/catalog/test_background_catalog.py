@@ -3,37 +3,13 @@
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stenolog.catalog.background_catalog import BackgroundCatalog, SessionHead
-from stenolog.records import Message, SessionInfo
-from stenolog.stores.in_memory import InMemoryStore
+from support.slow_store import SlowStore
 
 COUNT = 30
-
-
-class _SlowStore(InMemoryStore):
-    """Sessions whose messages can be read when a test allows it."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self._file = file
-        self.allowed = threading.Event()
-        self.reading = threading.Event()
-
-    def catalog_file(self) -> Path:
-        return self._file
-
-    def info(self, key: str) -> SessionInfo:
-        self.reading.set()
-        assert self.allowed.wait(60)
-        return super().info(key)
-
-    def get_history(self, key: str, **options: Any) -> list[Message]:
-        assert self.allowed.wait(60)
-        return super().get_history(key, **options)
 
 
 def heads(keys: Sequence[str]) -> Iterator[SessionHead]:
@@ -42,8 +18,8 @@ def heads(keys: Sequence[str]) -> Iterator[SessionHead]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> _SlowStore:
-    made = _SlowStore(tmp_path / "catalog.db")
+def store(tmp_path: Path) -> SlowStore:
+    made = SlowStore(tmp_path / "catalog.db")
     for number in range(COUNT):
         made.add_message(f"s{number:02}", "user", f"a question about tides {number}")
     return made
@@ -54,7 +30,7 @@ def wait_until_indexed(catalog: BackgroundCatalog) -> None:
         pass
 
 
-def test_list_does_not_wait_for_the_messages(store: _SlowStore) -> None:
+def test_list_does_not_wait_for_the_messages(store: SlowStore) -> None:
     with BackgroundCatalog(store, heads=heads) as catalog:
         page = catalog.list(limit=100)
         assert [entry.key for entry in page.entries] == [
@@ -70,7 +46,7 @@ def test_list_does_not_wait_for_the_messages(store: _SlowStore) -> None:
         assert catalog.progress is None
 
 
-def test_second_start_lists_at_once(store: _SlowStore) -> None:
+def test_second_start_lists_at_once(store: SlowStore) -> None:
     store.allowed.set()
     with BackgroundCatalog(store, heads=heads) as catalog:
         wait_until_indexed(catalog)
@@ -82,7 +58,7 @@ def test_second_start_lists_at_once(store: _SlowStore) -> None:
         store.allowed.set()
 
 
-def test_new_messages_are_found_and_deleted_sessions_vanish(store: _SlowStore) -> None:
+def test_new_messages_are_found_and_deleted_sessions_vanish(store: SlowStore) -> None:
     store.allowed.set()
     with BackgroundCatalog(store, heads=heads) as catalog:
         wait_until_indexed(catalog)
@@ -93,7 +69,7 @@ def test_new_messages_are_found_and_deleted_sessions_vanish(store: _SlowStore) -
         assert len(catalog.list(limit=100).entries) == COUNT - 1
 
 
-def test_close_ends_the_thread_while_it_indexes(store: _SlowStore) -> None:
+def test_close_ends_the_thread_while_it_indexes(store: SlowStore) -> None:
     catalog = BackgroundCatalog(store, heads=heads)
     assert store.reading.wait(60)
     closing = threading.Thread(target=catalog.close)
@@ -105,7 +81,7 @@ def test_close_ends_the_thread_while_it_indexes(store: _SlowStore) -> None:
 
 
 def test_few_sessions_are_indexed_before_the_first_list(tmp_path: Path) -> None:
-    store = _SlowStore(tmp_path / "catalog.db")
+    store = SlowStore(tmp_path / "catalog.db")
     store.allowed.set()
     store.add_message("one", "user", "a question about tides")
     with BackgroundCatalog(store, heads=heads) as catalog:
