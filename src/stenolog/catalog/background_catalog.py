@@ -19,11 +19,13 @@ from stenolog.errors import StenologError, StoreClosed
 from stenolog.stores.base import Store
 
 LIST_WAIT: Final = 5.0
-"""Maximum number of seconds that the first read waits for the rows of all sessions."""
+"""Maximum number of seconds that the first read waits for the rows of the newest sessions."""
 FRESH_WAIT: Final = 0.2
 """Maximum number of seconds that a read waits for changes of the store to be added."""
 _FEW: Final = 20
 """Number of new sessions that are indexed at once, without a row in advance."""
+_FIRST_ROWS: Final = 200
+"""Number of rows after which the first list is shown."""
 _COUNT_INTERVAL: Final = 0.5
 """Seconds between two counts of the indexed sessions."""
 _CLOSE_WAIT: Final = 10.0
@@ -42,7 +44,7 @@ class SessionHead(Struct, frozen=True, kw_only=True):
 
 
 Heads = Callable[[Sequence[str]], Iterator[SessionHead]]
-"""Yields the heads of the sessions with these keys."""
+"""Yields the heads of the sessions with these keys, the newest first."""
 
 
 class BackgroundCatalog(Catalog):
@@ -59,7 +61,7 @@ class BackgroundCatalog(Catalog):
         self._done = 0
         """Number of the newest request that was fulfilled."""
         self._is_listed = False
-        """Whether every session that existed at the start has a row."""
+        """Whether the newest sessions that existed at the start have a row."""
         self._is_refreshing = False
         self._ends = False
         self._progress: tuple[int, int] | None = None
@@ -165,7 +167,8 @@ class BackgroundCatalog(Catalog):
         if len(new) <= _FEW:
             return
         writer = CatalogWriter(database, catalog_id)
-        for head in self._heads(new):
+        self._progress = len(keys) - len(new), len(keys)
+        for number, head in enumerate(self._heads(new)):
             if self._ends:
                 raise StoreClosed("the catalog is closed")
             columns = SessionColumns(
@@ -175,9 +178,12 @@ class BackgroundCatalog(Catalog):
                 updated=head.updated,
                 meta=head.meta,
             )
+            if number == _FIRST_ROWS:
+                # The newest come first: enough for the first page.
+                writer.flush()
+                self._set(listed=True)
             writer.put(head.key, [Step(key=head.key, version=None, columns=columns)])
         writer.flush()
-        self._progress = len(keys) - len(new), len(keys)
         self._set(listed=True)
 
 
