@@ -551,9 +551,9 @@ def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
 
 def _expect_ended(looking: Looking) -> None:
     page = looking.page
-    expect(page.get_by_role("alert")).to_have_text(
-        "This session was deleted. You can send messages again after it is restored."
-    )
+    expect(page.get_by_role("alert")).to_contain_text("This session was deleted.")
+    expect(page.get_by_role("button", name="Restore")).to_be_enabled()
+    expect(page.get_by_role("link", name="Back to sessions")).to_be_visible()
     for name in ("Send", "Rename"):
         expect(page.get_by_role("button", name=name)).to_be_disabled()
     expect(page.get_by_label("Message the agent")).to_be_disabled()
@@ -574,6 +574,13 @@ def test_a_session_deleted_elsewhere_takes_no_more_messages_on_its_open_page(
         store.delete("goes")
     _expect_ended(looking)
     looking.picture("deleted")
+    looking.page.get_by_role("button", name="Restore").click()
+    expect(looking.page.get_by_role("alert")).to_have_count(0)
+    expect(looking.page.get_by_label("Message the agent")).to_be_enabled()
+    expect(looking.page.locator("article.message")).to_have_count(1)
+    with open_store(str(place)) as store:
+        assert store.list_sessions(prefix="goes") == ["goes"]
+        assert store.list_trash() == []
 
 
 def test_a_message_to_a_deleted_session_ends_its_page(looking: Looking, place: Path) -> None:

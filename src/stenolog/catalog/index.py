@@ -98,7 +98,7 @@ class Catalog:
 
     def _use(self, database: Database) -> None:
         refresher = Refresher(self._store, database)
-        self._active = _ActiveDatabase(database, refresher)
+        self._active = ActiveDatabase(database, refresher)
 
     def refresh(self, progress: Progress | None = None) -> None:
         """Add new messages of the store. Every read does this itself."""
@@ -316,7 +316,7 @@ class Catalog:
         if self._closed:
             raise UsageError("the catalog is closed")
 
-    def _rebuild(self, broken: "_ActiveDatabase", reason: CatalogDamaged) -> None:
+    def _rebuild(self, broken: "ActiveDatabase", reason: CatalogDamaged) -> None:
         log_reports.info("rebuilding the catalog: %s", reason)
         try:
             broken.database.rebuild()
@@ -325,7 +325,7 @@ class Catalog:
         except CatalogUnusable as error:
             self._use_memory(broken, error)
 
-    def _use_memory(self, failed: "_ActiveDatabase", reason: Exception) -> None:
+    def _use_memory(self, failed: "ActiveDatabase", reason: Exception) -> None:
         """Continue in memory. Raises StoreUnavailable if the catalog in memory failed."""
         with self._mutex:
             self._check_open()
@@ -468,7 +468,7 @@ def _ignore_progress(_done: int, _total: int) -> None:
     """Ignore the progress."""
 
 
-class _ActiveDatabase(Struct, frozen=True):
+class ActiveDatabase(Struct, frozen=True):
     """The catalog in use."""
 
     database: Database

@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -16,6 +17,7 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.spec import AgentSpec
+from stenolog.catalog.background_catalog import BackgroundCatalog, Heads
 from stenolog.cli.config import Options, read_settings
 from stenolog.cli.output import error_sentence, one_line, plural
 from stenolog.errors import ModelRefused, StenologError, UsageError
@@ -25,7 +27,11 @@ from stenolog.sessions.session_store import JSONLBackend
 from stenolog.settings.conversion import CLI, MAIN, NO_STORE, model_of, spec_of, specs_of
 from stenolog.settings.model_selection import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
 from stenolog.settings.values import Settings
-from stenolog.stores.open_store import open_store
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.open_store import address, open_store
+from stenolog.transfer.combined_store import CombinedStore, StorePlace
+from stenolog.transfer.viewed_places import ViewedPlace, index_file, open_unchanged
 
 T = TypeVar("T")
 
@@ -117,6 +123,53 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
             agent.close_stores()
         raise
     return opened
+
+
+def open_viewer(spec: AgentSpec, store: Store, *, heads: Heads) -> AgentInstance:
+    """Return an agent that only shows the sessions of a read-only store, and closes the store.
+
+    It needs no model, and its search index is built in the background.
+    """
+    agent = AgentInstance(
+        replace(spec, memory=False),
+        model=_MissingModel("the sessions are shown read-only"),
+        sessions=JSONLBackend(store),
+    )
+    agent.catalog.close()
+    agent.catalog = BackgroundCatalog(store, heads=heads)
+    return agent
+
+
+def open_viewers(options: Options, settings: Settings, cache: Path) -> list[AgentInstance]:
+    """Open the sessions of all agents of the settings read-only. Raises StenologError."""
+    opened: list[AgentInstance] = []
+    try:
+        for spec in specs_of(settings, channel=CHANNEL):
+            if options.workspace is not None:
+                spec = replace(spec, sessions=options.workspace)
+            opened.append(_open_viewer_of(spec, cache))
+    except BaseException:
+        for agent in opened:
+            agent.close_stores()
+        raise
+    return opened
+
+
+def _open_viewer_of(spec: AgentSpec, cache: Path) -> AgentInstance:
+    place = locate_sessions(spec.sessions, spec.id)
+    found = address(place.where)
+    is_url = found.engine == "postgresql"
+    where = os.fspath(found.path) if is_url else str(Path(found.path).absolute())
+    inner: Store
+    if found.engine == "memory" or (
+        found.engine == "jsonl" and not Path(where, place.namespace).exists()
+    ):
+        inner = InMemoryStore()
+    else:
+        inner = open_unchanged(place.where, namespace=place.namespace)
+    catalog = index_file([ViewedPlace(program=place.namespace, where=where)], cache)
+    store = CombinedStore([StorePlace(store=inner)], catalog=catalog)
+    return open_viewer(spec, store, heads=store.heads)
 
 
 def session_model(opened: OpenAgent, key: str) -> ChatModel:

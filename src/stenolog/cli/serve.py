@@ -59,6 +59,7 @@ _PAGE: Final = """\
     "-m", "--model", metavar="NAME", help="Model of all agents.  [default: as in the config file]"
 )
 @click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)
+@click.option("--read-only", is_flag=True, help="Only show sessions; change and resume nothing.")
 @config_option
 @click.pass_context
 def serve_command(
@@ -68,13 +69,15 @@ def serve_command(
     model: str | None,
     host: str | None,
     port: int | None,
+    read_only: bool,
 ) -> None:
     """Run the gateway: an HTTP server for OpenAI clients, browsers, chat apps and webhooks.
 
     Listens on 127.0.0.1. Clients need the access token, which the first start stores in a file that
     only you can read. `steno open` opens a browser, signed in. To use a stored session, send its
     key in the header X-Session-Key or as metadata.session. Several gateways may share one
-    PostgreSQL database.
+    PostgreSQL database. With --read-only no model is needed, and not a byte of the sessions
+    changes; the search index is in the cache folder of the user.
 
     On SIGTERM or Ctrl-C it finishes the answers in progress; a second signal stops it at once.
 
@@ -84,23 +87,29 @@ def serve_command(
     """
     settings = read_settings(config, {"gateway.host": host, "gateway.port": port})
     options = Options(config=config, workspace=workspace, model=model)
-    ctx.exit(asyncio.run(_serve(settings, options)))
+    ctx.exit(asyncio.run(_serve(settings, options, read_only=read_only)))
 
 
-async def _serve(settings: "Settings", options: Options) -> int:
-    # Imported late: slow, and an optional extra.
+def import_gateway() -> None:
+    """Import the gateway. Raises ClickException if its extra is not installed."""
     try:
-        from stenolog.gateway.access_token import read_or_create_token, token_path
-        from stenolog.gateway.daemon import Daemon, listen
-        from stenolog.gateway.shared_state import Gateway
+        import stenolog.gateway.daemon  # noqa: F401
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"The gateway is an extra: {install_command('gateway')}"
         ) from error
+
+
+async def _serve(settings: "Settings", options: Options, *, read_only: bool = False) -> int:
+    # Imported late: slow, and an optional extra.
+    import_gateway()
     from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
     from stenolog.channels.channel_group import Channels
-    from stenolog.cli.agents import Signals, interruption_text, open_agents
+    from stenolog.cli.agents import Signals, interruption_text, open_agents, open_viewers
+    from stenolog.gateway.access_token import read_or_create_token, token_path
+    from stenolog.gateway.daemon import ChannelService, Daemon, NoChannels, listen
+    from stenolog.gateway.shared_state import Gateway
 
     _log_to_stderr(settings)
     async with contextlib.AsyncExitStack() as undo:
@@ -110,17 +119,24 @@ async def _serve(settings: "Settings", options: Options) -> int:
             undo.callback(one.close)
         file = token_path(settings.gateway.token_file)
         token = read_or_create_token(file)
-        agents = open_agents(options, settings, channel=_CHANNEL)
+        if read_only:
+            agents = open_viewers(options, settings, cache_folder())
+        else:
+            agents = open_agents(options, settings, channel=_CHANNEL)
         undo.callback(_close_stores, agents)
         signals = Signals()
         signals.watch(signal.SIGINT)
         loop = AgentLoop(AgentRegistry(agents), ttl=settings.gateway.takeover)
-        channels = Channels(loop, settings)
+        channels: ChannelService = NoChannels() if read_only else Channels(loop, settings)
         undo.push_async_callback(channels.close)
-        daemon = Daemon(Gateway(loop, settings), token, listening, channels)
+        gateway = Gateway(loop, settings, read_only=read_only)
+        daemon = Daemon(gateway, token, listening, channels)
         await daemon.start()
         undo.pop_all()
     _print_addresses(settings, agents, daemon.url, file)
+    if sys.stderr.isatty():
+        url = own_login_link(daemon.url, token, settings.gateway.hosts)
+        print_notice(f"Sign in once, within a minute:  {url}")
     asked = asyncio.create_task(signals.received.wait())
     await asyncio.wait({asked, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
@@ -149,6 +165,25 @@ async def _serve(settings: "Settings", options: Options) -> int:
 async def _wait_for_second_signal(signals: "Signals", hurry: asyncio.Event) -> None:
     await signals.next_signal()
     hurry.set()
+
+
+def cache_folder() -> Path:
+    """Return the folder for search indexes of places that must not change."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("stenolog", appauthor=False)
+
+
+def own_login_link(url: str, token: Token, hosts: Sequence[str]) -> str:
+    """Return a link that signs a browser in once at the gateway of this process."""
+    from stenolog.gateway.login import LOGIN, LoginLinks
+
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    address = host.strip("[]")
+    address = _LOOPBACK_OF.get(address, address)
+    named = login_host(address, hosts, token.host_name()) if is_loopback(address) else address
+    at = f"[{named}]" if ":" in named else named
+    return f"http://{at}:{port}{LOGIN}?code={LoginLinks(token).make_code()}"
 
 
 def _close_stores(agents: "list[AgentInstance]") -> None:
@@ -216,7 +251,7 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
     token = read_token(token_path(settings.token_file))
     asked = _LOOPBACK_OF.get(settings.host, settings.host)
     url = _login_link(asked, settings.port, token, settings.hosts)
-    if only_print or not _has_display() or not _open_browser(url):
+    if only_print or not has_display() or not open_browser(url):
         click.echo(url)
         if not only_print:
             click.echo(
@@ -226,13 +261,14 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
     click.echo("Opened in your browser. If nothing appears, run: steno open --print", err=True)
 
 
-def _has_display() -> bool:
+def has_display() -> bool:
+    """Return whether a browser can open a window."""
     # Without a display, a text browser would start in this terminal.
     named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return sys.platform == "darwin" or bool(named)
 
 
-def _open_browser(url: str) -> bool:
+def open_browser(url: str) -> bool:
     """Open a private file that redirects the browser; return False if that failed.
 
     Command lines are visible to all users, so the link must not be an argument of the browser. The

@@ -25,9 +25,9 @@ Talk to AI agents; list, search, repair and move their conversations.
 
 Chat      chat        Talk to an agent         ask       Ask one question
           serve       Run the HTTP gateway     open      Open it in a browser
-Browse    list        List sessions            show      Show a session
-          search      Search all messages      tail      Follow new messages
-          stats       Count tokens and cost
+Browse    view        Show all in a browser    list      List sessions
+          show        Show a session           search    Search all messages
+          tail        Follow new messages      stats     Count tokens and cost
 Edit      rename      Set the title            tag       Add or remove tags
           fork        Copy into a new session  undo      Undo the last change
           summarize   Summarize old messages
@@ -72,6 +72,7 @@ COMMANDS: Final = {
     "tag": "edit",
     "tail": "show",
     "undo": "edit",
+    "view": "view",
 }
 """Module of each command."""
 _ALIASES: Final = {"compact": "summarize"}

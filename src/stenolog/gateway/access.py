@@ -7,7 +7,7 @@ open require one of them.
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,13 +29,19 @@ from stenolog.gateway.login import (
     BEARER,
     LINKS,
     LOGIN,
+    LOGOUT,
+    SIGN_IN,
     Cookies,
     ProvenCaller,
     TokenProofs,
     cookie_values,
 )
+from stenolog.gateway.viewer.pages import PageState, page_state
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_READ_ONLY_POSTS: Final = frozenset({SIGN_IN, LOGOUT, LINKS, "/rendered"})
+"""Requests that change no session: signing in and out, and rendering of text."""
+_READ_ONLY: Final = "This gateway is read-only: it shows sessions and changes nothing."
 _PROTECTION: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -59,9 +65,9 @@ class Access:
 
     `caller` is `bearer`, `cookie`, or `nobody` on open paths. A request for a login link may prove
     that it has the token without sending it; `request.state.proven` is set then. `open_paths`:
-    paths that need no token, in addition to the login, which requires a code. `prefixes`: open
-    paths that end in one more name, such as `/webhooks/`; their handlers must authenticate callers
-    themselves. All responses get security headers for browsers.
+    paths that need no token, in addition to the login, which requires a code, and the sign-in form.
+    `prefixes`: open paths that end in one more name, such as `/webhooks/`; their handlers must
+    authenticate callers themselves. All responses get security headers for browsers.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class Access:
         self._known = known
         self._cookies = cookies
         self._proofs = TokenProofs(token)
-        self._open = frozenset({LOGIN, *open_paths})
+        self._open = frozenset({LOGIN, SIGN_IN, *open_paths})
         self._prefixes = tuple(prefixes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,6 +217,30 @@ class Access:
         if origin is not None:
             headers["Access-Control-Allow-Origin"] = origin
             headers["Access-Control-Expose-Headers"] = "Retry-After, X-Session-Key"
+
+
+class ReadOnlyRequests:
+    """Middleware of a read-only gateway: it rejects every request that could change something.
+
+    Also tells the pages that nothing can be changed, and how much is indexed.
+    """
+
+    def __init__(self, app: ASGIApp, *, indexing: Callable[[], tuple[int, int] | None]) -> None:
+        self._app = app
+        self._indexing = indexing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or reject it."""
+        is_change = scope["type"] == "http" and scope["method"] not in _SAFE
+        if is_change and scope["path"] not in _READ_ONLY_POSTS:  # guard: read-only-rejects
+            found = error_response(403, _READ_ONLY, code="read_only")
+            await found(scope, receive, send)
+            return
+        before = page_state.set(PageState(read_only=True, indexing=self._indexing()))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            page_state.reset(before)
 
 
 def _raw_path(scope: Scope) -> bytes:

@@ -89,6 +89,11 @@ def read_or_create_token(file: Path) -> Token:
     return read_token(file)
 
 
+def new_token() -> Token:
+    """Return a random token."""
+    return Token(secrets.token_urlsafe(32).encode())
+
+
 def _content(file: Path, descriptor: int) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
@@ -115,7 +120,7 @@ def _create(file: Path) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600)
     try:
-        disk.write_all(descriptor, f"{secrets.token_urlsafe(32)}\n".encode())
+        disk.write_all(descriptor, new_token().value + b"\n")
         disk.sync_file(descriptor)
         # A link appears complete and replaces no file: of two processes that start at the same
         # time, both read the token of the first.

@@ -5,13 +5,13 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.errors import StoreClosed
-from stenolog.gateway.access import Access
+from stenolog.gateway.access import Access, ReadOnlyRequests
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.api_types import Health, error_response, json_response
 from stenolog.gateway.chat_completions import CHAT
@@ -68,6 +68,12 @@ def _is_healthy(agent: AgentInstance) -> bool:
     return agent.store.health().ok
 
 
+async def indexing(request: Request) -> Response:
+    """Answer how many sessions are indexed, for a page that shows it."""
+    found = gateway_of(request).indexing
+    return JSONResponse(None if found is None else {"indexed": found[0], "sessions": found[1]})
+
+
 HEALTH: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="GET",
@@ -100,7 +106,8 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = with_document(
 def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = ()) -> ASGIApp:
     """Create the application. `further`: routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
-    shared = gateway.loop.registry.agent().shared_place
+    # A read-only gateway writes nothing to the store of the sessions.
+    shared = None if gateway.read_only else gateway.loop.registry.agent().shared_place
     cookies, links = Cookies(token, where=shared), LoginLinks(token, shared)
     own = token.host_name()
     names = known_hosts(
@@ -110,6 +117,7 @@ def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = (
         routes=[
             *viewer_routes(),
             *login_routes(links, cookies, names, own),
+            Route("/indexing", indexing),
             *routes(ENDPOINTS),
             *further,
         ],
@@ -118,7 +126,10 @@ def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = (
     app.state.gateway = gateway
     # A path with an additional slash is an error; a redirect would hide it.
     app.router.redirect_slashes = False
-    limited = BodyLimit(RawPaths(app), most=settings.max_body, seconds=_BODY_SECONDS)
+    routed: ASGIApp = RawPaths(app)
+    if gateway.read_only:
+        routed = ReadOnlyRequests(routed, indexing=lambda: gateway.indexing)
+    limited = BodyLimit(routed, most=settings.max_body, seconds=_BODY_SECONDS)
     access = Access(
         limited,
         token=token,

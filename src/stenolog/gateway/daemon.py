@@ -75,6 +75,27 @@ class ChannelService(Protocol):
         ...
 
 
+class NoChannels:
+    """No chat apps."""
+
+    routes: Sequence[BaseRoute] = ()
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def deliver(self, answers: Sequence[Answer]) -> None:
+        """Do nothing."""
+
+    async def drain(self, *, wait_seconds: float) -> None:
+        """Do nothing."""
+
+    async def stop_sending(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
 def listen(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen at this address. Raise UsageError with what to do.
 
@@ -184,6 +205,8 @@ class Daemon:
     async def start(self) -> None:
         """Start serving requests."""
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listening))
+        if self._gateway.read_only:  # guard: read-only-starts-nothing
+            return
         await self._channels.start()
         self._resuming = asyncio.create_task(self._resume())
         self._retention = asyncio.create_task(self._apply_retention())

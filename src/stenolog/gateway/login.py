@@ -8,6 +8,7 @@ only. It also records which cookies were logged out.
 import asyncio
 import hashlib
 import hmac
+import html
 import logging
 import re
 import secrets
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 from math import inf
 from typing import Final
+from urllib.parse import parse_qs
 
 from msgspec import Struct
 from starlette.datastructures import Headers
@@ -33,7 +35,7 @@ from starlette.routing import Route
 from stenolog.errors import OnceConflict, StoreUnavailable
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.api_types import error_response
-from stenolog.gateway.hosts import KnownHosts, accepts_cookies
+from stenolog.gateway.hosts import KnownHosts, accepts_cookies, authority
 from stenolog.sessions.folders import CHANNELS
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -69,6 +71,10 @@ class LoginLinks:
         """Create a code for one link."""
         until, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
         return f"{until}-{nonce}-{self._signature(until, nonce)}"
+
+    def is_token(self, given: bytes) -> bool:
+        """Return whether this is the access token, in constant time."""
+        return self._token.is_same(given)
 
     def use(self, given: str) -> bool:
         """Return whether the code is valid, and mark it as used.
@@ -117,6 +123,8 @@ def _record(store: Store, nonce: str) -> bool:
 
 
 LOGIN: Final = "/login"
+SIGN_IN: Final = "/sign-in"
+"""Address of the form of the sign-in page."""
 LOGOUT: Final = "/logout"
 LINKS: Final = "/v1/login-links"
 COOKIE: Final = "steno"
@@ -137,6 +145,14 @@ _HOME: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<title>stenolog</title><a href="/">stenolog</a>'
 )
+_REDIRECT: Final = (
+    '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+    '<meta http-equiv="refresh" content="0;url={url}"><title>stenolog</title>'
+    '<a href="{url}">stenolog</a>'
+)
+_MAX_ATTEMPTS: Final = 4
+"""Maximum number of tokens that are checked at the same time."""
+_WRONG_TOKEN_SECONDS: Final = 0.5
 _ENDED: Final = "ended-logins"
 """Session in the namespace `channels` with one message per logged-out cookie."""
 _VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
@@ -280,11 +296,52 @@ def cookie_values(headers: Headers) -> list[str]:
     return [value for name, _, value in split if name == COOKIE]
 
 
+class TokenForm:
+    """The form of the sign-in page. The right token is answered with a page that opens a link."""
+
+    def __init__(self, links: LoginLinks, known: KnownHosts, own: str) -> None:
+        self._links = links
+        self._known = known
+        self._own = own
+        self._attempts = asyncio.Semaphore(_MAX_ATTEMPTS)
+
+    async def submit(self, request: Request) -> Response:
+        """Check the token in the body of a request."""
+        if self._attempts.locked():
+            return PlainTextResponse("Too many attempts to sign in. Try again later.", 429)
+        async with self._attempts:
+            if not self._links.is_token(_token_in(await request.body())):  # guard: form-token
+                # A program should not be able to try many tokens in a short time.
+                await asyncio.sleep(_WRONG_TOKEN_SECONDS)
+                words = "This is not the access token of this gateway."
+                return error_response(401, words, code="wrong_token")
+        # A link, because the host name of this page may not accept cookies.
+        url = f"{self._origin(request)}{LOGIN}?code={self._links.make_code()}"
+        return HTMLResponse(_REDIRECT.format(url=html.escape(url)))
+
+    def _origin(self, request: Request) -> str:
+        called = authority(request.headers["host"].encode("latin-1"))
+        port = "" if called is None or called.port is None else f":{called.port}"
+        accepts = called is not None and called.host in self._known.cookie_hosts
+        host = called.host if accepts and called is not None else self._own
+        return f"{request.scope['scheme']}://{f'[{host}]' if ':' in host else host}{port}"
+
+
+def _token_in(body: bytes) -> bytes:
+    """Return the field `token` of a form; empty if it is missing."""
+    try:
+        fields = parse_qs(body.decode("ascii"), max_num_fields=8)
+    except ValueError:
+        return b""
+    return fields.get("token", [""])[0].strip().encode(errors="replace")
+
+
 def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, own: str) -> list[Route]:
     """Return the routes that create a link, log a browser in with it, and log it out.
 
     `own`: the host name at which browsers of this machine log in.
     """
+    form = TokenForm(links, known, own)
 
     async def give(request: Request) -> Response:
         # A cookie must not create new cookies: it would never expire.
@@ -333,5 +390,6 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, own: st
     return [
         Route(LINKS, give, methods=["POST"]),
         Route(LOGIN, take, methods=["GET"]),
+        Route(SIGN_IN, form.submit, methods=["POST"]),
         Route(LOGOUT, end, methods=["POST"]),
     ]

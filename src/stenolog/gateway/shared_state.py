@@ -14,6 +14,7 @@ from starlette.requests import Request
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.threads import cancel_and_wait
+from stenolog.catalog.background_catalog import BackgroundCatalog
 from stenolog.errors import NoSuchSession
 from stenolog.gateway.limits import ConcurrencyLimit
 from stenolog.records import Message
@@ -164,9 +165,11 @@ T = TypeVar("T")
 class Gateway:
     """The served agents, the settings and the limits of a gateway."""
 
-    def __init__(self, loop: AgentLoop, settings: Settings) -> None:
+    def __init__(self, loop: AgentLoop, settings: Settings, *, read_only: bool = False) -> None:
         self.loop = loop
         self.settings = settings
+        self.read_only = read_only
+        """Whether only reading requests are served, and no turn is resumed."""
         # Clients retry 429 by themselves.
         self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, what="requests")
         self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, what="streams")
@@ -178,6 +181,17 @@ class Gateway:
     def agent(self, name: str | None) -> AgentInstance:
         """Return the agent with this name; `main` or None is the first. Raise UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
+
+    @property
+    def indexing(self) -> tuple[int, int] | None:
+        """Number of indexed sessions and of all sessions; None if all are indexed."""
+        found = [
+            progress
+            for one in self.loop.registry
+            if isinstance(one.catalog, BackgroundCatalog)
+            and (progress := one.catalog.progress) is not None
+        ]
+        return (sum(done for done, _ in found), sum(all for _, all in found)) if found else None
 
     def keep_task(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Keep a reference to a task until it has ended: the event loop has only a weak one."""

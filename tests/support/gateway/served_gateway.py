@@ -58,11 +58,15 @@ class Served:
         tools: Sequence[Tool | Callable[..., Any]] = (),
         spec: AgentSpec | None = None,
         ttl: float = 2.0,
+        read_only: bool = False,
+        open_instance: Callable[[AgentSpec], AgentInstance] | None = None,
         **settings: Any,
     ) -> None:
         self._model = model
         self._tools = tools
         self._ttl = ttl
+        self._read_only = read_only
+        self._open_instance = open_instance or self._open
         self._spec = replace(spec or AgentSpec(consolidation=False), sessions=str(where))
         self._settings = Settings(gateway=GatewaySettings(port=0, **settings))
         self._ready = threading.Event()
@@ -93,9 +97,9 @@ class Served:
         try:
             self._event_loop = asyncio.get_running_loop()
             self._ended, self._hurry = asyncio.Event(), asyncio.Event()
-            instance = AgentInstance.open(self._spec, model=self._model, tools=self._tools)
+            instance = self._open_instance(self._spec)
             self.loop = AgentLoop(AgentRegistry([instance]), ttl=self._ttl)
-            self.gateway = Gateway(self.loop, self._settings)
+            self.gateway = Gateway(self.loop, self._settings, read_only=self._read_only)
             daemon = Daemon(self.gateway, Token(TOKEN.encode()), listen("127.0.0.1", 0), Nothing())
             await daemon.start()
             self.url = daemon.url
@@ -106,6 +110,9 @@ class Served:
             self._error = error
         finally:
             self._ready.set()
+
+    def _open(self, spec: AgentSpec) -> AgentInstance:
+        return AgentInstance.open(spec, model=self._model, tools=self._tools)
 
     @property
     def browser_url(self) -> str:

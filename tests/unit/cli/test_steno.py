@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,12 @@ def test_installed_command_runs_the_cli() -> None:
         check=True,
     )
     assert ended.stdout == f"steno {version('stenolog')}\n"
+
+
+def test_stenolog_is_a_second_name_of_the_program() -> None:
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    scripts = tomllib.loads(project.read_text())["project"]["scripts"]
+    assert scripts == {"steno": "stenolog.cli:main", "stenolog": "stenolog.cli:main"}
 
 
 def test_help_lists_every_command_on_one_screen(steno: Steno) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from stenolog.gateway import login
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.login import Cookies, LoginLinks, ProvenCaller, TokenProofs, login_routes
@@ -51,6 +52,7 @@ def ask(clock: Clock) -> Callable[..., httpx2.Response]:
         *,
         caller: str | None = None,
         proven: ProvenCaller | None = None,
+        content: str = "",
         **headers: str,
     ) -> httpx2.Response:
         async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +63,7 @@ def ask(clock: Clock) -> Callable[..., httpx2.Response]:
             transport = httpx2.ASGITransport(let_through)
             async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
                 named = {name.replace("_", "-"): value for name, value in headers.items()}
-                return await client.request(method, url, headers=named)
+                return await client.request(method, url, headers=named, content=content)
 
         return asyncio.run(main())
 
@@ -342,3 +344,57 @@ def test_logged_out_cookie_is_rejected(ask: Ask, clock: Clock) -> None:
     assert ended.json() == {"logged_out": True}
     assert 'steno=""' in ended.headers["set-cookie"]
     assert "Max-Age=0" in ended.headers["set-cookie"]
+
+
+def test_the_token_in_the_form_opens_a_link(ask: Ask) -> None:
+    for host in ("steno", OWN):
+        given = ask("POST", f"http://{host}:8787/sign-in", content=f"token=+{TOKEN.value.decode()}")
+        assert given.status_code == 200
+        [link] = re.findall(r'href="(.*?)"', given.text)
+        assert link.startswith(f"http://{host}:8787/login?code=")
+        assert "set-cookie" not in given.headers
+        assert TOKEN.value.decode() not in given.text
+        assert ask("GET", link).status_code == 303
+
+
+def test_at_a_name_that_accepts_no_cookies_the_form_leads_to_the_own_name(ask: Ask) -> None:
+    content = f"token={TOKEN.value.decode()}"
+    given = ask("POST", "http://127.0.0.1:8787/sign-in", content=content)
+    assert f"http://{OWN}:8787/login?code=" in given.text
+
+
+@pytest.mark.parametrize(
+    "content", ["", "token=", "token=wrong", "code=x", "token=%ff%fe", "\xff", "a=b&" * 100]
+)
+def test_a_form_without_the_token_gets_no_link(
+    ask: Ask, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "_WRONG_TOKEN_SECONDS", 0.0)
+    refused = ask("POST", "/sign-in", content=content)
+    assert refused.status_code == 401
+    assert "code=" not in refused.text
+
+
+def test_few_tokens_are_checked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own=OWN)
+    app = Starlette(routes=login_routes(LoginLinks(TOKEN), Cookies(TOKEN), names, OWN))
+
+    async def main() -> list[int]:
+        waiting = asyncio.Event()
+
+        async def sleep(_seconds: float) -> None:
+            await waiting.wait()
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
+
+            async def ask_and_go_on() -> int:
+                status = (await client.post("/sign-in", content="token=x")).status_code
+                if status == 429:
+                    waiting.set()
+                return status
+
+            return list(await asyncio.gather(*(ask_and_go_on() for _ in range(5))))
+
+    assert sorted(asyncio.run(main())) == [401] * 4 + [429]

@@ -4,12 +4,14 @@ import asyncio
 import hashlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec import Struct
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,7 +24,7 @@ from stenolog.catalog.searchable_text import title_from
 from stenolog.errors import StenologError
 from stenolog.gateway.api_types import ErrorResponse
 from stenolog.gateway.error_responses import status_of, without_secrets
-from stenolog.gateway.login import LOGIN
+from stenolog.gateway.login import LOGIN, SIGN_IN
 from stenolog.gateway.openapi import VERSION
 from stenolog.gateway.requests import ApiCall
 from stenolog.gateway.shared_state import gateway_of
@@ -41,6 +43,8 @@ _TYPES: Final = {
     "viewer.css": "text/css; charset=utf-8",
     "viewer.js": "text/javascript; charset=utf-8",
     "theme.js": "text/javascript; charset=utf-8",
+    "banners.css": "text/css; charset=utf-8",
+    "banners.js": "text/javascript; charset=utf-8",
     "turns.js": "text/javascript; charset=utf-8",
     "uPlot.iife.min.js": "text/javascript; charset=utf-8",
     "uPlot.min.css": "text/css; charset=utf-8",
@@ -59,9 +63,24 @@ _HEADLINES: Final = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+class PageState(Struct, frozen=True, kw_only=True):
+    """What all pages of a request show."""
+
+    read_only: bool = False
+    """Whether nothing can be changed."""
+    indexing: tuple[int, int] | None = None
+    """Number of indexed sessions and of all sessions; None if all are indexed."""
+
+
+_NORMAL: Final = PageState()
+page_state: Final = ContextVar("page_state", default=_NORMAL)
+
+
 def render(template: str, **values: Any) -> bytes:
     """Render a template. Values are escaped where the template inserts them."""
-    text = _environment().get_template(template).render(**values)
+    state = page_state.get()
+    given = {"read_only": state.read_only, "indexing": state.indexing, **values}
+    text = _environment().get_template(template).render(**given)
     # Lone surrogates cannot be encoded as UTF-8.
     return text.encode(errors="replace")
 
@@ -264,14 +283,18 @@ def _set_headers(start: Message, made: bytes) -> None:
     headers["Content-Type"] = "text/html; charset=utf-8"
     headers["Content-Length"] = str(len(made))
     headers["Content-Security-Policy"] = (
-        f"default-src 'none'; style-src '{_style_hash()}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src '{_style_hash()}'; script-src '{_script_hash()}'; "
+        "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     )
+    # With no-referrer, a browser would send the form without the origin of this page.
+    headers["Referrer-Policy"] = "same-origin"
 
 
 def _outside_page(status: int, scope: Scope, body: bytes) -> bytes:
     is_link = status == 403 and scope["path"] == LOGIN
-    words = _LINK_HINT if is_link else _NOT_SIGNED_IN if status == 401 else _error_message(body)
+    told = _error_message(body)
+    words = _LINK_HINT if is_link else _NOT_SIGNED_IN if status == 401 else told
+    is_wrong_token = status == 401 and scope["path"] == SIGN_IN
     return render(
         "outside.html",
         headline="This link is no longer valid" if is_link else headline(status),
@@ -279,7 +302,9 @@ def _outside_page(status: int, scope: Scope, body: bytes) -> bytes:
         code=status,
         sign_in=is_link or status == 401,
         command=_open_command(scope),
+        problem=told if is_wrong_token else "",
         style=_style(),
+        script=_script(),
         picture="data:image/svg+xml;base64," + b64encode(static_file("icon.svg")).decode(),
     )
 
@@ -300,9 +325,22 @@ def _error_message(body: bytes) -> str:
 
 
 def _style() -> str:
-    return static_file("viewer.css").decode()
+    return "".join(static_file(name).decode() for name in ("viewer.css", "banners.css"))
+
+
+def _script() -> str:
+    return static_file("sign-in.js").decode()
 
 
 @cache
 def _style_hash() -> str:
-    return f"sha256-{b64encode(hashlib.sha256(_style().encode()).digest()).decode()}"
+    return _hash(_style())
+
+
+@cache
+def _script_hash() -> str:
+    return _hash(_script())
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

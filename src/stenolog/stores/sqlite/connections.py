@@ -50,6 +50,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Options with which a database is opened."""
 
     read_only: bool = False
+    leave_no_files: bool = False
+    """With `read_only`: do not let SQLite create or change any file."""
     busy_timeout: float = 5.0
     synchronous: str = "full"
     cache_kb: int = 2048
@@ -286,7 +288,12 @@ class ReadConnection:
     def _connect_read_only(self, settings: Settings) -> apsw.Connection:
         opened_state = _file_state(self._file)
         try:
-            return connect(self._file, settings, apsw.SQLITE_OPEN_READONLY)
+            if not settings.leave_no_files:
+                return connect(self._file, settings, apsw.SQLITE_OPEN_READONLY)
+            if _has_log(self._file):
+                # A reader of the log would create its index, and write its position there.
+                address = f"file:{quote(str(self._file))}?readonly_shm=1"
+                return connect(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         except apsw.IOError as error:
             if not is_no_space_for_index(error) or _has_log(self._file):
                 raise

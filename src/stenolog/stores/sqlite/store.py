@@ -28,7 +28,7 @@ class SQLiteStore(SQLStore):
     `busy_timeout`: maximum wait for other writers, in seconds. `synchronous`: with "normal", a
     power cut may lose the last messages, but no other data. `cache_kb`: page cache of each of at
     most nine connections, in KiB. `read_only`: change no data. SQLite may still need to create its
-    log files next to the database.
+    log files next to the database. `leave_no_files`: with `read_only`, create none of them either.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class SQLiteStore(SQLStore):
         *,
         namespace: str = "sessions",
         read_only: bool = False,
+        leave_no_files: bool = False,
         busy_timeout: float = BUSY_TIMEOUT,
         synchronous: Literal["full", "normal"] = "full",
         cache_kb: int = CACHE_KB,
@@ -51,6 +52,7 @@ class SQLiteStore(SQLStore):
         self.database: Database = _open_database(
             file,
             read_only=read_only,
+            leave_no_files=leave_no_files,
             busy_timeout=busy_timeout,
             synchronous=synchronous,
             cache_kb=cache_kb,

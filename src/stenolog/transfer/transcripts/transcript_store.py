@@ -7,7 +7,8 @@ were read last are kept in memory, up to a number of bytes. Nothing is ever writ
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -15,13 +16,27 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
+from msgspec import Struct
+
+from stenolog.catalog.background_catalog import SessionHead
+from stenolog.catalog.catalog_database import to_microseconds
 from stenolog.errors import NoSuchSession, ReadOnly, StoreClosed
 from stenolog.records import Health, Message, SessionInfo, Trashed
 from stenolog.stores.base import SessionView
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
+from stenolog.transfer.transcripts.claude_code import kind_of_record
+from stenolog.transfer.transcripts.transcript import (
+    TranscriptFile,
+    TranscriptReader,
+    as_dict,
+    as_text,
+    parse_json,
+    text_of_parts,
+    time_from,
+)
 from stenolog.transfer.transcripts.transcript_import import snapshot_of
 
 MAX_CACHED_BYTES: Final = 64 * 1024 * 1024
@@ -93,6 +108,35 @@ class TranscriptStore:
             return self._session(key).get_summary(key)
         except NoSuchSession:
             return ""
+
+    def heads(self, keys: Sequence[str]) -> Iterator[SessionHead]:
+        """Yield title, project and time of these sessions, the newest first.
+
+        Only the start of a file is read. A file that several conversations share is not read.
+        """
+        found = self._found()
+        listed = [found[key] for key in keys if key in found]
+        for _, file in sorted(listed, key=lambda one: -one[1].modified):
+            facts: dict[str, Any] = {"program": file.program, "path": str(file.paths[-1])}
+            with suppress(OSError):
+                head = read_head(file)
+                if head.folder:
+                    facts["folders"] = [head.folder]
+                at = file.modified // 1_000
+                created = at if head.at is None else to_microseconds(head.at)
+                yield SessionHead(
+                    key=file.key,
+                    prompt=head.prompt,
+                    created=created,
+                    updated=at,
+                    meta={"transcript": facts},
+                )
+
+    def read_snapshot(
+        self, mark: SnapshotMark, *, after: int = 0
+    ) -> AbstractContextManager[SnapshotReading]:
+        """Read a session and its messages after a seq. Raises NoSuchSession."""
+        return self._session(mark.key).read_snapshot(mark, after=after)
 
     def list_trash(self) -> list[Trashed]:
         """Return an empty list: nothing can be deleted here."""
@@ -197,6 +241,51 @@ class TranscriptStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# --- heads ---------------------------------------------------------------------------------------
+
+_HEAD_BYTES: Final = 64 * 1024
+"""Maximum number of bytes that are read of a file for the list."""
+_MAX_PROMPT: Final = 1_000
+
+
+class TranscriptHead(Struct, frozen=True, kw_only=True):
+    """What the start of a transcript tells."""
+
+    prompt: str = ""
+    folder: str = ""
+    at: datetime | None = None
+
+
+def read_head(file: TranscriptFile) -> TranscriptHead:
+    """Return the first prompt, the project and the start of a transcript. Raises OSError."""
+    path = file.paths[0]
+    if file.item or path.suffix != ".jsonl":
+        return TranscriptHead()
+    with path.open("rb") as opened:
+        lines = opened.read(_HEAD_BYTES).split(b"\n")
+    folder, prompt = "", ""
+    at: datetime | None = None
+    for line in lines[:-1]:
+        record = as_dict(parse_json(line))
+        payload = as_dict(record.get("payload"))
+        at = at or time_from(record.get("timestamp"))
+        folder = folder or as_text(record.get("cwd")) or as_text(payload.get("cwd"))
+        prompt = _prompt_in(record, payload)
+        if prompt:
+            break
+    return TranscriptHead(prompt=prompt[:_MAX_PROMPT], folder=folder, at=at)
+
+
+def _prompt_in(record: dict[str, Any], payload: dict[str, Any]) -> str:
+    """Return the prompt in a record of Claude Code, Codex or Gemini CLI; empty if it has none."""
+    if record.get("type") == "user" and kind_of_record(record) is None:
+        message = as_dict(record.get("message"))
+        return text_of_parts(message.get("content") if message else record.get("content"))
+    if payload.get("type") == "user_message":
+        return as_text(payload.get("message"))
+    return ""
 
 
 def _stamp(file: TranscriptFile) -> str:

@@ -620,13 +620,13 @@ if (menu) {
 // --- title and tags ---------------------------------------------------------------------------
 
 if (session) {
-  $("#rename").addEventListener("click", async () => {
+  $("#rename")?.addEventListener("click", async () => {
     const title = await asked("Title", $("#title").textContent);
     if (title === null) return;
     const done = await trying(() => api("PATCH", base + ofAgent(), { title: title.trim() || null }));
     if (done) $("#title").textContent = done.title || key;
   });
-  $("#retag").addEventListener("click", async () => {
+  $("#retag")?.addEventListener("click", async () => {
     const now = JSON.parse($("#tags").dataset.tags);
     const told = await asked("Tags (comma-separated)", now.join(", "));
     if (told === null) return;

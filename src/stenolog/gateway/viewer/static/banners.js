@@ -1,0 +1,38 @@
+// Banners: a deleted session can be restored, and the progress of the first index is shown.
+
+const restore = document.querySelector("#restore");
+restore?.addEventListener("click", async () => {
+  restore.disabled = true;
+  const { api, agent } = document.querySelector("#session").dataset;
+  const suffix = agent === "main" ? "" : `?agent=${encodeURIComponent(agent)}`;
+  const response = await fetch(`${api}/restore${suffix}`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: "{}",
+  }).catch(() => null);
+  if (response?.ok) { location.reload(); return; }
+  const told = await response?.json().catch(() => null);
+  document.querySelector("#restore-problem").textContent =
+    told?.error?.message ?? "Can't reach the gateway.";
+  restore.disabled = false;
+});
+
+const indexing = document.querySelector("#indexing");
+if (indexing && !indexing.hidden) {
+  const show = async () => {
+    const response = await fetch("/indexing").catch(() => null);
+    const found = response?.ok ? await response.json() : undefined;
+    if (found) {
+      const count = (number) => number.toLocaleString("en-US");
+      indexing.querySelector("span").textContent =
+        `Indexed ${count(found.indexed)} of ${count(found.sessions)} sessions. ` +
+        "Search finds only those.";
+    } else if (found === null) {
+      indexing.querySelector("span").textContent = "All sessions are indexed.";
+      indexing.querySelector("a").hidden = false;
+      return;
+    }
+    setTimeout(show, 1000);
+  };
+  setTimeout(show, 1000);
+}

@@ -1,0 +1,7 @@
+// Script of the sign-in page: copies the command. The page works without it.
+const copy = document.querySelector("[data-copy]");
+copy.hidden = !navigator.clipboard;
+copy.addEventListener("click", async () => {
+  await navigator.clipboard.writeText(copy.dataset.copy);
+  copy.textContent = "Copied";
+});

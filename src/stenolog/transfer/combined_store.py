@@ -1,0 +1,232 @@
+"""A read-only store of several places: workspaces, databases and transcripts in one list.
+
+Nothing is written to the places. The search index is a file elsewhere.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, Self, runtime_checkable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.catalog.background_catalog import SessionHead
+from stenolog.catalog.catalog_database import to_microseconds
+from stenolog.errors import NoSuchSession, ReadOnly, StenologError
+from stenolog.records import Health, Message, SessionInfo, Trashed
+from stenolog.stores.base import MarkedStore, SessionView, Store, leased_keys
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
+
+
+class StorePlace(Struct, frozen=True, kw_only=True):
+    """An open place. Its keys get the prefix."""
+
+    store: Store
+    prefix: str = ""
+    exists: Callable[[], bool] = lambda: True
+    """Whether the place still exists. If not, it has no sessions."""
+
+
+@runtime_checkable
+class SnapshotReader(Protocol):
+    """A store whose sessions can be read up to a message."""
+
+    def read_snapshot(
+        self, mark: SnapshotMark, *, after: int = 0
+    ) -> AbstractContextManager[SnapshotReading]:
+        """Read a session and its messages after a seq."""
+        ...
+
+
+@runtime_checkable
+class HeadStore(Protocol):
+    """A store that can describe sessions without reading all of them."""
+
+    def heads(self, keys: Sequence[str]) -> Iterator[SessionHead]:
+        """Yield what is known of these sessions after a look at the start of their files."""
+        ...
+
+
+class CombinedStore:
+    """The sessions of several places, as a store that cannot be written. It closes the places.
+
+    `catalog`: file for the search index. [default: in memory]
+    """
+
+    def __init__(self, places: Sequence[StorePlace], *, catalog: Path | None = None) -> None:
+        # A key is looked up at the place with the longest matching prefix.
+        self._places = sorted(places, key=lambda place: -len(place.prefix))
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._stamps: dict[str, dict[str, str]] = {}
+        """The last stamps of each place, by prefix."""
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """Return the keys in byte order."""
+        keys = sorted(
+            key
+            for key in self.stamps()
+            if key.startswith(prefix) and (after is None or key > after)
+        )
+        return keys if limit is None else keys[:limit]
+
+    def stamps(self) -> dict[str, str]:
+        """Return a stamp for each session. It differs after every change of its files.
+
+        A place that cannot be read now keeps its sessions.
+        """
+        found: dict[str, str] = {}
+        for place in reversed(self._places):
+            try:
+                stamps = place.store.stamps() if place.exists() else {}
+            except StenologError:
+                stamps = self._stamps.get(place.prefix, {}) if place.exists() else {}
+            with self._lock:
+                self._stamps[place.prefix] = stamps
+            found |= {place.prefix + key: stamp for key, stamp in stamps.items()}
+        return found
+
+    def heads(self, keys: Sequence[str]) -> Iterator[SessionHead]:
+        """Yield what is known of these sessions after a look at the start of their files."""
+        groups: dict[str, list[str]] = {}
+        for key in keys:
+            place, own = self._at(key)
+            groups.setdefault(place.prefix, []).append(own)
+        for place in self._places:
+            own_keys = groups.get(place.prefix, [])
+            if isinstance(place.store, HeadStore):
+                found = place.store.heads(own_keys)
+            else:
+                found = _heads_from_info(place.store, own_keys)
+            for head in found:
+                yield replace(head, key=place.prefix + head.key)
+
+    def info(self, key: str) -> SessionInfo:
+        """Return the info of the session. Raises NoSuchSession."""
+        place, own = self._at(key)
+        return _renamed(place.store.info(own), place.prefix)
+
+    def view(self, key: str, last: int | None = None) -> SessionView:
+        """Return info, summary and visible messages of one moment. Raises NoSuchSession."""
+        place, own = self._at(key)
+        view = place.store.view(own, last)
+        return replace(view, info=_renamed(view.info, place.prefix))
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Return a full view."""
+        return self.view(view.key, view.last)
+
+    def get_history(
+        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
+    ) -> list[Message]:
+        """Return the visible messages by seq; with `full` every message."""
+        place, own = self._at(key)
+        return place.store.get_history(own, last=last, after=after, full=full)
+
+    def get_summary(self, key: str) -> str:
+        """Return the summary; empty if there is none."""
+        place, own = self._at(key)
+        return place.store.get_summary(own)
+
+    def follow(
+        self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yield each message with a seq greater than `after` once, as its program writes it."""
+        place, own = self._at(key)
+        return place.store.follow(own, after=after, uid=uid, timeout=timeout)
+
+    def read_snapshot(
+        self, mark: SnapshotMark, *, after: int = 0
+    ) -> AbstractContextManager[SnapshotReading]:
+        """Read a session and its messages after a seq. Raises NoSuchSession."""
+        place, own = self._at(mark.key)
+        if not isinstance(place.store, SnapshotReader):
+            raise NoSuchSession(mark.key)
+        return place.store.read_snapshot(replace(mark, key=own), after=after)
+
+    def list_snapshots(self) -> list[SnapshotMark]:
+        """Return an empty list: a copy is made from the places themselves."""
+        return []
+
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return those of the keys that are leased now, by any process."""
+        found: set[str] = set()
+        for place in self._places:
+            own = {key: one for key in keys for at, one in [self._at(key)] if at is place}
+            running = leased_keys(place.store, list(own.values())) if own else set()
+            found |= {key for key, one in own.items() if one in running}
+        return found
+
+    def mark(self, name: str) -> str:
+        """Return the change marker of the only place; empty if there are several."""
+        store = self._places[0].store
+        return store.mark(name) if len(self._places) == 1 and isinstance(store, MarkedStore) else ""
+
+    def list_trash(self) -> list[Trashed]:
+        """Return an empty list: nothing can be restored here."""
+        return []
+
+    def _at(self, key: str) -> tuple[StorePlace, str]:
+        """Return the place of a session, and its key there. Raises NoSuchSession."""
+        for place in self._places:
+            if key.startswith(place.prefix):
+                return place, key[len(place.prefix) :]
+        raise NoSuchSession(key)
+
+    # --- writing is refused ------------------------------------------------------------------
+
+    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise ReadOnly("the sessions are shown read-only")
+
+    add_message = add_full_message = add_messages = change_mark = _refuse
+    set_summary = truncate_history = clear = set_history = hide = pop = checkpoint = _refuse
+    undo = compact = fork = delete = restore = purge = lease = set_meta = _refuse
+    hold_snapshot = snapshot_writer = _refuse
+
+    # --- the store itself --------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Return that the store can be read."""
+        return Health(ok=True, free_bytes=None, problems=())
+
+    def catalog_file(self) -> Path | None:
+        """Return the path of the search index; None if it is in memory."""
+        return self._catalog
+
+    def close(self) -> None:
+        """Close all places. Later calls raise StoreClosed."""
+        for place in self._places:
+            place.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _heads_from_info(store: Store, keys: Sequence[str]) -> Iterator[SessionHead]:
+    for key in keys:
+        with suppress(StenologError):
+            info = store.info(key)
+            created, updated = to_microseconds(info.created), to_microseconds(info.updated)
+            yield SessionHead(key=key, created=created, updated=updated, meta=info.meta)
+
+
+def _renamed(info: SessionInfo, prefix: str) -> SessionInfo:
+    if not prefix:
+        return info
+    origin = None if info.forked_from is None else prefix + info.forked_from
+    return replace(info, key=prefix + info.key, forked_from=origin)

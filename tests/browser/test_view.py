@@ -1,0 +1,125 @@
+"""`steno view` in a browser: transcripts without a message box, and the sign-in page."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from stenolog.catalog.background_catalog import SessionHead
+from stenolog.cli.agents import open_viewer
+from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.slow_store import SlowStore
+from support.transcripts import SAMPLES
+from support.viewer_page import Looking, window
+from support.viewing import Viewing
+
+TITLE = "Add a tide table to the harbour page"
+
+
+@pytest.fixture(scope="module")
+def viewing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewing]:
+    home = tmp_path_factory.mktemp("home")
+    shutil.copytree(SAMPLES / "claude-code" / "projects", home / ".claude" / "projects")
+    shutil.copytree(SAMPLES / "codex" / "sessions", home / ".codex" / "sessions")
+    with Viewing(home, "view", "--port", "0") as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context(
+        viewport={"width": 1280, "height": 860},
+        permissions=["clipboard-read", "clipboard-write"],
+        reduced_motion="reduce",
+    ) as context:
+        opened = context.new_page()
+        problems: list[str] = []
+        opened.on("pageerror", lambda error: problems.append(str(error)))
+        opened.on(
+            "console",
+            lambda said: problems.append(said.text) if "Content Security" in said.text else None,
+        )
+        yield opened
+        assert problems == []
+
+
+def test_view_shows_a_transcript_without_a_message_box(
+    viewing: Viewing, page: Page, screenshots: Path
+) -> None:
+    page.goto(viewing.link)
+    expect(page.locator("li.row")).to_have_count(12)
+    expect(page.get_by_role("button", name="New")).to_have_count(0)
+    expect(page.get_by_role("link", name="Notes")).to_have_count(0)
+    page.screenshot(path=str(screenshots / "view-list.png"))
+    page.get_by_role("link", name=TITLE).first.click()
+    expect(page.locator("h1")).to_have_text(TITLE)
+    expect(page.locator("article.message").first).to_be_visible()
+    page.screenshot(path=str(screenshots / "view-transcript.png"))
+    for missing in ("#say", "#rename", "#retag", "[data-fork-at]", "[data-undo]"):
+        expect(page.locator(missing)).to_have_count(0)
+    expect(page.get_by_role("link", name="Context")).to_have_count(0)
+    # The keys of the message box do nothing.
+    page.keyboard.press("c")
+    page.keyboard.press("/")
+    page.keyboard.type("lighthouses")
+    page.keyboard.press("Enter")
+    expect(page.locator("li.hit").first).to_be_visible()
+
+
+def test_the_token_signs_a_browser_in(viewing: Viewing, page: Page, screenshots: Path) -> None:
+    page.goto(viewing.url)
+    port = viewing.url.rpartition(":")[2]
+    command = f"steno open --port {port}"
+    expect(page.locator("pre")).to_have_text(command)
+    page.screenshot(path=str(screenshots / "view-sign-in.png"))
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == command
+    page.get_by_label("access token").fill("not the token")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not the access token")
+    page.screenshot(path=str(screenshots / "view-wrong-token.png"))
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.screenshot(path=str(screenshots / "view-wrong-token-phone.png"))
+    page.get_by_label("access token").fill(viewing.token)
+    page.keyboard.press("Enter")
+    expect(page.locator("li.row").first).to_be_visible()
+    assert viewing.token not in page.url
+    assert ".localhost" in page.url
+
+
+def test_progress_of_the_first_index_is_shown(
+    browser: Browser, tmp_path: Path, screenshots: Path
+) -> None:
+    store = SlowStore(tmp_path / "catalog.db")
+    for number in range(30):
+        store.add_message(f"cli:{number}", "user", f"a question about tides {number}")
+
+    def heads(keys: Sequence[str]) -> Iterator[SessionHead]:
+        for key in keys:
+            yield SessionHead(key=key, prompt=f"Prompt of {key}")
+
+    with (
+        Served(
+            tmp_path,
+            ScriptedModel([]),
+            read_only=True,
+            open_instance=lambda spec: open_viewer(spec, store, heads=heads),
+        ) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        page, status = looking.page, looking.page.locator("#indexing")
+        looking.open("/")
+        expect(page.locator("li.row")).to_have_count(30)
+        expect(page.get_by_role("link", name="Prompt of cli:7")).to_be_visible()
+        expect(status).to_contain_text("Indexed 0 of 30 sessions. Search finds only those.")
+        looking.picture("view-indexing")
+        store.allowed.set()
+        expect(status).to_contain_text("All sessions are indexed.")
+        status.get_by_role("link", name="Reload").click()
+        expect(status).to_have_count(0)
+        expect(page.get_by_role("link", name="a question about tides 7")).to_be_visible()
