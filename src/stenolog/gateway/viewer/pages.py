@@ -42,6 +42,8 @@ _TYPES: Final = {
     "viewer.js": "text/javascript; charset=utf-8",
     "theme.js": "text/javascript; charset=utf-8",
     "turns.js": "text/javascript; charset=utf-8",
+    "conversation.css": "text/css; charset=utf-8",
+    "outline.js": "text/javascript; charset=utf-8",
     "uPlot.iife.min.js": "text/javascript; charset=utf-8",
     "uPlot.min.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
