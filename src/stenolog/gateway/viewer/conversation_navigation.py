@@ -92,7 +92,7 @@ async def find(request: Request) -> Response:
     call = parse_query(request, FindQuery)
     found = await call.gateway.loop.run(_search, call.agent, call.key, call.query.q)
     if found.complete and found.words and not found.seqs:
-        found = await _stemmed(call) or found
+        found = await _search_catalog(call) or found
     return json_response(found)
 
 
@@ -198,20 +198,27 @@ def _contains(body: Mapping[str, Any], words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-async def _stemmed(call: ApiCall[FindQuery, None]) -> Found | None:
-    """Search in the catalog, which also finds other forms of a word; None if it is not ready."""
+async def _search_catalog(call: ApiCall[FindQuery, None]) -> Found | None:
+    """Search like the list of sessions, which also finds words with other accents.
+
+    Returns None if nothing is found or the catalog is not ready.
+    """
     agent = call.agent
     own = agent.own_key(call.key)
     query = call.query.q
 
-    def search() -> Found:
+    def search() -> Found | None:
         hits = agent.catalog.search(query, prefix=own, newest=True, limit=_MAX_CATALOG_HITS)
         here = [one for one in hits.hits if one.key == own]
         words = {one.snippet[first:last].casefold() for one in here for first, last in one.marks}
-        return Found(
-            seqs=sorted(one.seq for one in here),
-            words=sorted(words),
-            complete=hits.after is None,
+        return (
+            Found(
+                seqs=sorted(one.seq for one in here),
+                words=sorted(words),
+                complete=hits.after is None,
+            )
+            if here
+            else None
         )
 
     asked = call.gateway.keep_task(asyncio.create_task(call.gateway.loop.run(search)))

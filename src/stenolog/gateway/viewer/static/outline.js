@@ -145,7 +145,9 @@ async function jump(seq, { focus = false } = {}) {
   if (!found) return undefined;
   for (const one of $$(".arrived", talk)) one.classList.remove("arrived");
   found.classList.add("arrived");
+  arrived = found;
   found.scrollIntoView({ block: "start" });
+  soon();
   if (focus) {
     found.tabIndex = -1;
     found.focus({ preventScroll: true });
@@ -159,6 +161,8 @@ async function jump(seq, { focus = false } = {}) {
 
 const numbers = new Intl.NumberFormat("en");
 let current = 0;
+// The message of the last jump, until the reader scrolls: at the end it cannot come to the top.
+let arrived;
 
 function tellPosition() {
   const list = articles();
@@ -175,7 +179,7 @@ function tellPosition() {
   // The turn being read is the last one that starts in the upper part of the window.
   const line = under + (innerHeight - under) * 0.2;
   const read = list[Math.max(0, firstWhere(list, (one) => one.getBoundingClientRect().top > line) - 1)];
-  const now = atEnd() && showsEnd() ? list.at(-1) : read;
+  const now = arrived?.isConnected ? arrived : atEnd() && showsEnd() ? list.at(-1) : read;
   if (seqOf(now) !== current) { current = seqOf(now); showCurrent(); }
 }
 
@@ -196,6 +200,9 @@ function startScrolling() {
     .observe(talk, { childList: true, subtree: true });
   addEventListener("scroll", soon, { passive: true });
   addEventListener("resize", soon);
+  for (const name of ["wheel", "touchmove", "keydown", "pointerdown"]) {
+    addEventListener(name, () => { arrived = undefined; }, { passive: true, capture: true });
+  }
   watch();
   soon();
 }
@@ -338,7 +345,7 @@ function startOutline() {
   });
   outline.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (event.key === "Escape") { closeOutline(); document.activeElement.blur(); }
+    if (event.key === "Escape" && isWide.matches) document.activeElement.blur();
     if (!step) return;
     event.preventDefault();
     const all = links();
