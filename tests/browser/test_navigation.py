@@ -209,8 +209,8 @@ def test_the_whole_session_is_searched(looking_at: Looking, width: int) -> None:
     expect(page.locator("#tools")).to_be_hidden()
     # The browser's own search stays.
     assert page.evaluate("""() => {
-      const key = new KeyboardEvent("keydown", { key: "f", ctrlKey: true, cancelable: true, bubbles: true });
-      return document.body.dispatchEvent(key);
+      const options = { key: "f", ctrlKey: true, cancelable: true, bubbles: true };
+      return document.body.dispatchEvent(new KeyboardEvent("keydown", options));
     }""")
 
 
@@ -274,7 +274,7 @@ def test_filters_act_on_the_whole_session_and_keep_the_place(
 
 @_WIDTHS
 def test_messages_load_while_scrolling_and_the_page_stays_small(
-    looking_at: Looking, width: int
+    looking_at: Looking,
 ) -> None:
     looking_at.session(_KEY)
     page = looking_at.page

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from threading import Lock
+from time import sleep
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -45,6 +46,10 @@ THINKING: Final = 16
 
 MAX_STEP: Final = 25_000
 """Maximum number of messages that one request for the outline of a page reads."""
+_BURST: Final = 100
+"""Number of messages between two pauses of a reading with a limit."""
+_PAUSE: Final = 0.001
+"""Seconds of each pause."""
 _MAX_CACHED: Final = 4
 """Maximum number of cached outlines per store."""
 _PLAIN: Final = frozenset(("role", "content", FIELD))
@@ -309,8 +314,12 @@ def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -
             outline = cached.outline = Outline(prices())
             known = 0
         if outline.last_seq < info.last_seq:
-            for message in islice(all_messages(store, info, outline.last_seq), limit):
+            messages = islice(all_messages(store, info, outline.last_seq), limit)
+            for number, message in enumerate(messages):
                 outline.add(message)
+                if limit is not None and number % _BURST == 0:
+                    # Nothing waits for this: leave the processor to requests for pages.
+                    sleep(_PAUSE)
             if limit is None or len(outline.seqs) - known < limit:
                 outline.last_seq = info.last_seq
         cached.count = info.count if outline.last_seq >= info.last_seq else 0
