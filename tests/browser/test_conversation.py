@@ -377,7 +377,7 @@ def test_who_reads_further_up_stays_there_when_it_is_compacted_elsewhere(
         looking.session("big")
         page = looking.page
         for count in (100, 150, 200):
-            page.locator("#older").click()
+            page.evaluate("scrollTo(0, 0)")
             expect(page.locator("article")).to_have_count(count)
         page.evaluate("document.getElementById('m870').scrollIntoView(); scrollBy(0, 13)")
         before = _top_of(looking, 870)
@@ -413,7 +413,7 @@ def test_what_is_hidden_elsewhere_goes_from_the_page_however_often_that_was(
     ):
         looking.session("big")
         page = looking.page
-        page.locator("#older").click()
+        page.evaluate("scrollTo(0, 0)")
         expect(page.locator("article")).to_have_count(100)
         store.pop("big")
         expect(page.locator("#m1000")).to_have_count(0)
@@ -485,15 +485,24 @@ def test_older_messages_come_when_they_are_wanted(
         page = looking.page
         expect(page.locator("article")).to_have_count(50)
         expect(page.locator("#m1000")).to_be_in_viewport()
-        page.locator("#older").click()
+        page.evaluate("scrollTo(0, 0)")
         expect(page.locator("article")).to_have_count(100)
         assert page.locator("article").first.get_attribute("id") == "m901"
         looking.session("big", "?at=300#m300")
         expect(page.locator("#m300")).to_be_in_viewport()
-        page.locator("#newer").click()
-        expect(page.locator("#m400")).to_be_attached()
+        for seq in (375, 400):
+            page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+            expect(page.locator(f"#m{seq}")).to_be_attached()
         looking.session("big", "/turns")
         expect(page.locator(".turns tbody tr")).to_have_count(200)
+        expect(page.locator(".lead")).to_contain_text("500 turns")
+        expect(page.locator(".turns tbody tr").first).to_contain_text("500")
+        page.get_by_role("link", name="Older turns").first.click()
+        expect(page.locator(".pager").first).to_contain_text("Turns 101–300 of 500")
+        expect(page.locator(".turns tbody tr").first).to_contain_text("300")
+        page.get_by_role("link", name="Older turns").first.click()
+        expect(page.locator(".pager").first).to_contain_text("Turns 1–100 of 500")
+        expect(page.locator(".turns tbody tr")).to_have_count(100)
 
 
 def test_the_dot_tells_when_a_turn_elsewhere_is_over(looking: Looking, place: Path) -> None:
@@ -587,7 +596,8 @@ def test_a_message_to_a_deleted_session_ends_its_page(looking: Looking, place: P
     _written_elsewhere(place, "went", "Hello.")
     # The page hears of nothing by itself.
     looking.page.route("**/events**", lambda _: None)
-    looking.session("went")
+    with looking.page.expect_response("**/s/went/outline*"):
+        looking.session("went")
     with open_store(str(place)) as store:
         store.delete("went")
     looking.page.get_by_label("Message the agent").fill("Are you there?")

@@ -17,7 +17,7 @@ from stenolog.context import summary, turn_state
 from stenolog.context.window import Limits, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.viewer import message_views as viewer
-from stenolog.gateway.viewer.turns_page import turns_of
+from stenolog.gateway.viewer.session_outline import turns_of
 from stenolog.memory import transcript
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor

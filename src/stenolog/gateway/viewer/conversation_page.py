@@ -6,7 +6,7 @@ once, and older messages are loaded on request.
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from stenolog.gateway.viewer.formatting import damage
 from stenolog.gateway.viewer.hidden_messages import Gap, Visibility, read_visibility
 from stenolog.gateway.viewer.message_views import MessageView, message_views
 from stenolog.gateway.viewer.pages import entry_of, page, title_of
+from stenolog.gateway.viewer.session_outline import MessageFilter, read_outline
 from stenolog.messages import results_of
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.settings.secrets import without_password
@@ -44,26 +45,53 @@ If more would be discarded, the session is opened separately, so that reading st
 """
 
 Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
+_EVERYTHING: Final = MessageFilter()
 
 
-class ConversationQuery(AgentQuery, frozen=True, kw_only=True):
+class FilterQuery(AgentQuery, frozen=True, kw_only=True):
+    """Kinds of messages that a page shows."""
+
+    full: bool = False
+    """Include hidden messages."""
+    only: Literal["", "prompts", "failed"] = ""
+    """Show only prompts, or only failed tool calls."""
+    tools: bool = True
+    """Show tool calls and results."""
+    thinking: bool = True
+
+    @property
+    def chosen(self) -> MessageFilter:
+        """Return the filter of the messages."""
+        return MessageFilter(only=self.only, tools=self.tools, thinking=self.thinking)
+
+    @property
+    def filter_text(self) -> str:
+        """Return the filter as query parameters, for the requests of the open page."""
+        fields = [f"only={self.only}"] if self.only else []
+        fields += [] if self.tools else ["tools=false"]
+        fields += [] if self.thinking else ["thinking=false"]
+        return "&".join(fields)
+
+
+class ConversationQuery(FilterQuery, frozen=True, kw_only=True):
     """Query of the conversation page."""
 
     at: Seq = 0
     """Seq of the message to show in the middle. 0 shows the end."""
-    full: bool = False
-    """Include hidden messages."""
+    q: Annotated[str, Meta(max_length=1_000)] = ""
+    """Words to search in this session. The page searches when it is open."""
 
 
-class PartQuery(AgentQuery, frozen=True, kw_only=True):
+class PartQuery(FilterQuery, frozen=True, kw_only=True):
     """Query of a part for a page that is already open."""
 
     before: Seq = 0
     after: Seq | None = None
+    limit: Annotated[int, Meta(ge=1, le=_MAX_PART)] = _MAX_PART
+    """Maximum number of messages after `after`."""
     first: Seq = 0
     """With `last`: return this whole range, including hidden messages."""
     last: Seq = 0
-    full: bool = False
 
 
 class PageItem(Struct, frozen=True, kw_only=True):
@@ -85,6 +113,8 @@ class PagePart(Struct, frozen=True, kw_only=True):
     older: bool
     """Whether there are messages before this part."""
     newer: bool
+    full: bool
+    """Whether hidden messages are included."""
     digest: str
     """Digest of the hidden and damaged messages. If it changes, an open page is out of date."""
 
@@ -132,8 +162,8 @@ def _load_page(
 
     def read(info: SessionInfo) -> PagePart:
         if query.at:
-            return around(store, info, query.at, full=query.full)
-        return newest(store, info, full=query.full)
+            return around(store, info, query.at, full=query.full, chosen=query.chosen)
+        return newest(store, info, full=query.full, chosen=query.chosen)
 
     info, part = read_again_if_damaged(store, own, read)
     return ConversationPage(
@@ -177,18 +207,37 @@ def _requested_part(store: Store, info: SessionInfo, query: PartQuery) -> PagePa
     visibility = read_visibility(store, info)
     if query.last:
         first = max(query.first, query.last - _MAX_PART + 1)
-        return _between(store, info, visibility, first, query.last, full=True)
-    runs = visibility.present if query.full else info.in_sight
+        runs = visibility.present
+        return _between(store, info, visibility, runs, first, query.last, full=True)
+    runs = _runs(store, info, visibility, query.chosen, full=query.full)
     if query.before:
         start = _back(runs, query.before, SIZE)
-        return _between(store, info, visibility, start, query.before - 1, full=query.full)
+        return _between(store, info, visibility, runs, start, query.before - 1, full=query.full)
     after = query.after or 0
-    end = _forward(runs, after, _MAX_PART)
-    return _between(store, info, visibility, after + 1, end, full=query.full)
+    end = _forward(runs, after, query.limit)
+    return _between(store, info, visibility, runs, after + 1, end, full=query.full)
 
 
-def newest(store: Store, info: SessionInfo, *, full: bool) -> PagePart:
+def _runs(
+    store: Store, info: SessionInfo, visibility: Visibility, chosen: MessageFilter, *, full: bool
+) -> Sequence[Span]:
+    """Return the seqs that the page can show."""
+    runs = visibility.present if full else info.in_sight
+    if not chosen.is_active:
+        return runs
+    selected = read_outline(store, info).selected(chosen)
+    return spans.minus(runs, spans.minus([(1, info.last_seq)], selected))
+
+
+def newest(
+    store: Store, info: SessionInfo, *, full: bool, chosen: MessageFilter = _EVERYTHING
+) -> PagePart:
     """Return the end of a session."""
+    if chosen.is_active:
+        visibility = read_visibility(store, info)
+        runs = _runs(store, info, visibility, chosen, full=full)
+        start = _back(runs, info.last_seq + 1, SIZE)
+        return _between(store, info, visibility, runs, start, info.last_seq, full=full)
     history = store.get_history(info.key, last=SIZE + _RESULT_MARGIN, full=full)
     start = max(0, len(history) - SIZE)
     while start > 0 and results_of(history[start].to_dict()):
@@ -197,21 +246,34 @@ def newest(store: Store, info: SessionInfo, *, full: bool) -> PagePart:
     return _part(info, visibility, history[start:], full=full, older=start > 0, newer=False)
 
 
-def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> PagePart:
+def around(
+    store: Store,
+    info: SessionInfo,
+    at: int,
+    *,
+    full: bool,
+    chosen: MessageFilter = _EVERYTHING,
+) -> PagePart:
     """Return the messages around `at`. If that one is hidden, include all hidden messages."""
     at = min(at, info.last_seq)
     full = full or not spans.contains(info.in_sight, at)
     visibility = read_visibility(store, info)
-    runs = visibility.present if full else info.in_sight
+    runs = _runs(store, info, visibility, chosen, full=full)
     start = _back(runs, at, SIZE // 2)
     end = _forward(runs, at, SIZE // 2)
-    return _between(store, info, visibility, start, end, full=full)
+    return _between(store, info, visibility, runs, start, end, full=full)
 
 
 def _between(
-    store: Store, info: SessionInfo, visibility: Visibility, first: int, last: int, *, full: bool
+    store: Store,
+    info: SessionInfo,
+    visibility: Visibility,
+    runs: Sequence[Span],
+    first: int,
+    last: int,
+    *,
+    full: bool,
 ) -> PagePart:
-    runs = visibility.present if full else info.in_sight
     end = _forward(runs, last, _RESULT_MARGIN)
     history = _read(store, info, runs, max(1, first), end)
     found = [one for one in history if one.seq <= last]
@@ -289,6 +351,7 @@ def _part(
         last=history[-1].seq if history else 0,
         older=older,
         newer=newer,
+        full=full,
         digest=_digest(info, visibility),
     )
 

@@ -46,6 +46,8 @@ _TYPES: Final = {
     "banners.css": "text/css; charset=utf-8",
     "banners.js": "text/javascript; charset=utf-8",
     "turns.js": "text/javascript; charset=utf-8",
+    "conversation.css": "text/css; charset=utf-8",
+    "outline.js": "text/javascript; charset=utf-8",
     "uPlot.iife.min.js": "text/javascript; charset=utf-8",
     "uPlot.min.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from stenolog.errors import NothingToUndo, UsageError
 from stenolog.gateway.api_types import AgentQuery, EmptyBody, json_response
 from stenolog.gateway.requests import body_of, parse_query
+from stenolog.gateway.viewer.conversation_navigation import find, outline
 from stenolog.gateway.viewer.conversation_page import conversation, fragment
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home
@@ -242,6 +243,8 @@ def viewer_routes() -> list[BaseRoute]:
         "/notes": notes,
         "/s/{key}": conversation,
         "/s/{key}/fragment": fragment,
+        "/s/{key}/outline": outline,
+        "/s/{key}/find": find,
         "/s/{key}/turns": turns,
         "/s/{key}/context": context,
         "/s/{key}/export.{form}": export,

@@ -1,60 +1,34 @@
 """Page with the turns of a session: prompt, tokens, duration and cost of each turn."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import model_of, seconds_of, usage_of
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import install_command
-from stenolog.gateway.api_types import AgentQuery
+from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import dollars, segment
-from stenolog.gateway.viewer.message_views import prompt_line
 from stenolog.gateway.viewer.pages import entry_of, page, title_of
-from stenolog.messages import calls_of, has_text
-from stenolog.records import Message, SessionInfo
-from stenolog.sessions.usage import Counts, Price, cost_of, prices
+from stenolog.gateway.viewer.session_outline import Totals, Turn, read_outline
+from stenolog.records import SessionInfo
+from stenolog.sessions.usage import cost_of, prices
+from stenolog.stores import spans
 
 MAX_TURNS: Final = 200
-"""Maximum number of turns that are drawn and listed, counted from the end."""
-_MAX_READ: Final = 4_000
-"""Maximum number of messages that are read for them."""
+"""Maximum number of turns that one page draws and lists."""
 
 
-class Turn(Struct, kw_only=True):
-    """A prompt and all messages up to the next prompt."""
+class TurnsQuery(AgentQuery, frozen=True, kw_only=True):
+    """Query of the turns page."""
 
-    seq: int
-    at: datetime
-    prompt: str
-    hidden: bool
-    messages: int = 0
-    calls: int = 0
-    seconds: float = 0.0
-    models: dict[str, Counts] = {}
-    """Token counts reported by the providers, by model."""
-
-    @property
-    def counted(self) -> bool:
-        """Whether any provider reported token counts."""
-        return bool(self.models)
-
-    @property
-    def input_tokens(self) -> int:
-        """Input tokens of all requests of the turn."""
-        return sum(one.prompt for one in self.models.values())
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens of all answers of the turn."""
-        return sum(one.answer for one in self.models.values())
+    page: Annotated[int, Meta(ge=0, le=MAX_SEQ)] = 0
+    """Page number from 1, oldest turns first. 0 is the last page."""
 
 
 class Costs(Struct, frozen=True, kw_only=True):
@@ -86,18 +60,15 @@ class TurnsPage(Struct, frozen=True, kw_only=True):
     turns: Sequence[Turn]
     costs: Costs | None
     """None if no price list is installed."""
-    complete: bool
-    """Whether these are all turns of the session."""
-
-    @property
-    def input_tokens(self) -> int:
-        """Input tokens of all these turns."""
-        return sum(one.input_tokens for one in self.turns)
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens of all these turns."""
-        return sum(one.output_tokens for one in self.turns)
+    first: int
+    """Number of the first of these turns, from 1."""
+    count: int
+    """Number of turns of the session."""
+    totals: Totals
+    """Sums over all turns of the session."""
+    number: int
+    """Number of this page, from 1."""
+    pages: int
 
     @property
     def counted(self) -> bool:
@@ -105,17 +76,18 @@ class TurnsPage(Struct, frozen=True, kw_only=True):
         return any(one.input_tokens or one.output_tokens for one in self.turns)
 
     @property
-    def rows(self) -> list[tuple[Turn, float | None]]:
-        """Return the turns with their costs, newest first."""
+    def rows(self) -> list[tuple[int, Turn, float | None]]:
+        """Return the turns with their numbers and costs, newest first."""
         costs = [None] * len(self.turns) if self.costs is None else self.costs.turns
-        return list(zip(self.turns, costs, strict=True))[::-1]
+        numbers = range(self.first, self.first + len(self.turns))
+        return list(zip(numbers, self.turns, costs, strict=True))[::-1]
 
 
 async def turns(request: Request) -> Response:
     """Serve the page of the turns."""
-    call = parse_query(request, AgentQuery)
+    call = parse_query(request, TurnsQuery)
     entry = await entry_of(call)
-    found = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry)
+    found = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry, call.query.page)
     return page(
         "turns.html",
         found=found,
@@ -125,45 +97,32 @@ async def turns(request: Request) -> Response:
     )
 
 
-def _load_turns(agent: AgentInstance, key: str, entry: Entry | None) -> TurnsPage:
+def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, number: int) -> TurnsPage:
     store = agent.store
-    own = agent.resolve_key(key)
-    info = store.info(own)
-    history = store.get_history(own, last=_MAX_READ, full=True)
-    price = prices()
-    made = turns_of(history, price)
-    shown = made[-MAX_TURNS:]
+    info = store.info(agent.resolve_key(key))
+    outline = read_outline(store, info)
+    every = outline.turns
+    pages = max(1, -(-len(every) // MAX_TURNS))
+    number = min(number or pages, pages)
+    # The last page is full, so that it shows the newest turns: the first one may be shorter.
+    end = len(every) - (pages - number) * MAX_TURNS
+    start = max(0, end - MAX_TURNS)
+    shown = every[start:end]
+    for one in shown:
+        one.hidden = not spans.contains(info.in_sight, one.seq)
     return TurnsPage(
         info=info,
         title=title_of(entry, info),
         tags=tags_from(info.meta),
         entry=entry,
         turns=shown,
-        costs=None if price is None else costs_of(shown),
-        complete=len(shown) == len(made) and len(history) == info.count,
+        costs=None if prices() is None else costs_of(shown),
+        first=start + 1,
+        count=len(every),
+        totals=outline.totals(),
+        number=number,
+        pages=pages,
     )
-
-
-def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Turn]:
-    """Return the turns in these messages. Messages before the first prompt belong to no turn."""
-    made: list[Turn] = []
-    for message in history:
-        body = message.to_dict()
-        if has_text(body):
-            prompt = prompt_line(body)
-            made.append(Turn(seq=message.seq, at=message.at, prompt=prompt, hidden=message.hidden))
-        if not made:
-            continue
-        turn = made[-1]
-        turn.messages += 1
-        turn.calls += len(calls_of(body))
-        turn.seconds += seconds_of(body) or 0.0
-        usage = usage_of(body)
-        if usage is not None:
-            name = model_of(body) or ""
-            counts = turn.models.setdefault(name, Counts())
-            counts.add_answer(usage, price(name, usage) if price is not None else None)
-    return made
 
 
 def costs_of(turns: Iterable[Turn]) -> Costs:
@@ -181,11 +140,12 @@ def chart_data(found: TurnsPage, agent: str) -> list[dict[str, Any]]:
     """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
     extra = "" if agent == "main" else f"&agent={segment(agent)}"
     made = []
-    for turn, cost in reversed(found.rows):
+    for number, turn, cost in reversed(found.rows):
         words = [f"{turn.input_tokens:,} input tokens", f"{turn.output_tokens:,} output tokens"]
         words += [] if cost is None else [dollars(cost)]
         made.append(
             {
+                "number": number,
                 "input_tokens": turn.input_tokens,
                 "output_tokens": turn.output_tokens,
                 "cost": cost,

@@ -145,7 +145,20 @@ def test_programs_are_told_in_json_as_before(served: Served) -> None:
 def test_any_key_has_its_pages(served: Served) -> None:
     with served.client() as client:
         assert _PATH in client.get("/").text
-        for rest in ("", "?full=true", "?at=1", "/fragment", "/turns", "/context"):
+        for rest in (
+            "",
+            "?full=true",
+            "?at=1",
+            "?only=failed",
+            "/fragment",
+            "/fragment?tools=false&thinking=false",
+            "/outline",
+            "/outline?turn=7",
+            "/outline?date=2026-03-14T10:30:00Z",
+            "/turns",
+            "/turns?page=9",
+            "/context",
+        ):
             found = client.get(_PATH + rest)
             assert found.status_code == 200, rest
             assert found.headers["content-security-policy"] == POLICY

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from stenolog.gateway.viewer.turns_page import costs_of, turns_of
+from stenolog.gateway.viewer.session_outline import turns_of
+from stenolog.gateway.viewer.turns_page import costs_of
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 

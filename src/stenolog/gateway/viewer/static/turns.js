@@ -13,7 +13,8 @@ const grid = { stroke: colour("--faint"), width: 1 };
 
 const short = new Intl.NumberFormat("en", { notation: "compact" });
 const dollars = (value) => `$${Number(value.toPrecision(6))}`;
-const numbers = (_plot, splits) => splits.map((one) => (turns[one] ? one + 1 : null));
+const first = turns[0].number;
+const numbers = (_plot, splits) => splits.map((one) => (turns[one - first] ? one : null));
 
 function axis(more) {
   return { stroke: colour("--soft"), font, ticks: { show: false }, grid, ...more };
@@ -43,7 +44,7 @@ function showLabel(place) {
 }
 
 // With few turns, bars have the width of eight turns and start at the left.
-const last = Math.max(turns.length, 8) - 0.5;
+const last = first + Math.max(turns.length, 8) - 0.5;
 const fromZero = (_plot, _low, high) => [0, (high || 1) * 1.08];
 const size = () => ({ width: chart.clientWidth, height: chart.clientWidth < 500 ? 200 : 240 });
 
@@ -53,7 +54,7 @@ const plot = new uPlot(
     legend: { show: false },
     padding: [12, priced ? 0 : 12, 0, 0],
     scales: {
-      x: { time: false, range: () => [-0.5, last] },
+      x: { time: false, range: () => [first - 0.5, last] },
       y: { range: fromZero },
       cost: { range: fromZero },
     },
@@ -78,7 +79,7 @@ const plot = new uPlot(
     ],
   },
   [
-    turns.map((_one, place) => place),
+    column((one) => one.number),
     column((one) => one.input_tokens + one.output_tokens),
     column((one) => one.input_tokens),
     ...(priced ? [column((one) => one.cost)] : []),

@@ -287,15 +287,17 @@ const ofAgent = (fields = {}) => {
   const text = named.toString();
   return text ? `?${text}` : "";
 };
-const full = talk?.dataset.full === "true";
-const inFull = full ? { full: "true" } : {};
+// Fields of the requests for messages: with hidden ones, and the filter (outline.js).
+const shownFields = () => ({
+  ...(talk?.dataset.full === "true" ? { full: "true" } : {}),
+  ...Object.fromEntries(new URLSearchParams(talk?.dataset.filter)),
+});
 const articles = () => $$("article.message", talk);
 const atEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
 const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
 
 function part(fields) {
-  if (full) fields.full = "true";
-  return html(`${path}/fragment${ofAgent(fields)}`).then((made) => {
+  return html(`${path}/fragment${ofAgent({ ...shownFields(), ...fields })}`).then((made) => {
     const found = $(".part", made);
     if (!found) throw new Error("Unexpected response from the gateway. Reload the page.");
     return found;
@@ -317,14 +319,14 @@ function older() {
     const top = $(".part", talk);
     const made = await trying(() => part({ before: top.dataset.first }));
     button.disabled = false;
-    if (made === undefined) return;
+    if (made === undefined || top !== $(".part", talk)) return;
     // Keep the scroll position.
-    const height = document.documentElement.scrollHeight;
-    const from = scrollY;
+    const read = beingRead();
+    const before = read?.getBoundingClientRect().top;
     button.remove();
     talk.prepend(made);
     older();
-    scrollTo(0, from + document.documentElement.scrollHeight - height);
+    if (read) scrollBy(0, read.getBoundingClientRect().top - before);
   });
   talk.before(button);
 }
@@ -339,8 +341,12 @@ function newer() {
   button.className = "small";
   button.textContent = "Newer messages";
   button.addEventListener("click", async () => {
-    const made = await trying(() => part({ after: $$(".part", talk).at(-1).dataset.last }));
-    if (made === undefined) return;
+    if (button.disabled) return;
+    button.disabled = true;
+    const end = $$(".part", talk).at(-1);
+    const made = await trying(() => part({ after: end.dataset.last, limit: 50 }));
+    button.disabled = false;
+    if (made === undefined || end !== $$(".part", talk).at(-1)) return;
     button.remove();
     talk.append(made);
     newer();
@@ -372,7 +378,8 @@ function merge(made) {
       if (known.outerHTML !== one.outerHTML) known.replaceWith(one);
     }
   }
-  last.dataset.last = made.dataset.last;
+  if (made.dataset.last !== "0") last.dataset.last = made.dataset.last;
+  last.dataset.end = made.dataset.end;
   $("#message-count").textContent = made.dataset.messages;
   return count;
 }
@@ -414,7 +421,8 @@ function tellNew(count) {
 let refreshing = false;
 let again = false;
 async function refresh() {
-  if (deleted()) return;
+  // A page that does not show the end is not kept up to date.
+  if (deleted() || isOld()) return;
   if (refreshing) { again = true; return; }
   refreshing = true;
   try {
@@ -455,7 +463,7 @@ async function takeIn() {
 async function reload({ end = false } = {}) {
   const live = end || !isOld();
   const read = end || (live && atEnd()) ? undefined : beingRead();
-  const fields = full ? { full: "true" } : {};
+  const fields = shownFields();
   if (read) fields.at = read.dataset.seq;
   const made = await trying(() => html(`${path}${ofAgent(fields)}`));
   if (made === undefined) return;
@@ -485,9 +493,15 @@ async function reload({ end = false } = {}) {
   if (now) scrollBy(0, now.getBoundingClientRect().top - top);
 }
 
-// Returns the first message in the window that the sticky header does not cover.
+// Returns the height of the window's top that the sticky headers cover.
+function covered() {
+  const sticky = $$(".top, #session-bar").filter((one) => getComputedStyle(one).position === "sticky");
+  return Math.max(0, ...sticky.map((one) => one.getBoundingClientRect().bottom));
+}
+
+// Returns the first message in the window that the sticky headers do not cover.
 function beingRead() {
-  const under = getComputedStyle($(".top")).position === "sticky" ? $(".top").offsetHeight : 0;
+  const under = covered();
   return articles().find((one) => one.getBoundingClientRect().bottom > under);
 }
 
@@ -547,16 +561,31 @@ addEventListener("pagehide", leave);
 
 const isOld = () => $$(".part", talk).at(-1).dataset.newer === "true";
 
+// Another script replaced, added or removed parts.
+function partsChanged() {
+  for (const button of $$("#older, #newer")) button.remove();
+  older();
+  newer();
+  if (!isOld()) { follow(); return; }
+  followed = false;
+  leave();
+}
+
 if (talk) {
   older();
   newer();
+  talk.addEventListener("parts", partsChanged);
   const target = location.hash.startsWith("#m") && document.getElementById(location.hash.slice(1));
   if (target) target.scrollIntoView({ block: "center" });
   else if (talk.dataset.at === "0") toEnd();
   if (!isOld()) follow();
   // The state in the page may be older than its messages.
   if ($("#state.running") || (!isOld() && !$("#state.idle"))) refresh();
-  $("#new").addEventListener("click", () => { tellNew(0); toEnd(); });
+  $("#new").addEventListener("click", async () => {
+    tellNew(0);
+    if (isOld()) { await reload({ end: true }); follow(); }
+    toEnd();
+  });
   addEventListener("scroll", () => { if (unseen && atEnd()) tellNew(0); }, { passive: true });
   addEventListener("hashchange", () => {
     const seq = /^#m(\d+)$/.exec(location.hash)?.[1];
@@ -572,20 +601,6 @@ if (talk) {
       if (done === undefined) return;
       toast(undoNotice(done));
       await reload();
-    } else if (button.matches("[data-show-hidden]")) {
-      const gap = button.closest(".divider");
-      const { first, last } = gap.dataset;
-      const made = await trying(() => part({ first, last }));
-      if (made === undefined) return;
-      const hidden = document.createElement("div");
-      hidden.className = "revealed";
-      hidden.append(...$$("article", made));
-      // Long ranges are loaded in pieces, the last one first.
-      (gap.revealed ?? gap).before(hidden);
-      gap.revealed = hidden;
-      gap.dataset.last = made.dataset.first - 1;
-      if (Number(made.dataset.first) > Number(first)) button.textContent = "Show more";
-      else button.remove();
     } else if (button.matches("[data-fork-at]")) {
       const at = Number(button.dataset.forkAt);
       const new_key = talk.dataset.fork;
@@ -804,7 +819,8 @@ function step(rows, by) {
   const place = now ? all.indexOf(now) : -1;
   if (!now) {
     // Start at the first visible row.
-    const top = rows.find((row) => row.getBoundingClientRect().bottom > 80);
+    const under = covered();
+    const top = rows.find((row) => row.getBoundingClientRect().bottom > under + 20);
     choose(by > 0 ? top : rows.at(-1));
     return;
   }
@@ -819,12 +835,12 @@ const KEYS = {
   j: () => step($$("[data-row]"), 1),
   k: () => step($$("[data-row]"), -1),
   g: () => {
-    if ($("#older")) { location.assign(path + ofAgent({ ...inFull, at: 1 })); return; }
+    if ($("#older")) { location.assign(path + ofAgent({ ...shownFields(), at: 1 })); return; }
     scrollTo(0, 0);
     choose($$("[data-row]")[0]);
   },
   G: () => {
-    if ($("#newer")) { location.assign(path + ofAgent(inFull)); return; }
+    if ($("#newer")) { location.assign(path + ofAgent(shownFields())); return; }
     toEnd();
     choose($$("[data-row]").at(-1));
   },
