@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from stenolog.agent.commands import COMMANDS, parse_command
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, ModelCalled
 from stenolog.agent.turn_ownership import is_own_turn, read_forked_at
-from stenolog.catalog.message_metadata import mark_received
+from stenolog.catalog.message_metadata import mark_received, model_label
 from stenolog.cli.agents import CHANNEL, NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_input import (
     ChatRequest,
@@ -237,7 +237,7 @@ class TerminalChat:
         """Show agent, model, session and problems, and the last messages of an existing session."""
         agent = self._opened.agent
         name = f"{one_line(agent.id)} · " if agent.id else ""
-        self.say(f"{name}{self._status.model} · {one_line(self.key)}")
+        self.say(f"{name}{model_label(self._status.model)} · {one_line(self.key)}")
         if start.description:
             self.say(start.description)
         for problem in agent.problems:
