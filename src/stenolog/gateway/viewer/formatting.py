@@ -1,8 +1,11 @@
 """Format numbers, times and short phrases for the pages."""
 
+import shlex
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
+
+from markupsafe import Markup
 
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
 _NO_LOSS: Final = "The log is damaged, but all messages that were read are intact"
@@ -50,6 +53,24 @@ def clock(at: datetime, now: datetime | None = None) -> str:
     return f"{told:%H:%M}" if told.date() == today else f"{told:%Y-%m-%d %H:%M}"
 
 
+def age_tag(at: datetime | None) -> Markup:
+    """Return the age as an element; the page's script adds the time in the reader's zone."""
+    return _time_tag(at, "age", age(at))
+
+
+def clock_tag(at: datetime) -> Markup:
+    """Return the time of day as an element; the page's script shows it in the reader's zone."""
+    return _time_tag(at, "clock", clock(at))
+
+
+def _time_tag(at: datetime | None, show: str, text: str) -> Markup:
+    if at is None:
+        return Markup("<time></time>")
+    return Markup('<time datetime="{}" title="{}" data-show="{}">{}</time>').format(
+        at.isoformat(), utc_time(at), show, text
+    )
+
+
 def short(number: int) -> str:
     """Return a number in about four characters: 950, 1.2k, 34k, 5.6M."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
@@ -92,13 +113,14 @@ def interruption_text(reason: str) -> str:
     return _INTERRUPTIONS.get(reason, f"Interrupted: {reason}.") if reason else ""
 
 
-def damage(lost: int, lines: int, workspace: str) -> str:
+def damage(lost: int, lines: int, workspace: str) -> Markup:
     """Return a sentence about the damage of a session; empty if it is intact."""
     if not lost and not lines:
-        return ""
+        return Markup()
     cost = "is damaged and" if lost == 1 else "are damaged and"
     what = f"{plural(lost, 'message')} {cost} cannot be read" if lost else _NO_LOSS
-    return f"{what}. For details, run: steno doctor {workspace}"
+    command = f"steno doctor {shlex.quote(workspace)}"
+    return Markup("{}. For details, run <code>{}</code>").format(what, command)
 
 
 def unreadable(first: int, last: int) -> str:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
+from stenolog.catalog.message_metadata import model_label
 from stenolog.catalog.searchable_text import title_from
 from stenolog.errors import StenologError
 from stenolog.gateway.api_types import ErrorResponse
@@ -152,10 +153,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        age=words.age,
-        clock=words.clock,
+        age=words.age_tag,
+        clock=words.clock_tag,
         dollars=words.dollars,
-        moment=words.utc_time,
+        model_label=model_label,
         short=words.short,
         seconds=words.seconds,
         segment=words.segment,
