@@ -53,24 +53,6 @@ def clock(at: datetime, now: datetime | None = None) -> str:
     return f"{told:%H:%M}" if told.date() == today else f"{told:%Y-%m-%d %H:%M}"
 
 
-def age_tag(at: datetime | None) -> Markup:
-    """Return the age as an element; the page's script adds the time in the reader's zone."""
-    return _time_tag(at, "age", age(at))
-
-
-def clock_tag(at: datetime) -> Markup:
-    """Return the time of day as an element; the page's script shows it in the reader's zone."""
-    return _time_tag(at, "clock", clock(at))
-
-
-def _time_tag(at: datetime | None, show: str, text: str) -> Markup:
-    if at is None:
-        return Markup("<time></time>")
-    return Markup('<time datetime="{}" title="{}" data-show="{}">{}</time>').format(
-        at.isoformat(), utc_time(at), show, text
-    )
-
-
 def short(number: int) -> str:
     """Return a number in about four characters: 950, 1.2k, 34k, 5.6M."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):

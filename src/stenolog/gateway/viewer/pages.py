@@ -153,10 +153,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        age=words.age_tag,
-        clock=words.clock_tag,
+        age=words.age,
+        clock=words.clock,
         dollars=words.dollars,
         model_label=model_label,
+        moment=words.utc_time,
         short=words.short,
         seconds=words.seconds,
         segment=words.segment,
@@ -289,6 +290,12 @@ def _open_command(scope: Scope) -> str:
     """Return the command that signs a browser in at this gateway, whatever its port."""
     server = scope.get("server")
     return f"steno open --port {server[1]}" if server else "steno open"
+
+
+def api_address(scope: Scope) -> str:
+    """Return the address of this gateway for OpenAI clients on the same machine."""
+    server = scope.get("server")
+    return f"http://127.0.0.1:{server[1]}/v1" if server else "http://127.0.0.1:8787/v1"
 
 
 def _error_message(body: bytes) -> str:

@@ -145,10 +145,11 @@ function localTime(one) {
   const at = new Date(one.dateTime);
   if (!one.dateTime || Number.isNaN(at.valueOf())) return;
   one.title = `${dayOf(at)} ${clockOf(at)}:${two(at.getSeconds())} ${zoneOf(at)}`;
-  if (one.dataset.show === "clock") {
+  const [, date, clock] = /^(\d{4}-\d\d-\d\d)? ?(\d\d:\d\d)?$/.exec(one.textContent) ?? [];
+  if (clock) {
     const today = dayOf(at) === dayOf(new Date());
     one.textContent = today ? clockOf(at) : `${dayOf(at)} ${clockOf(at)}`;
-  } else if (/^\d{4}-/.test(one.textContent)) {
+  } else if (date) {
     one.textContent = dayOf(at);
   }
 }
