@@ -26,6 +26,7 @@ from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
 from stenolog.cli.output import error_sentence, one_line, printable, sentence, terminal_console
 from stenolog.cli.picker import ChatStart, find_sessions, pick
 from stenolog.cli.terminal_markdown import Block, render_block
+from stenolog.cli.workspace import location_hint
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
 from stenolog.messages import text_parts_of
@@ -185,7 +186,8 @@ class TerminalChat:
             # Leaving does not wait for an answer. The part that was written is stored.
             await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
             if self._has_spoken:
-                self.say(f"Resume with: steno chat {shlex.quote(one_line(self.key))}")
+                key = shlex.quote(one_line(self.key))
+                self.say(f"Resume with: steno chat {key}{location_hint()}")
 
     async def ended(self) -> None:
         """Wait for all turns after the loop was closed, and show the last lines."""

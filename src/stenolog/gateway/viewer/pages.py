@@ -20,7 +20,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import model_label
 from stenolog.catalog.searchable_text import title_from
-from stenolog.errors import StenologError
+from stenolog.errors import NoSuchSession, StenologError
 from stenolog.gateway.api_types import ErrorResponse
 from stenolog.gateway.error_responses import status_of, without_secrets
 from stenolog.gateway.login import LOGIN
@@ -96,19 +96,22 @@ def with_error_pages(answer: Handler) -> Handler:
             status = status_of(error)
             if status is None or status == 500:
                 raise  # so that the error is logged
+            if type(error) is NoSuchSession:
+                words = f'There is no session "{error.key}".'
+                return _error_page(request, status, words, "Session not found")
             return _error_page(request, status, str(error))
 
     return answered
 
 
-def _error_page(request: Request, status: int, detail: str) -> Response:
+def _error_page(request: Request, status: int, detail: str, title: str = "") -> Response:
     told = without_secrets(detail, gateway_of(request).settings)
     return page(
         "failed.html",
         status=status,
         agent="main",
         code=status,
-        headline=headline(status),
+        headline=title or headline(status),
         told=told[:1].upper() + told[1:],
         sign_in=False,
         command="",

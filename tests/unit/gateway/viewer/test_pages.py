@@ -118,6 +118,9 @@ def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
             404,
             True,
         )
+        gone = browser.get("/s/no%3Cb%3Ebody").text
+        assert "<h1>Session not found</h1>" in gone
+        assert "There is no session &#34;no&lt;b&gt;body&#34;." in gone
         for failing, told in ((broken, "Internal error"), (damaged, "&lt;i&gt;s&lt;/i&gt; is dam")):
             monkeypatch.setattr("stenolog.gateway.viewer.conversation_page.title_of", failing)
             found = browser.get(_PATH)
