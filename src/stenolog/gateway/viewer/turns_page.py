@@ -1,6 +1,6 @@
 """Page with the turns of a session: prompt, tokens, duration and cost of each turn."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,8 +18,10 @@ from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import dollars, segment
 from stenolog.gateway.viewer.message_views import prompt_line
 from stenolog.gateway.viewer.pages import entry_of, page, title_of
+from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.messages import calls_of, has_text
 from stenolog.records import Message, SessionInfo
+from stenolog.sessions.side_usage import add_usage, read_field, side_counts
 from stenolog.sessions.usage import Counts, Price, cost_of, prices
 
 MAX_TURNS: Final = 200
@@ -88,6 +90,8 @@ class TurnsPage(Struct, frozen=True, kw_only=True):
     """None if no price list is installed."""
     complete: bool
     """Whether these are all turns of the session."""
+    side: Mapping[str, Counts] = {}
+    """Calls of the whole session that made notes and summaries, by model."""
 
     @property
     def input_tokens(self) -> int:
@@ -98,6 +102,16 @@ class TurnsPage(Struct, frozen=True, kw_only=True):
     def output_tokens(self) -> int:
         """Output tokens of all these turns."""
         return sum(one.output_tokens for one in self.turns)
+
+    @property
+    def side_tokens(self) -> int:
+        """Tokens of the calls that made notes and summaries."""
+        return sum(one.prompt + one.answer for one in self.side.values())
+
+    @property
+    def side_cost(self) -> float:
+        """Known cost of the calls that made notes and summaries, in US dollars."""
+        return cost_of(self.side).total
 
     @property
     def counted(self) -> bool:
@@ -141,7 +155,16 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None) -> TurnsPag
         turns=shown,
         costs=None if price is None else costs_of(shown),
         complete=len(shown) == len(made) and len(history) == info.count,
+        side=_side_calls(agent, info, price),
     )
+
+
+def _side_calls(agent: AgentInstance, info: SessionInfo, price: Price | None) -> dict[str, Counts]:
+    used = read_field(info.meta, info.uid)
+    if agent.memory is not None:
+        marks = ConsolidationProgress(agent.memory.notes.store, agent=agent.memory.agent)
+        add_usage(used, marks.usage(info.uid))
+    return side_counts(used, price)
 
 
 def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Turn]:
