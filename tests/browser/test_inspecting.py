@@ -199,10 +199,11 @@ def test_the_theme_goes_back_to_that_of_the_system(looking: Looking) -> None:
     looking.open("/")
     page = looking.page
     theme = page.locator("#theme")
-    names = []
-    for _ in range(4):
-        names.append(theme.get_attribute("title"))
+    names = [theme.get_attribute("title")]
+    # Three clicks end where they began, so that the next test has the same theme.
+    for _ in range(3):
         theme.click()
+        names.append(theme.get_attribute("title"))
     assert names == ["Theme: system", "Theme: dark", "Theme: light", "Theme: system"]
 
 
