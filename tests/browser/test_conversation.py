@@ -91,7 +91,13 @@ def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
     divider.locator("[data-show-hidden]").click()
     expect(page.locator("article.hidden-one")).to_have_count(26)
     assert page.locator("article").first.get_attribute("id") == "m1"
-    divider.locator("[data-undo]").click()
+    undo = divider.locator("[data-undo]")
+    undo.click()
+    expect(page.locator("dialog[open]")).to_contain_text("26 messages replaced by a summary.")
+    page.locator("dialog[open] button", has_text="Cancel").click()
+    expect(divider).to_have_count(1)
+    undo.click()
+    page.locator("dialog[open] button", has_text="Undo").click()
     told = "Summary undone. 26 messages are visible to the model again."
     expect(page.locator("#toast")).to_have_text(told)
     expect(page.locator(".divider")).to_have_count(0)
@@ -549,12 +555,21 @@ def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
             served.hurry()
         expect(page.locator("#gone")).to_be_visible()
         page.locator("#say textarea").fill("What I\nwrote")
-        page.locator("#send").click()
-        expect(page.locator("#toast")).to_have_text(
-            "Can't reach the gateway. Your message is kept."
-        )
+        expect(page.locator("#send")).to_be_disabled()
+        page.locator("#say textarea").press("Enter")
+        toast = page.locator("#toast")
+        expect(toast).to_have_text("Can't reach the gateway. Your message is kept.")
         expect(page.locator("#say textarea")).to_have_value("What I\nwrote")
-        expect(page.locator("#send")).to_be_enabled()
+        # The notice covers neither the text box nor what is written in it.
+        shown, box = toast.bounding_box(), page.locator("#say").bounding_box()
+        assert shown is not None
+        assert box is not None
+        assert shown["y"] + shown["height"] < box["y"]
+        # A link does not lead to an error of the browser.
+        page.get_by_role("link", name="Turns").click()
+        expect(toast).to_have_text("Can't reach the gateway.")
+        expect(page.locator("#say textarea")).to_have_value("What I\nwrote")
+        looking.picture("care-gateway-gone")
         looking.problems.clear()  # the console tells of it, too
 
 

@@ -83,6 +83,7 @@ def test_what_comes_live_runs_nothing_either(looking: Looking, key: str) -> None
     expect(page.locator("article").last.locator(".who")).to_have_text("assistant")
     expect(page.locator("#send")).to_be_enabled()
     page.locator("[data-undo]").first.click()
+    page.locator("dialog[open] button", has_text="Undo").click()
     expect(page.locator(".divider")).to_have_count(0)
     page.locator("#rename").click()
     page.keyboard.press("Enter")

@@ -1,5 +1,6 @@
 """The context inspector, the turns and the notes, in a real browser."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,3 +193,81 @@ def test_the_keys_do_what_the_help_says(looking: Looking) -> None:
     page.locator("#search").blur()
     press("j")
     expect(page.locator(".row.chosen, .hit.chosen")).to_have_count(1)
+
+
+def test_the_theme_goes_back_to_that_of_the_system(looking: Looking) -> None:
+    looking.open("/")
+    page = looking.page
+    theme = page.locator("#theme")
+    names = [theme.get_attribute("title")]
+    # Three clicks end where they began, so that the next test has the same theme.
+    for _ in range(3):
+        theme.click()
+        names.append(theme.get_attribute("title"))
+    assert names == ["Theme: system", "Theme: dark", "Theme: light", "Theme: system"]
+
+
+def test_the_context_says_what_is_not_sent_and_why(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    bodies = [
+        {"role": "system", "content": "You are a pirate."},
+        {"role": "user", "content": "Tell me everything. " * 900},
+        {"role": "assistant", "content": "Everything is this. " * 900},
+        {"role": "user", "content": "Thank you."},
+    ]
+    with open_store(str(tmp_path)) as store:
+        store.add_messages("s", bodies)
+    spec = AgentSpec(consolidation=False, limits=Limits(max_context_tokens=6_000))
+    model = ScriptedModel(["x"], name="http://127.0.0.1:9555/v1#demo-model")
+    with (
+        Served(tmp_path, model, spec=spec) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.session("s", "/context")
+        page = looking.page
+        words = page.locator(".cut").inner_text()
+        assert words.startswith("3 older messages are not sent: turns are sent complete, and ")
+        expect(page.locator(".cut a")).to_have_text("message 2")
+        assert "demo-model" in page.locator(".lead").inner_text()
+        assert "9555" not in page.locator(".lead").inner_text()
+        expect(page.locator(".hint").first).to_contain_text(
+            "The system message stored in this session is not sent."
+        )
+        looking.picture("care-context-not-sent")
+
+
+def test_a_note_is_added_by_hand_and_told(looking: Looking) -> None:
+    page = looking.page
+    looking.open(f"/notes?who={LONG}")
+    expect(page.locator("[data-note-act=undo]")).to_have_count(0)
+    expect(page.locator(".chip[aria-current=page]")).to_have_text(
+        "Question 1: where is the owl kept?"
+    )
+    page.locator("[data-note-act=add]").click()
+    page.locator("dialog textarea").fill("The owl sleeps.")
+    page.locator("dialog button", has_text="Save").click()
+    expect(page.locator("#toast")).to_have_text("Note added.")
+    note = page.locator(".note", has_text="The owl sleeps.")
+    expect(note).to_contain_text("added manually")
+    note.locator("[data-note-act=forget]").click()
+    expect(page.locator("#toast")).to_have_text("Note deleted.")
+    looking.picture("care-notes-deleted")
+    page.locator("[data-note-act=undo]").click()
+    expect(page.locator("#toast")).to_have_text("Note restored.")
+    expect(page.locator("[data-note-act=undo]")).to_have_count(0)
+
+
+def test_a_message_is_shown_as_json(looking: Looking) -> None:
+    looking.session(PLAN)
+    page = looking.page
+    page.locator("#m4").hover()
+    looking.picture("care-json")
+    with page.expect_navigation():
+        page.get_by_role("link", name="JSON of message 4").click()
+    found = json.loads(page.locator("body").inner_text())
+    assert found["seq"] == 4
+    assert found["message"]["tool_calls"][0]["id"] == "a"
+    assert looking.open(f"/s/{PLAN}/messages/400.json").status == 404
+    looking.problems.clear()

@@ -238,3 +238,22 @@ def test_a_session_is_begun_with_enter(looking: Looking) -> None:
     expect(page.locator("dialog[open] textarea")).to_have_value("One line\nand another")
     page.keyboard.press("Enter")
     expect(page.locator("article.user")).to_contain_text("and another")
+
+
+def test_an_empty_workspace_offers_three_ways_to_begin(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    with (
+        Served(tmp_path, ScriptedModel(["x"])) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.open("/")
+        cards = looking.page.locator(".card")
+        expect(cards).to_have_count(3)
+        expect(cards.locator("pre")).to_have_text(
+            ["steno chat", "steno import claude-code", f"{served.url}/v1"]
+        )
+        looking.picture("care-empty")
+        looking.page.set_viewport_size({"width": 390, "height": 844})
+        looking.picture("care-empty-390")

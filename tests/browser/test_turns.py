@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
+from stenolog.sessions.side_usage import updated_field
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
@@ -31,6 +32,7 @@ def calc_price(usage, model_ref, provider_id=None):
     return Price((read + 4 * written) / 1_000_000)
 """
 _HURT = "s:hostile"
+_SIDE = "cli:side"
 _INKS = """canvas => {
   const copy = new OffscreenCanvas(canvas.width, canvas.height);
   const onto = copy.getContext("2d", { willReadFrequently: true });
@@ -63,6 +65,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             store.add_message(_HURT, "user", HOSTILE)
             body = {"role": "assistant", "content": HOSTILE, "stenolog": mark}
             store.add_full_message(_HURT, body)
+        used = {"qwen3-4b": {"calls": 2, "prompt": 40_000, "answer": 5_000, "cached": 0}}
+        answer = {"model": "qwen3-4b", "usage": {"prompt": 3_000, "answer": 250, "cached": 0}}
+        store.add_message(_SIDE, "user", "Hello.")
+        store.add_full_message(_SIDE, {"role": "assistant", "content": "Hi.", "stenolog": answer})
+        store.set_meta(_SIDE, **updated_field({}, store.info(_SIDE).uid, used))
     # No package knows what a model of the samples costs.
     prices = ModuleType("genai_prices")
     exec(_PRICES, vars(prices))
@@ -142,3 +149,13 @@ def test_what_was_asked_is_only_text_in_the_drawing(looking: Looking) -> None:
     assert "No known price for <script>" in page.locator(".hint").inner_text()
     assert page.evaluate("window.hurt ?? 0") == 0
     assert page.locator("main script, main svg, main img").count() == 0
+
+
+def test_the_cost_of_notes_and_summaries_is_named(looking: Looking) -> None:
+    looking.session(_SIDE, "/turns")
+    lead = looking.page.locator(".lead")
+    expect(lead).to_contain_text("$0.0640, of which notes and summaries $0.0600")
+    expect(looking.page.locator("#side")).to_have_text(
+        "Notes and summaries of this session: 45,000 tokens more."
+    )
+    looking.picture("care-turns-side")

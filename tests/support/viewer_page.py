@@ -21,7 +21,12 @@ from support.gateway.served_gateway import Served
 
 @contextmanager
 def window(
-    browser: Browser, served: Served, *, phone: bool = False, dark: bool = False
+    browser: Browser,
+    served: Served,
+    *,
+    phone: bool = False,
+    dark: bool = False,
+    timezone: str | None = None,
 ) -> Iterator[BrowserContext]:
     """A window that came in by a link that works once, as `steno open` prints it."""
     with browser.new_context(
@@ -31,6 +36,7 @@ def window(
         is_mobile=phone,
         has_touch=phone,
         reduced_motion="reduce",
+        timezone_id=timezone,
     ) as made:
         sign_in(made.new_page(), served)
         yield made

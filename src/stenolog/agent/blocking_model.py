@@ -8,7 +8,12 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
-from stenolog.providers.chat_model import ChatModel, CompletionFunction, StreamedAnswer
+from stenolog.providers.chat_model import (
+    ChatModel,
+    CompletionFunction,
+    CountedAnswer,
+    StreamedAnswer,
+)
 
 
 class ModelClosing(BaseException):
@@ -97,4 +102,6 @@ async def _complete(
     async with aclosing(stream) as deltas:
         async for delta in deltas:
             answer.add(delta)
-    return answer.text
+    if answer.usage is None:
+        return answer.text
+    return CountedAnswer(answer.text, model=model.name, usage=answer.usage)

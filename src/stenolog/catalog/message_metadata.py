@@ -110,6 +110,12 @@ def model_of(body: Mapping[str, Any]) -> str | None:
     return stored if isinstance(stored, str) and stored else None
 
 
+def model_label(name: str) -> str:
+    """Return the name of a model for people: without the address of its server."""
+    address, _, short = name.rpartition("#")
+    return short if short and "://" in address else name
+
+
 def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
     """Return the provider's token counts: `prompt`, `answer`, `cached`; None if unknown."""
     stored = _metadata(body).get(_USAGE)

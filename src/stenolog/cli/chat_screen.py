@@ -27,6 +27,7 @@ from stenolog.agent.turn_events import (
     ToolStarted,
     UsageReported,
 )
+from stenolog.catalog.message_metadata import model_label
 from stenolog.cli.output import error_sentence, one_line, plural, printable, sentence
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
 from stenolog.context.summarize import UNDO_HINT, SummaryReport
@@ -225,7 +226,7 @@ class StatusLine:
 
     def text(self) -> str:
         """Return the status line."""
-        parts = [printable(self.model)]
+        parts = [printable(model_label(self.model))]
         if self._budget:
             parts.append(f"context {self.percent}% (≈{self._tokens:,} of {self._budget:,})")
         if self.input_tokens or self.output_tokens:
@@ -316,7 +317,7 @@ class TurnScreen:
             case ThinkingDelta():
                 self._think(event.text)
             case ModelCalled():
-                self._waiting = f"waiting for {printable(event.model)}"
+                self._waiting = f"waiting for {printable(model_label(event.model))}"
             case ToolStarted():
                 self._end_text()
                 call = short_call(event.name, event.arguments)

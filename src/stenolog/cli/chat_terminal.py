@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from stenolog.agent.commands import COMMANDS, parse_command
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, ModelCalled
 from stenolog.agent.turn_ownership import is_own_turn, read_forked_at
-from stenolog.catalog.message_metadata import mark_received
+from stenolog.catalog.message_metadata import mark_received, model_label
 from stenolog.cli.agents import CHANNEL, NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_input import (
     ChatRequest,
@@ -26,6 +26,7 @@ from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
 from stenolog.cli.output import error_sentence, one_line, printable, sentence, terminal_console
 from stenolog.cli.picker import ChatStart, find_sessions, pick
 from stenolog.cli.terminal_markdown import Block, render_block
+from stenolog.cli.workspace import location_hint
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
 from stenolog.messages import text_parts_of
@@ -185,7 +186,8 @@ class TerminalChat:
             # Leaving does not wait for an answer. The part that was written is stored.
             await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
             if self._has_spoken:
-                self.say(f"Resume with: steno chat {shlex.quote(one_line(self.key))}")
+                key = shlex.quote(one_line(self.key))
+                self.say(f"Resume with: steno chat {key}{location_hint()}")
 
     async def ended(self) -> None:
         """Wait for all turns after the loop was closed, and show the last lines."""
@@ -237,7 +239,7 @@ class TerminalChat:
         """Show agent, model, session and problems, and the last messages of an existing session."""
         agent = self._opened.agent
         name = f"{one_line(agent.id)} · " if agent.id else ""
-        self.say(f"{name}{self._status.model} · {one_line(self.key)}")
+        self.say(f"{name}{model_label(self._status.model)} · {one_line(self.key)}")
         if start.description:
             self.say(start.description)
         for problem in agent.problems:

@@ -24,7 +24,7 @@ from stenolog.cli.output import (
     table_console,
 )
 from stenolog.cli.show import find_session
-from stenolog.cli.workspace import Location, location_options, open_read_only
+from stenolog.cli.workspace import Location, location_hint, location_options, open_read_only
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Trashed
 
@@ -94,7 +94,7 @@ def delete_command(
                 failed = True
                 print_notice(error_sentence(error))
                 continue
-            back = one_line(f"`steno restore {shlex.quote(info.key)}`")
+            back = one_line(f"`steno restore {shlex.quote(info.key)}{location_hint()}`")
             words = f"Moved {one_line(info.key)} to the trash. {back} brings it back."
             print_result(
                 _deletion_fields(info.key, gone.uid, gone.count, gone), words, as_json=as_json

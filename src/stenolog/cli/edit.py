@@ -138,15 +138,15 @@ def _is_removal(word: str) -> bool:
 
 @click.command("tag", cls=_TagCommand)
 @key_argument
-@click.argument("changes", metavar="[+TAG|-TAG]...", nargs=-1)
+@click.argument("changes", metavar="[TAG|-TAG]...", nargs=-1)
 @json_option
 @location_options
 def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Location) -> None:
     """Add tags to the session KEY, remove them, or list them.
 
-    +TAG adds a tag, -TAG removes it. Without changes, prints the tags, one per line. `steno list`
-    and `steno search` select sessions with --tag. To remove a tag that looks like an option, put --
-    before it: steno tag KEY -- -w
+    TAG or +TAG adds a tag, -TAG removes it. Without changes, prints the tags, one per line.
+    `steno list` and `steno search` select sessions with --tag. To remove a tag that looks like an
+    option, put -- before it: steno tag KEY -- -w
 
     Example: steno tag telegram:123 +work -draft
 
@@ -174,8 +174,8 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Locati
 
 def _tag_change(word: str) -> tuple[str, str]:
     """Return the sign and the tag of a change. Raises UsageError."""
-    sign, tag = word[:1], word[1:].strip()
-    if sign not in ("+", "-") or not tag:
+    sign, tag = (word[0], word[1:].strip()) if word[:1] in ("+", "-") else ("+", word.strip())
+    if not tag:
         raise click.UsageError(f"{one_line(word)!r}: write +TAG to add a tag or -TAG to remove it.")
     return sign, tag
 

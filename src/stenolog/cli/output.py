@@ -89,6 +89,15 @@ def format_time(at: datetime) -> str:
     return f"{at.year:04}{at:-%m-%dT%H:%M:%SZ}"
 
 
+def format_local_time(at: datetime) -> str:
+    """Return a time in the zone of this machine with the zone's name, for people."""
+    try:
+        local = at.astimezone()
+    except (OverflowError, ValueError):
+        return format_time(at)  # next to the first or last year, a zone may not be applied
+    return f"{local.year:04}{local:-%m-%d %H:%M:%S %Z}"
+
+
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGE: Final = re.compile(r"(\d{1,6})([smhdw])")
 
@@ -116,7 +125,7 @@ def format_age(at: datetime, now: datetime) -> str:
     """Return the age in one unit, or the date if it is nine weeks or more."""
     seconds = max(0, int((now - at).total_seconds()))
     if seconds >= 9 * _UNITS["w"]:
-        return at.date().isoformat()
+        return format_local_time(at)[:10]
     for unit in ("w", "d", "h", "m"):
         if seconds >= _UNITS[unit]:
             return f"{seconds // _UNITS[unit]}{unit}"

@@ -11,7 +11,15 @@ import click
 from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
 from stenolog.cli.list_sessions import open_workspace_catalog
-from stenolog.cli.output import format_time, json_text, one_line, parse_time, printable, sentence
+from stenolog.cli.output import (
+    format_local_time,
+    format_time,
+    json_text,
+    one_line,
+    parse_time,
+    printable,
+    sentence,
+)
 from stenolog.cli.workspace import Location, location_options
 
 _ROLE_SAMPLE: Final = 100
@@ -159,7 +167,7 @@ def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
         before = hit.key
         place = Text(f"{one_line(anchor(hit))} {one_line(hit.role)}", style="bold")
         hidden = " · hidden" if hit.hidden else ""
-        place.append(f" · {format_time(hit.at)}{hidden}", style="not bold dim")
+        place.append(f" · {format_local_time(hit.at)}{hidden}", style="not bold dim")
         console.print(Padding(place, (0, 0, 0, 2), expand=False))
         said = Text()
         for text, found in _snippet_parts(hit):

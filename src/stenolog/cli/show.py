@@ -11,10 +11,16 @@ from typing import Any, Final
 import click
 
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import FIELD, interruption, model_of, seconds_of
+from stenolog.catalog.message_metadata import FIELD, interruption, model_label, model_of, seconds_of
 from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
 from stenolog.cli.completion import complete_key
-from stenolog.cli.output import format_time, json_text, one_line, printable
+from stenolog.cli.output import (
+    format_local_time,
+    format_time,
+    json_text,
+    one_line,
+    printable,
+)
 from stenolog.cli.workspace import Location, display_name, location_options, open_read_only
 from stenolog.errors import NoSuchSession
 from stenolog.messages import (
@@ -209,7 +215,7 @@ def print_message(message: Message) -> None:
     why = interruption(fields)
     fields.pop(FIELD, None)
     click.secho(_head(message, fields.pop("role", "message")), bold=True, nl=False)
-    click.secho(f" · {_place(message)}", dim=True, nl=True)
+    click.secho(f" · {_place(message, format_time(message.at))}", dim=True, nl=True)
     for text in _texts(fields.pop("content", None)):
         click.echo(printable(_mark_interrupted(text, why) if why else text))
     for name, value in fields.items():
@@ -221,8 +227,8 @@ def _head(message: Message, role: Any) -> str:
     return printable(f"[{message.seq}] {role if isinstance(role, str) else json.dumps(role)}")
 
 
-def _place(message: Message) -> str:
-    return f"{format_time(message.at)}{' · hidden' if message.hidden else ''}"
+def _place(message: Message, time: str) -> str:
+    return f"{time}{' · hidden' if message.hidden else ''}"
 
 
 def _mark_interrupted(text: str, why: str) -> str:
@@ -329,9 +335,13 @@ class _MessageRenderer:
         head = Text(
             _head(message, role), style=f"bold {colour}{' reverse' if marked else ''}".strip()
         )
-        head.append(f" · {_place(message)}", style="not bold not reverse dim default")
+        place = _place(message, format_local_time(message.at))
+        head.append(f" · {place}", style="not bold not reverse dim default")
         if told.get("model"):
-            head.append(f" · {one_line(told['model'])}", style="not bold not reverse dim default")
+            head.append(
+                f" · {one_line(model_label(told['model']))}",
+                style="not bold not reverse dim default",
+            )
         if told.get("seconds") is not None:
             spent = f" · {told['seconds']:.1f} s"
             head.append(spent, style="not bold not reverse dim default")

@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -23,12 +23,18 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.search import TimeType
 from stenolog.cli.show import find_session
-from stenolog.cli.workspace import Location, location_options, open_read_only
+from stenolog.cli.workspace import Location, location_options, open_existing, open_read_only
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
+from stenolog.records import SessionInfo
+from stenolog.sessions.folders import NOTES
+from stenolog.sessions.side_usage import add_usage, read_field, side_counts
 from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import key_of_log
 from stenolog.stores.open_store import address
+
+if TYPE_CHECKING:
+    from stenolog.memory.consolidation import ConsolidationProgress
 
 SCRIPTED_MODEL: Final = "scripted"
 """Name of the model without a provider, the same as in `providers.finding`."""
@@ -74,6 +80,9 @@ def stats_command(
     them; those of the scripted model are its own estimate. estimated_tokens are texts without such
     a report, each counted once. The cost in US dollars needs the package genai-prices.
 
+    Model calls that made notes and summaries are part of all sums, except those by day and those
+    with --since or --until.
+
     Prints one line per row, separated by tabs: total, day, model or channel; its name; messages,
     input, output, cached and estimated tokens. In a terminal it draws bars.
 
@@ -81,13 +90,19 @@ def stats_command(
     """
     totals = Totals(price=prices())
     problems: dict[str, str] = {}
-    with open_read_only(where) as store:
+    with ExitStack() as opened:
+        store = opened.enter_context(open_read_only(where))
+        progress_marks = None if since or until else _open_marks(opened, where)
         named = find_session(store, key).key if key is not None else None
         keys = [named] if named is not None else _all_keys(store, where, prefix)
         with progress("Counting", len(keys), shown=len(keys) > 1) as step:
             for one in keys:
                 try:
-                    _count(store, one, totals, since, until)
+                    info = _count(store, one, totals, since, until)
+                    if progress_marks is not None and info is not None:
+                        used = read_field(info.meta, info.uid)
+                        add_usage(used, progress_marks.usage(info.uid))
+                        totals.add_side_calls(one, side_counts(used, totals.price))
                 except (NoSuchSession, ForeignLog):
                     pass  # deleted since it was listed, or a file of another program
                 except StenologError as error:
@@ -128,11 +143,25 @@ def _all_keys(store: Store, where: Location, prefix: str) -> list[str]:
 
 def _count(
     store: Store, key: str, totals: Totals, since: datetime | None, until: datetime | None
-) -> None:
+) -> SessionInfo | None:
     info = store.info(key)
     if since is not None and info.updated < since:
-        return  # no message in it is newer
+        return None  # no message in it is newer
     totals.add(info, store.get_history(key, full=True), since=since, until=until)
+    return info
+
+
+def _open_marks(opened: ExitStack, where: Location) -> "ConsolidationProgress | None":
+    """Open the marks of consolidation, which count the model calls that made notes."""
+    # Imported late: slow, and only needed here.
+    from stenolog.memory.consolidation import ConsolidationProgress
+    from stenolog.memory.facade import AGENT
+
+    notes = Location(workspace=where.workspace, namespace=NOTES)
+    with suppress(StenologError):
+        store = opened.enter_context(open_existing(notes, read_only=True))
+        return ConsolidationProgress(store, agent=where.agent or AGENT)
+    return None
 
 
 def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
@@ -142,6 +171,11 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
     if not total.messages:
         yield "There are no messages."
         return
+    if totals.side:
+        tokens = sum(counts.prompt + counts.answer for counts in totals.side.values())
+        price = cost_of(totals.side) if cost is not None else None
+        money = f", ${price.total:,.2f}" if price is not None and price.models else ""
+        yield f"Of which notes and summaries: {plural(tokens, 'token')}{money}."
     script = totals.models.get(SCRIPTED_MODEL, Counts())
     by_script = script.prompt + script.answer
     by_providers = total.prompt + total.answer - by_script
@@ -202,6 +236,10 @@ def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> d
             "usd": cost.total,
             "models": dict(cost.models),
             "unknown": list(cost.unknown),
+        },
+        "side_calls": {
+            name: {**_count_fields(counts), "usd": counts.dollars if counts.priced else None}
+            for name, counts in totals.side.items()
         },
         "problems": [{"key": key, "problem": words} for key, words in problems.items()],
     }

@@ -1,6 +1,7 @@
 """Options that select the workspace of a command, and opening it read-only."""
 
 import os
+import shlex
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -112,6 +113,18 @@ def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
         bundled
     )
     return workspace_option(bundled)
+
+
+def location_hint() -> str:
+    """Return the options that selected the workspace, to append to a suggested command."""
+    ctx = click.get_current_context(silent=True)
+    parts = []
+    for option, name in (("-w", "workspace"), ("--agent", "agent"), ("--namespace", "namespace")):
+        if ctx is None or name not in ctx.params:
+            continue
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            parts.append(f" {option} {shlex.quote(display_name(ctx.params[name]))}")
+    return "".join(parts)
 
 
 def choose_workspace(ctx: click.Context, directory: str | None, workspace: str) -> str:

@@ -19,13 +19,14 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
-from stenolog.context.summary import write_summary
+from stenolog.context.summary import SummaryResult, write_summary
 from stenolog.context.turn_state import TurnRange, find_turns, turn_state
 from stenolog.context.window import Limits
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.messages import body_of
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
+from stenolog.sessions import side_usage
 from stenolog.stores import spans, withdrawn_messages
 from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Tokens
@@ -236,7 +237,7 @@ def apply_plan(
         limits=limits,
         tokens=tokens,
     )
-    if not _apply(store, key, plan, written.text):
+    if not _apply(store, key, plan, written):
         return None
     return SummaryReport(
         key=key,
@@ -251,7 +252,7 @@ def apply_plan(
     )
 
 
-def _apply(store: Store, key: str, plan: SummaryPlan, summary: str) -> bool:
+def _apply(store: Store, key: str, plan: SummaryPlan, written: SummaryResult) -> bool:
     """Make the checkpoint and return True; return False if the session differs from the plan."""
     try:
         view = store.view(key)
@@ -260,7 +261,10 @@ def _apply(store: Store, key: str, plan: SummaryPlan, summary: str) -> bool:
     info, visible = view.info, [(message.seq, message.seq) for message in view.messages]
     if not _is_as_planned(info, visible, plan):
         return False
-    store.set_meta(key, **_meta_fields(info, visible, plan.upto))
+    summary = written.text
+    # The calls are paid also if the checkpoint fails, so their counts stay.
+    counted = side_usage.updated_field(info.meta, info.uid, written.usage)
+    store.set_meta(key, **_meta_fields(info, visible, plan.upto), **counted)
     try:
         if store.info(key).uid == info.uid:
             # guard: summary-hides-only-covered
@@ -331,7 +335,7 @@ def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[S
 
 def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
     """Remove these meta fields from a session that was created again."""
-    our_fields = {COMPACTED, withdrawn_messages.META}
+    our_fields = {COMPACTED, withdrawn_messages.META, side_usage.META}
     if now.last_seq == 0 and not now.summary and set(now.meta) <= our_fields:
         # The session was just deleted, and setting these fields created it again.
         store.delete(key)

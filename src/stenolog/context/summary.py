@@ -29,6 +29,7 @@ from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFuncti
 from stenolog.providers.json_answers import read_object
 from stenolog.providers.request_errors import read_overflow
 from stenolog.records import Message
+from stenolog.sessions.side_usage import SideUsage, count_answer
 from stenolog.tokens import Tokens
 
 SECTIONS: Final = {
@@ -230,6 +231,8 @@ class SummaryResult(Struct, frozen=True, kw_only=True):
     """Reason why some lines were written without the model; empty otherwise."""
     dropped_lines: int
     """Number of lines, old or new, that did not fit."""
+    usage: SideUsage
+    """Token counts of the model calls, as far as they were reported."""
 
 
 def write_summary(
@@ -256,6 +259,7 @@ class _SummaryWriter:
         self._tokens = tokens
         self._size = limits.room
         self._requests = 0
+        self._usage: SideUsage = {}
         self._dropped_lines = 0
         self._fallback = "" if complete is not None else "no model was given"
 
@@ -287,6 +291,7 @@ class _SummaryWriter:
             requests=self._requests,
             fallback=self._fallback,
             dropped_lines=self._dropped_lines,
+            usage=self._usage,
         )
 
     def _extracted(self, summary: Summary, messages: Sequence[Message]) -> Summary:
@@ -336,6 +341,7 @@ class _SummaryWriter:
         try:
             answer = complete(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)
+            count_answer(self._usage, answer)
         except Exception as error:
             # Any error of a client must still lead to a summary.
             if read_overflow(error) is not None and self._size > _SMALLEST:

@@ -46,6 +46,13 @@ from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
 from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.redaction.redact import redact
+from stenolog.sessions.side_usage import (
+    META,
+    SideUsage,
+    count_answer,
+    read_field,
+    updated_field,
+)
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
 
@@ -121,27 +128,49 @@ class ConsolidationProgress:
             retry_at=datetime.fromisoformat(retry_at) if isinstance(retry_at, str) else None,
         )
 
-    def move(self, uid: str, seq: int) -> None:
+    def usage(self, uid: str) -> SideUsage:
+        """Return the token counts of the model calls that made the notes of a session."""
+        try:
+            return read_field(self._store.info(self._prefix + uid).meta, uid)
+        except NoSuchSession:
+            return {}
+
+    def move(self, uid: str, seq: int, usage: SideUsage | None = None) -> None:
         """Record that every finished turn up to this seq is in the notes.
 
         The mark never moves backwards, except that the lower seq of two concurrent calls may win.
         Then turns are read again, and their idempotency keys prevent duplicate notes. Raises the
-        errors of the store.
+        errors of the store. `usage`: counts of model calls since the last write, which this clears.
         """
         mark = self.read(uid)
         if seq > mark.seq:
             # Earlier versions wrote `session`; see the class docstring.
             self._store.set_meta(
-                self._prefix + uid, seq=seq, attempts=None, retry_at=None, session=None
+                self._prefix + uid,
+                seq=seq,
+                attempts=None,
+                retry_at=None,
+                session=None,
+                **self._usage_field(uid, usage),
             )
 
-    def failed(self, uid: str, *, attempts: int, retry_at: datetime) -> None:
+    def _usage_field(self, uid: str, usage: SideUsage | None) -> dict[str, Any]:
+        if not usage:
+            return {}
+        more = dict(usage)
+        usage.clear()
+        return updated_field({META: {"uid": uid, "models": self.usage(uid)}}, uid, more)
+
+    def failed(
+        self, uid: str, *, attempts: int, retry_at: datetime, usage: SideUsage | None = None
+    ) -> None:
         """Record the number of failed attempts at the turn after the mark, and the retry time."""
         self._store.set_meta(
             self._prefix + uid,
             attempts=attempts,
             retry_at=timestamp(retry_at.astimezone(UTC)),
             session=None,
+            **self._usage_field(uid, usage),
         )
 
 
@@ -283,7 +312,9 @@ class Consolidation:
                 _logger.warning("no notes of %r yet: %s", pending.info.key, failure.text)
                 if attempts < self._max_attempts:
                     retry_at = self._clock() + _retry_delay(attempts)
-                    self._progress.failed(uid, attempts=attempts, retry_at=retry_at)
+                    self._progress.failed(
+                        uid, attempts=attempts, retry_at=retry_at, usage=counters.usage
+                    )
                     counters.retry_at = retry_at
                     return
                 batch, extracted = batch[:1], {}
@@ -294,14 +325,14 @@ class Consolidation:
             if written is None:
                 counters.waiting = 0
                 return
-            self._progress.move(uid, batch[-1].last)
+            self._progress.move(uid, batch[-1].last, counters.usage)
             counters.turns += written
             attempts, turns = 0, turns[len(batch) :]
             ask_singly = max(ask_singly - 1, 0)
             counters.waiting = len(turns) + pending.later
         # The last turns may have no content to note.
         if self._exists(pending):
-            self._progress.move(uid, pending.end)
+            self._progress.move(uid, pending.end, counters.usage)
 
     def _is_too_early(self, pending: "_PendingTurns", counters: "_RunCounters") -> bool:
         """Whether a delay after the model's last failure is still running."""
@@ -329,7 +360,8 @@ class Consolidation:
             return {}
         names = [note.about for note in self._notes.list(scope, kind="core")]
         counters.calls += 1
-        extracted = self._answer(batch, extraction.newest_subjects(names), self._complete)
+        subjects = extraction.newest_subjects(names)
+        extracted = self._answer(batch, subjects, self._complete, counters.usage)
         if extracted is None and len(batch) == 1:
             text = f"the model's answer about the turn at {batch[0].last} is not JSON"
             counters.problems.append(text)
@@ -338,7 +370,11 @@ class Consolidation:
         return extracted
 
     def _answer(
-        self, batch: Sequence[Turn], subjects: Sequence[str], complete: CompletionFunction
+        self,
+        batch: Sequence[Turn],
+        subjects: Sequence[str],
+        complete: CompletionFunction,
+        usage: SideUsage,
     ) -> dict[int, ExtractedFacts] | None:
         count = len(batch)
         try:
@@ -350,6 +386,7 @@ class Consolidation:
                 max_tokens=extraction.answer_tokens(count),
             )
             text = check_answer(text, COMPLETION_SIGNATURE)
+            count_answer(usage, text)
         except Exception as error:
             # Clients raise exceptions of any type, and some include keys in the text.
             text = redact(f"{type(error).__name__}: {error}").text
@@ -507,6 +544,8 @@ class _RunCounters(Struct, kw_only=True):
     calls: int = 0
     """Number of model calls."""
     problems: list[str] = []
+    usage: SideUsage = {}
+    """Counts of model calls that are not stored yet."""
     retry_at: datetime | None = None
 
     def clean(self, text: str) -> str:

@@ -7,7 +7,7 @@ and can be read at any moment, so text that arrived before a cancellation is not
 
 import inspect
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -216,6 +216,23 @@ class StreamedAnswer:
         if calls := self.calls:
             message["tool_calls"] = calls
         return message
+
+
+class CountedAnswer(str):
+    """Text of an answer with the token counts of its provider.
+
+    A `CompletionFunction` may return it, so that its calls are counted.
+    """
+
+    model: str
+    usage: Usage
+
+    def __new__(cls, text: str, *, model: str, usage: Usage) -> Self:
+        """Create the text with its counts."""
+        made = super().__new__(cls, text)
+        made.model = model
+        made.usage = usage
+        return made
 
 
 @runtime_checkable

@@ -74,6 +74,8 @@ class Totals:
     """By the model that answered; empty: unknown."""
     channels: dict[str, Counts] = field(default_factory=dict)
     """By the part of the key before the first colon; empty: the key has no colon."""
+    side: dict[str, Counts] = field(default_factory=dict)
+    """Calls that made notes and summaries, by model. Part of all sums except the days."""
 
     def add(
         self,
@@ -124,6 +126,19 @@ class Totals:
         self._count_estimates(uncounted, channel)
         self.sessions += self.total.messages > before
         self._drop_empty()
+
+    def add_side_calls(self, key: str, models: Mapping[str, Counts]) -> None:
+        """Add the model calls that made notes and summaries of a session."""
+        for name, more in models.items():
+            sums = [self.side.setdefault(name, Counts()), self.models.setdefault(name, Counts())]
+            for counts in (*sums, self.total, self.channels.get(channel_of(key) or "")):
+                if counts is not None:
+                    counts.answers += more.answers
+                    counts.prompt += more.prompt
+                    counts.answer += more.answer
+                    counts.cached += more.cached
+                    counts.priced += more.priced
+                    counts.dollars += more.dollars
 
     def _count_estimates(self, uncounted: list[tuple[Message, int]], channel: Counts) -> None:
         """Count the estimated tokens of messages that no provider counted."""

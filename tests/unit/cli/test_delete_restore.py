@@ -653,3 +653,11 @@ def test_trash_is_printed_as_a_table_in_a_terminal(steno: Steno, in_terminal: In
     assert row.split()[:3] == [KEY, listed["uid"], "4"]
     code, shown = in_terminal("restore", "--list", "--json", NO_COLOR="1")
     assert json.loads(shown) == listed
+
+
+def test_the_hint_names_the_workspace_that_was_given(steno: Steno, tmp_path: Path) -> None:
+    where = str(tmp_path / "my work")
+    with open_store(where) as store:
+        store.add_message("k", "user", "Hello.")
+    told = steno("delete", "k", "--yes", "-w", where).stderr
+    assert f"`steno restore k -w '{where}'` brings it back." in told

@@ -178,8 +178,12 @@ def test_misspelt_key_creates_no_session(place: Path, steno: Steno, command: lis
     assert not list(place.glob("nowhere*"))
 
 
-@pytest.mark.parametrize("tag", ["work", "+", "-", "+ "])
-def test_tag_without_plus_or_minus_is_wrong_usage(steno: Steno, tag: str) -> None:
+def test_tag_without_a_sign_is_added(steno: Steno) -> None:
+    assert _json(steno("tag", KEY, "work", "--json"))["tags"] == ["work"]
+
+
+@pytest.mark.parametrize("tag", ["", " ", "+", "-", "+ "])
+def test_sign_without_a_tag_is_wrong_usage(steno: Steno, tag: str) -> None:
     result = steno("tag", KEY, "--", tag)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "write +TAG to add a tag or -TAG to remove it" in result.stderr

@@ -1,7 +1,9 @@
 """Text from elsewhere must not drive the terminal."""
 
 import json
+import time
 import unicodedata
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from stenolog.cli.output import (
     error_sentence,
     format_age,
+    format_local_time,
     json_text,
     one_line,
     parse_time,
@@ -44,6 +47,23 @@ NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 )
 def test_control_sequences_are_removed_completely(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+def test_people_read_times_in_their_own_zone() -> None:
+    assert format_local_time(datetime(2026, 3, 1, 2, 30, tzinfo=UTC)) == "2026-02-28 21:30:00 EST"
+    assert format_local_time(datetime(2026, 7, 1, 2, 30, tzinfo=UTC)) == "2026-06-30 22:30:00 EDT"
+    assert format_local_time(datetime.min.replace(tzinfo=UTC)) == "0001-01-01T00:00:00Z"
+    assert format_age(datetime(2026, 3, 1, 2, 30, tzinfo=UTC), NOW) == "2026-02-28"
 
 
 @given(st.text())

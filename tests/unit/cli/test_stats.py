@@ -80,6 +80,10 @@ class Cost(Struct, forbid_unknown_fields=True):
     unknown: list[str]
 
 
+class SideCalls(_Exact):
+    usd: float | None
+
+
 class Problem(Struct, forbid_unknown_fields=True):
     key: str
     problem: str
@@ -93,6 +97,7 @@ class Stats(_Exact):
     models: list[Model]
     channels: list[Channel]
     cost: Cost | None
+    side_calls: dict[str, SideCalls]
     problems: list[Problem]
 
 

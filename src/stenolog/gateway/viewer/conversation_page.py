@@ -299,6 +299,13 @@ def _read(
     return [one for one in history if one.seq <= last and spans.contains(runs, one.seq)]
 
 
+def message_at(agent: AgentInstance, key: str, seq: int) -> Message | None:
+    """Return one message, visible or hidden; None if the session has none with this seq."""
+    info = agent.store.info(agent.resolve_key(key))
+    present = read_visibility(agent.store, info).present
+    return next(iter(_read(agent.store, info, present, seq, seq)), None)
+
+
 def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) -> list[Message]:
     """Return all messages from `first` to `last`, visible or hidden, without reading later ones."""
     mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")

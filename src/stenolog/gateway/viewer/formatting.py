@@ -1,8 +1,11 @@
 """Format numbers, times and short phrases for the pages."""
 
+import shlex
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
+
+from markupsafe import Markup
 
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
 _NO_LOSS: Final = "The log is damaged, but all messages that were read are intact"
@@ -92,13 +95,14 @@ def interruption_text(reason: str) -> str:
     return _INTERRUPTIONS.get(reason, f"Interrupted: {reason}.") if reason else ""
 
 
-def damage(lost: int, lines: int, workspace: str) -> str:
+def damage(lost: int, lines: int, workspace: str) -> Markup:
     """Return a sentence about the damage of a session; empty if it is intact."""
     if not lost and not lines:
-        return ""
+        return Markup()
     cost = "is damaged and" if lost == 1 else "are damaged and"
     what = f"{plural(lost, 'message')} {cost} cannot be read" if lost else _NO_LOSS
-    return f"{what}. For details, run: steno doctor {workspace}"
+    command = f"steno doctor {shlex.quote(workspace)}"
+    return Markup("{}. For details, run <code>{}</code>").format(what, command)
 
 
 def unreadable(first: int, last: int) -> str:

@@ -17,10 +17,12 @@ from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE
 from stenolog.gateway.viewer.message_views import one_line, pretty
 from stenolog.gateway.viewer.pages import entry_of, page, title_of
-from stenolog.messages import has_text, role_of, text_parts_of
-from stenolog.records import SessionInfo
+from stenolog.messages import Body, has_text, role_of, text_parts_of
+from stenolog.records import Message, SessionInfo
+from stenolog.tokens import Tokens
 from stenolog.transfer.export.code_blocks import ColourBudget
 
+_SYSTEM_ROLES: Final = ("system", "developer")
 WIDTH: Final = 1_000.0
 """Width of the bar, in the units of its SVG drawing."""
 
@@ -59,6 +61,10 @@ class InspectorPage(Struct, frozen=True, kw_only=True):
     tokens: int = 0
     left_out: int = 0
     elided: int = 0
+    turn_left_out: tuple[int, int] | None = None
+    """First seq and tokens of the newest turn that is left out as a whole."""
+    own_system: str = ""
+    """`sent` or `left out` if the session has a system message of its own, otherwise empty."""
     sent: Sequence[BarSegment] = ()
     """Segments of the request alone."""
     shares: Sequence[BarSegment] = ()
@@ -96,8 +102,8 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         "total": limits.max_context_tokens,
     }
     history = agent.sessions.get_history(own)
-    bodies = (message.to_dict() for message in reversed(history))
-    said = next((text_parts_of(body) for body in bodies if has_text(body)), "")
+    bodies = [message.to_dict() for message in history]
+    said = next((text_parts_of(body) for body in reversed(bodies) if has_text(body)), "")
     recalled = agent.recall(said, own, sender=None)
     try:
         window = context.window(own, memory=recalled.block)
@@ -123,6 +129,10 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         tokens=window.tokens,
         left_out=window.left_out,
         elided=window.elided,
+        turn_left_out=_turn_left_out(history, bodies, window.left_out, tokens)
+        if window.left_out and not window.elided
+        else None,
+        own_system=_own_system(bodies, window.messages),
         sent=sent,
         shares=bar_segments(parts),
         messages=[
@@ -138,6 +148,23 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         tools_tokens=parts["tools"],
         recalled=[one.text for one in recalled.found],
     )
+
+
+def _turn_left_out(
+    history: Sequence[Message], bodies: Sequence[Body], left_out: int, tokens: Tokens
+) -> tuple[int, int]:
+    """Return first seq and tokens of the newest turn that is left out."""
+    last = min(left_out, len(bodies)) - 1
+    first = next((at for at in range(last, -1, -1) if has_text(bodies[at])), 0)
+    return history[first].seq, sum(tokens.message(body) for body in bodies[first : last + 1])
+
+
+def _own_system(bodies: Sequence[Body], sent: Sequence[Body]) -> str:
+    """Return what happens to a system message of the session: sent, left out, or none."""
+    own = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
+    if not own:
+        return ""
+    return "sent" if own.intersection(text_parts_of(body) for body in sent) else "left out"
 
 
 def divide_system_tokens(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:

@@ -17,7 +17,7 @@ from stenolog.errors import StenologError
 from stenolog.gateway.api_types import AgentQuery
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.hidden_messages import HIDDEN, Visibility, read_visibility
-from stenolog.gateway.viewer.pages import page
+from stenolog.gateway.viewer.pages import api_address, page
 from stenolog.stores.base import Store
 
 SIZE: Final = 50
@@ -64,6 +64,7 @@ async def home(request: Request) -> Response:
         agents=agents,
         marked=highlighted,
         new_key=new_key(),
+        base_url=api_address(request.scope),
     )
 
 

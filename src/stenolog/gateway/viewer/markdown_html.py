@@ -6,13 +6,14 @@ scripts and addresses.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import nh3
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
@@ -45,7 +46,14 @@ _ATTRIBUTES: Final = {
     "img": {"src", "alt", "title"},
     "ol": {"start"},
     "span": {"class"},
+    "td": {"class"},
+    "th": {"class"},
 }
+_BARE_ADDRESS: Final = re.compile(r"(?<!\w)https?://[^\s<>\"'`]{1,2000}", re.IGNORECASE)
+"""An address in plain text. Punctuation at its end is removed later."""
+_ALIGNMENTS: Final = {"text-align:right": "right", "text-align:center": "center"}
+"""Class names of the alignments that the Markdown parser writes as styles."""
+_TASKS: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}
 _CLASS: Final = re.compile(r"[A-Za-z0-9_+#. -]{1,60}")
 
 
@@ -150,11 +158,76 @@ def _image(
     return str(Markup('<a href="{}">🖼 {}</a>').format(source, shown))
 
 
+def _add_links_and_tasks(state: StateCore) -> None:
+    """Add links to addresses in plain text, boxes of task lists, and alignment of columns."""
+    before: list[str] = ["", ""]
+    for token in state.tokens:
+        if token.type in ("th_open", "td_open"):
+            aligned = _ALIGNMENTS.get(str(token.attrs.pop("style", "")))
+            if aligned:
+                token.attrs["class"] = aligned
+        elif token.type == "inline" and token.children:
+            if before == ["list_item_open", "paragraph_open"]:
+                token.children = [*_task_box(token.children[0]), *token.children]
+            token.children = list(_with_links(token.children, state.md))
+        before = [before[1], token.type]
+
+
+def _task_box(first: Token) -> list[Token]:
+    box = _TASKS.get(first.content[:4]) if first.type == "text" else None
+    if box is None:
+        return []
+    first.content = first.content[4:]
+    return [Token("task", "span", 0, content=box)]
+
+
+def _task(
+    self: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
+) -> str:
+    del self, options, env
+    return f'<span class="task">{tokens[index].content}</span> '
+
+
+def _with_links(tokens: Sequence[Token], parser: MarkdownIt) -> Iterator[Token]:
+    """Return the tokens with a link around each address that is not in a link already."""
+    depth = 0
+    for token in tokens:
+        depth += token.nesting if token.type in ("link_open", "link_close") else 0
+        if token.type != "text" or depth:
+            yield token
+            continue
+        end = 0
+        for found in _BARE_ADDRESS.finditer(token.content):
+            address = _without_punctuation(found[0])
+            target = parser.normalizeLink(address)
+            if not is_address(target):
+                continue
+            yield Token("text", "", 0, content=token.content[end : found.start()])
+            yield Token("link_open", "a", 1, attrs={"href": target})
+            yield Token("text", "", 0, content=address)
+            yield Token("link_close", "a", -1)
+            end = found.start() + len(address)
+        yield Token("text", "", 0, content=token.content[end:])
+
+
+def _without_punctuation(address: str) -> str:
+    """Remove punctuation of the sentence around an address, and a bracket that it closes."""
+    while address and (
+        address[-1] in ".,;:!?*_~|"
+        or (address[-1] == ")" and address.count(")") > address.count("("))
+        or (address[-1] == "]" and address.count("]") > address.count("["))
+    ):
+        address = address[:-1]
+    return address
+
+
 def _parser() -> MarkdownIt:
     # guard: markdown-no-html
     made = MarkdownIt("commonmark", {"html": False, "highlight": _coloured, "breaks": True})
     made.enable(["table", "strikethrough"])
     made.add_render_rule("image", _image)
+    made.add_render_rule("task", _task)
+    made.core.ruler.push("links_and_tasks", _add_links_and_tasks)
     return made
 
 

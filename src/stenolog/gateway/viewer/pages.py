@@ -20,8 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
+from stenolog.catalog.message_metadata import model_label
 from stenolog.catalog.searchable_text import title_from
-from stenolog.errors import StenologError
+from stenolog.errors import NoSuchSession, StenologError
 from stenolog.gateway.api_types import ErrorResponse
 from stenolog.gateway.error_responses import status_of, without_secrets
 from stenolog.gateway.login import LOGIN, SIGN_IN
@@ -116,19 +117,22 @@ def with_error_pages(answer: Handler) -> Handler:
             status = status_of(error)
             if status is None or status == 500:
                 raise  # so that the error is logged
+            if type(error) is NoSuchSession:
+                words = f'There is no session "{error.key}".'
+                return _error_page(request, status, words, "Session not found")
             return _error_page(request, status, str(error))
 
     return answered
 
 
-def _error_page(request: Request, status: int, detail: str) -> Response:
+def _error_page(request: Request, status: int, detail: str, title: str = "") -> Response:
     told = without_secrets(detail, gateway_of(request).settings)
     return page(
         "failed.html",
         status=status,
         agent="main",
         code=status,
-        headline=headline(status),
+        headline=title or headline(status),
         told=told[:1].upper() + told[1:],
         sign_in=False,
         command="",
@@ -176,6 +180,7 @@ def _environment() -> Environment:
         age=words.age,
         clock=words.clock,
         dollars=words.dollars,
+        model_label=model_label,
         moment=words.utc_time,
         short=words.short,
         seconds=words.seconds,
@@ -315,6 +320,12 @@ def _open_command(scope: Scope) -> str:
     """Return the command that signs a browser in at this gateway, whatever its port."""
     server = scope.get("server")
     return f"steno open --port {server[1]}" if server else "steno open"
+
+
+def api_address(scope: Scope) -> str:
+    """Return the address of this gateway for OpenAI clients on the same machine."""
+    server = scope.get("server")
+    return f"http://127.0.0.1:{server[1]}/v1" if server else "http://127.0.0.1:8787/v1"
 
 
 def _error_message(body: bytes) -> str:

@@ -1,5 +1,6 @@
 """Routes of the viewer, and its small pages: notes, export and Markdown."""
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -12,14 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from stenolog.errors import NothingToUndo, UsageError
-from stenolog.gateway.api_types import AgentQuery, EmptyBody, json_response
+from stenolog.agent.instance import AgentInstance
+from stenolog.errors import NoSuchSession, NothingToUndo, UsageError
+from stenolog.gateway.api_types import MAX_SEQ, AgentQuery, EmptyBody, json_response
 from stenolog.gateway.requests import body_of, parse_query
 from stenolog.gateway.viewer.conversation_navigation import find, outline
-from stenolog.gateway.viewer.conversation_page import conversation, fragment
+from stenolog.gateway.viewer.conversation_page import conversation, fragment, message_at
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
+from stenolog.gateway.viewer.message_views import one_line
 from stenolog.gateway.viewer.pages import (
     compile_templates,
     page,
@@ -29,7 +32,7 @@ from stenolog.gateway.viewer.pages import (
 from stenolog.gateway.viewer.turns_page import turns
 from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Draft, Note
-from stenolog.memory.scopes import parse_scope_name
+from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor, redact
 from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
@@ -54,7 +57,7 @@ class NotesQuery(AgentQuery, frozen=True, kw_only=True):
 class NoteChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Change of a note."""
 
-    act: Literal["edit", "forget", "undo"]
+    act: Literal["add", "edit", "forget", "undo"]
     who: Annotated[str, Meta(min_length=1, max_length=2_000)]
     id: str = ""
     text: Annotated[str, Meta(max_length=10_000)] = ""
@@ -63,10 +66,13 @@ class NoteChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class NotesPage(Struct, frozen=True, kw_only=True):
     """The data of the notes page."""
 
-    scopes: list[str]
+    scopes: dict[str, str]
+    """Label of each scope by its name."""
     who: str
     notes: list[Note]
     count: int
+    can_undo: bool
+    """Whether a deleted note can be restored."""
 
 
 async def notes(request: Request) -> Response:
@@ -74,12 +80,12 @@ async def notes(request: Request) -> Response:
     call = parse_query(request, NotesQuery)
     found = None
     if call.agent.memory is not None:
-        found = await call.gateway.loop.run(_load_notes, call.agent.memory, call.query)
+        found = await call.gateway.loop.run(_load_notes, call.agent, call.agent.memory, call.query)
     return page("notes.html", found=found, query=call.query, agent=call.query.agent)
 
 
 async def change_notes(request: Request) -> Response:
-    """Edit a note, forget one, or undo the last forgetting."""
+    """Add a note, edit or forget one, or undo the last forgetting."""
     call = parse_query(request, AgentQuery)
     wanted = await body_of(request, NoteChange)
     if call.agent.memory is None:
@@ -88,22 +94,44 @@ async def change_notes(request: Request) -> Response:
     return json_response(EmptyBody())
 
 
-def _load_notes(memory: Memory, query: NotesQuery) -> NotesPage:
-    scopes = [one.name for one in memory.notes.scopes(agent=memory.agent)][:_MAX_SCOPES]
-    who = query.who or (scopes[0] if scopes else "")
+def _load_notes(agent: AgentInstance, memory: Memory, query: NotesQuery) -> NotesPage:
+    scopes = memory.notes.scopes(agent=memory.agent)[:_MAX_SCOPES]
+    who = query.who or (scopes[0].name if scopes else "")
     found: list[Note] = []
+    can_undo = False
     if who:
         scope = parse_scope_name(who, agent=memory.agent)
         if query.q:
             found = memory.notes.search(query.q, scope=scope)
         else:
             found = memory.notes.list(scope, full=query.full)[::-1]
-    return NotesPage(scopes=scopes, who=who, notes=found[:_MAX_NOTES], count=len(found))
+        try:
+            can_undo = memory.notes.store.info(scope.key).undoable > 0
+        except NoSuchSession:
+            can_undo = False  # no note yet
+    return NotesPage(
+        scopes={one.name: _scope_label(agent, one) for one in scopes},
+        who=who,
+        notes=found[:_MAX_NOTES],
+        count=len(found),
+        can_undo=can_undo,
+    )
+
+
+def _scope_label(agent: AgentInstance, scope: Scope) -> str:
+    """Return a name for people: a sender as `ada (telegram)`, a session by its title."""
+    channel, _, name = scope.who.partition(":")
+    if scope.of == "sender" and name:
+        return f"{name} ({channel})"
+    entry = agent.catalog.entry(scope.who)
+    return one_line(entry.title if entry is not None and entry.title else scope.name)
 
 
 def _change_note(memory: Memory, wanted: NoteChange) -> None:
     scope = parse_scope_name(wanted.who, agent=memory.agent)
     match wanted.act:
+        case "add":
+            memory.remember(wanted.text.strip(), scope=scope)
         case "forget":
             memory.notes.forget(scope, wanted.id)
         case "undo":
@@ -184,6 +212,21 @@ def _chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(chunk)
 
 
+async def message_json(request: Request) -> Response:
+    """Return one message as stored, for people who read JSON."""
+    call = parse_query(request, AgentQuery)
+    seq = request.path_params["seq"]
+    message = None
+    if 0 < seq <= MAX_SEQ:
+        message = await call.gateway.loop.run(message_at, call.agent, call.key, seq)
+    if message is None:
+        raise HTTPException(404, f"there is no message {seq}")
+    stored = {"seq": seq, "at": message.at.isoformat(), "hidden": message.hidden}
+    text = json.dumps({**stored, "message": message.to_dict()}, indent=2, ensure_ascii=False)
+    # Lone surrogates cannot be encoded as UTF-8; their escape is valid JSON.
+    return Response(text.encode(errors="backslashreplace"), media_type="application/json")
+
+
 # --- warming --------------------------------------------------------------------------------------
 # Preparation for the first page: compile templates, load lexers.
 #
@@ -247,6 +290,7 @@ def viewer_routes() -> list[BaseRoute]:
         "/s/{key}/find": find,
         "/s/{key}/turns": turns,
         "/s/{key}/context": context,
+        "/s/{key}/messages/{seq:int}.json": message_json,
         "/s/{key}/export.{form}": export,
     }
     return [

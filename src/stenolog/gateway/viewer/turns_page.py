@@ -1,6 +1,6 @@
 """Page with the turns of a session: prompt, tokens, duration and cost of each turn."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
@@ -16,8 +16,10 @@ from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import dollars, segment
 from stenolog.gateway.viewer.pages import entry_of, page, title_of
 from stenolog.gateway.viewer.session_outline import Totals, Turn, read_outline
+from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.records import SessionInfo
-from stenolog.sessions.usage import cost_of, prices
+from stenolog.sessions.side_usage import add_usage, read_field, side_counts
+from stenolog.sessions.usage import Counts, Price, cost_of, prices
 from stenolog.stores import spans
 
 MAX_TURNS: Final = 200
@@ -69,6 +71,18 @@ class TurnsPage(Struct, frozen=True, kw_only=True):
     number: int
     """Number of this page, from 1."""
     pages: int
+    side: Mapping[str, Counts] = {}
+    """Calls of the whole session that made notes and summaries, by model."""
+
+    @property
+    def side_tokens(self) -> int:
+        """Tokens of the calls that made notes and summaries."""
+        return sum(one.prompt + one.answer for one in self.side.values())
+
+    @property
+    def side_cost(self) -> float:
+        """Known cost of the calls that made notes and summaries, in US dollars."""
+        return cost_of(self.side).total
 
     @property
     def counted(self) -> bool:
@@ -102,6 +116,7 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, number: int
     info = store.info(agent.resolve_key(key))
     outline = read_outline(store, info)
     every = outline.turns
+    price = prices()
     pages = max(1, -(-len(every) // MAX_TURNS))
     number = min(number or pages, pages)
     # The last page is full, so that it shows the newest turns: the first one may be shorter.
@@ -116,13 +131,22 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, number: int
         tags=tags_from(info.meta),
         entry=entry,
         turns=shown,
-        costs=None if prices() is None else costs_of(shown),
+        costs=None if price is None else costs_of(shown),
         first=start + 1,
         count=len(every),
         totals=outline.totals(),
         number=number,
         pages=pages,
+        side=_side_calls(agent, info, price),
     )
+
+
+def _side_calls(agent: AgentInstance, info: SessionInfo, price: Price | None) -> dict[str, Counts]:
+    used = read_field(info.meta, info.uid)
+    if agent.memory is not None:
+        marks = ConsolidationProgress(agent.memory.notes.store, agent=agent.memory.agent)
+        add_usage(used, marks.usage(info.uid))
+    return side_counts(used, price)
 
 
 def costs_of(turns: Iterable[Turn]) -> Costs:

@@ -83,9 +83,10 @@ def test_a_time_of_another_day_has_its_date() -> None:
 
 def test_damage_is_told_with_what_it_cost() -> None:
     assert damage(0, 0, "w") == ""
-    told = "damaged and cannot be read. For details, run: steno doctor w"
+    told = "damaged and cannot be read. For details, run <code>steno doctor w</code>"
     assert damage(1, 1, "w") == f"1 message is {told}"
     assert damage(2, 0, "w") == f"2 messages are {told}"
     assert damage(0, 1, "w").startswith("The log is damaged, but all messages that were read")
+    assert "steno doctor &#39;a &lt;b&gt;&#39;" in damage(1, 0, "a <b>")
     assert unreadable(2, 2) == "Message 2 is damaged and cannot be read"
     assert unreadable(2, 4) == "Messages 2 to 4 are damaged and cannot be read"

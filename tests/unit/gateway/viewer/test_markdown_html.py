@@ -1,5 +1,6 @@
 """What was said, as HTML: readable, and without anything that acts."""
 
+import html
 import re
 
 import pytest
@@ -23,6 +24,63 @@ def test_markdown_is_shown() -> None:
     made = to_html("# Title\n\n*a* **b** `c` ~~d~~\n\n- one\n\n|x|y|\n|-|-|\n|1|2|")
     for tag in ("<h1>Title</h1>", "<em>a</em>", "<code>c</code>", "<s>d</s>", "<li>", "<td>1</td>"):
         assert tag in made
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "shown"),
+    [
+        (
+            "See https://a.example/b_c_d, please",
+            "https://a.example/b_c_d",
+            "https://a.example/b_c_d",
+        ),
+        ("(at https://a.example/x)", "https://a.example/x", "https://a.example/x"),
+        ("http://a.example/x_(y)?a=1&b=2.", "http://a.example/x_(y)?a=1&b=2", None),
+        ("<https://a.example/>", "https://a.example/", "https://a.example/"),
+        ("[https://a.example/x](https://b.example/)", "https://b.example/", "https://a.example/x"),
+        ("- [ ] do https://a.example/", "https://a.example/", "https://a.example/"),
+    ],
+)
+def test_an_address_in_the_text_is_one_link(text: str, address: str, shown: str | None) -> None:
+    made = to_html(text)
+    [link] = re.findall(r'<a href="([^"]*)" rel="[^"]*">([^<]*)</a>', made)
+    assert html.unescape(link[0]) == address
+    assert html.unescape(link[1]) == (shown or address)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`https://a.example/`",
+        "```\nhttps://a.example/\n```",
+        "xhttps://a.example/",
+        "javascript:alert(1) file:///etc/passwd",
+        "https://",
+    ],
+)
+def test_other_text_is_not_a_link(text: str) -> None:
+    assert "<a" not in to_html(text)
+
+
+def test_many_brackets_after_an_address_are_cut_in_bounded_time() -> None:
+    assert to_html("https://a.example/" + ")" * 50_000).count("<a") == 1
+
+
+def test_a_task_list_has_boxes() -> None:
+    made = to_html("- [x] read\n- [ ] write\n\n1. [X] three\n\n[ ] not a task")
+    assert re.findall(r'<span class="task">(.)</span> (\w+)', made) == [
+        ("☑", "read"),
+        ("☐", "write"),
+        ("☑", "three"),
+    ]
+    assert "[ ] not a task" in made
+
+
+def test_columns_are_aligned_as_the_table_says() -> None:
+    made = to_html("|a|b|c|\n|:-|:-:|-:|\n|1|2|3|")
+    assert '<th class="center">b</th>' in made
+    assert '<td class="right">3</td>' in made
+    assert "style" not in made
 
 
 def test_code_has_the_colours_of_its_language() -> None:

@@ -122,6 +122,9 @@ def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
             404,
             True,
         )
+        gone = browser.get("/s/no%3Cb%3Ebody").text
+        assert "<h1>Session not found</h1>" in gone
+        assert "There is no session &#34;no&lt;b&gt;body&#34;." in gone
         for failing, told in ((broken, "Internal error"), (damaged, "&lt;i&gt;s&lt;/i&gt; is dam")):
             monkeypatch.setattr("stenolog.gateway.viewer.conversation_page.title_of", failing)
             found = browser.get(_PATH)
@@ -331,9 +334,10 @@ def test_the_page_of_a_damaged_session_says_so(tmp_path: Path, where: str) -> No
     with Served(place, ScriptedModel(["x"])) as served, served.client() as client:
         whole, hurt = client.get("/s/whole").text, client.get("/s/hurt").text
         more = client.get("/s/hurt/fragment?after=0").text
-    told = f"1 message is damaged and cannot be read. For details, run: steno doctor {place}"
+    command = f"<code>steno doctor {place}</code>"
+    told = f"1 message is damaged and cannot be read. For details, run {command}"
     assert 'id="damage" class="damage" role="alert" hidden>' in whole
-    assert f'id="damage" class="damage" role="alert">{told}<' in hurt
+    assert f'id="damage" class="damage" role="alert">{told}</p>' in hurt
     for text in (hurt, more):
         marker = text.index("Message 2 is damaged and cannot be read")
         assert text.index('id="m1"') < marker < text.index('id="m3"')

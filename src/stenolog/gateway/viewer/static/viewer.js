@@ -18,9 +18,16 @@ async function ask(address, options) {
   }
 }
 
-// Shows or hides the notice that the page is not kept up to date.
+// Shows or hides the notice that the page is not kept up to date. Nothing can be sent meanwhile.
 function connected(is) {
   $("#gone").hidden = is;
+  allowSend();
+}
+
+let sending = false;
+function allowSend() {
+  const button = $("#send");
+  if (button) button.disabled = sending || !$("#gone").hidden || deleted();
 }
 
 function failure(words, { status, statusText }) {
@@ -31,8 +38,16 @@ async function html(address) {
   const response = await ask(address, { headers: { Accept: "text/html" } });
   const made = new DOMParser().parseFromString(await response.text(), "text/html");
   if (!response.ok) throw failure($(".failure p", made)?.textContent, response);
+  keepSources(made);
   return made;
 }
+
+// HTML of messages as the server sent it: scripts and readers change the elements on the page.
+const sources = new WeakMap();
+function keepSources(root) {
+  for (const one of $$(".part > *", root)) sources.set(one, one.outerHTML);
+}
+keepSources(document);
 
 // Returns text that is not stored, rendered by the server.
 async function asWords(text) {
@@ -91,15 +106,77 @@ async function trying(act) {
   }
 }
 
-// --- light and dark ---------------------------------------------------------------------------
+// --- light, dark or as the system ---------------------------------------------------------------
+
+const root = document.documentElement;
+
+function tellTheme() {
+  const button = $("#theme");
+  button.title = `Theme: ${root.dataset.theme ?? "system"}`;
+  button.setAttribute("aria-label", button.title);
+}
 
 $("#theme").addEventListener("click", () => {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  const now = document.documentElement.dataset.theme ?? system;
-  const next = now === "dark" ? "light" : "dark";
-  document.documentElement.dataset.theme = next;
-  try { localStorage.setItem("theme", next); } catch { /* it holds for this page */ }
+  const other = system === "dark" ? "light" : "dark";
+  const now = root.dataset.theme;
+  // System, then the other look, then the same look also if the system changes.
+  const next = now === undefined ? other : now === other ? system : undefined;
+  if (next) root.dataset.theme = next;
+  else delete root.dataset.theme;
+  tellTheme();
+  try {
+    if (next) localStorage.setItem("theme", next);
+    else localStorage.removeItem("theme");
+  } catch { /* it holds for this page */ }
 });
+tellTheme();
+
+// --- times and scrolling ------------------------------------------------------------------------
+
+const two = (number) => String(number).padStart(2, "0");
+const dayOf = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+const clockOf = (at) => `${two(at.getHours())}:${two(at.getMinutes())}`;
+const zones = new Intl.DateTimeFormat("en", { timeZoneName: "short" });
+const zoneOf = (at) => zones.formatToParts(at).find((one) => one.type === "timeZoneName").value;
+
+// Shows a time in the reader's zone; the page has it in UTC.
+function localTime(one) {
+  const at = new Date(one.dateTime);
+  if (!one.dateTime || Number.isNaN(at.valueOf())) return;
+  one.title = `${dayOf(at)} ${clockOf(at)}:${two(at.getSeconds())} ${zoneOf(at)}`;
+  const [, date, clock] = /^(\d{4}-\d\d-\d\d)? ?(\d\d:\d\d)?$/.exec(one.textContent) ?? [];
+  if (clock) {
+    const today = dayOf(at) === dayOf(new Date());
+    one.textContent = today ? clockOf(at) : `${dayOf(at)} ${clockOf(at)}`;
+  } else if (date) {
+    one.textContent = dayOf(at);
+  }
+}
+
+const andWithin = (selector, one) => [one, ...$$(selector, one)]
+  .filter((each) => each.matches?.(selector));
+
+// Lets the keyboard scroll what is larger than its box.
+function scrollable(within) {
+  for (const one of andWithin("pre, .words table", within)) {
+    const larger = one.scrollHeight > one.clientHeight || one.scrollWidth > one.clientWidth;
+    if (larger) one.tabIndex = 0;
+  }
+}
+
+function finish(within) {
+  andWithin("time", within).forEach(localTime);
+  scrollable(within);
+}
+
+finish(document);
+new MutationObserver((changes) => {
+  for (const one of changes.flatMap((change) => [...change.addedNodes])) {
+    if (one.nodeType === Node.ELEMENT_NODE && one.isConnected) finish(one);
+  }
+}).observe(document.body, { childList: true, subtree: true });
+document.addEventListener("toggle", (event) => scrollable(event.target), true);
 
 const help = $("#help");
 $("#help-button").addEventListener("click", () => help.showModal());
@@ -122,15 +199,13 @@ const sendsOnEnter = (send) => (event) => {
   send();
 };
 
-function asked(words, value, { long = false, does = "Save", enter = !long } = {}) {
+// Shows a dialog with this content; the promise is true if the reader chose the button `does`.
+function agreed(content, does, ready = () => {}) {
   return new Promise((answer) => {
     const dialog = document.createElement("dialog");
+    dialog.setAttribute("aria-label", content.textContent);
     const form = document.createElement("form");
     form.method = "dialog";
-    const label = document.createElement("label");
-    label.textContent = words;
-    const input = document.createElement(long ? "textarea" : "input");
-    input.value = value;
     const buttons = document.createElement("div");
     buttons.className = "acts";
     for (const [name, told] of [["ok", does], ["cancel", "Cancel"]]) {
@@ -139,19 +214,36 @@ function asked(words, value, { long = false, does = "Save", enter = !long } = {}
       button.textContent = told;
       buttons.append(button);
     }
-    label.append(input);
-    if (enter) input.addEventListener("keydown", sendsOnEnter(() => $("button", buttons).click()));
-    form.append(label, buttons);
+    form.append(content, buttons);
     dialog.append(form);
     dialog.addEventListener("close", () => {
-      answer(dialog.returnValue === "ok" ? input.value : null);
+      answer(dialog.returnValue === "ok");
       dialog.remove();
     });
     document.body.append(dialog);
     dialog.showModal();
+    ready($("button", buttons));
+  });
+}
+
+async function asked(words, value, { long = false, does = "Save", enter = !long } = {}) {
+  const label = document.createElement("label");
+  label.textContent = words;
+  const input = document.createElement(long ? "textarea" : "input");
+  input.value = value;
+  label.append(input);
+  const ok = await agreed(label, does, (button) => {
+    if (enter) input.addEventListener("keydown", sendsOnEnter(() => button.click()));
     input.focus();
     if (!long) input.select();
   });
+  return ok ? input.value : null;
+}
+
+function confirmed(words, does) {
+  const text = document.createElement("p");
+  text.textContent = words;
+  return agreed(text, does);
 }
 
 // --- the list ---------------------------------------------------------------------------------
@@ -172,8 +264,8 @@ async function filter(input) {
   const link = $(".chosen a", found)?.getAttribute("href");
   found.replaceChildren(...made.body.childNodes);
   history.replaceState(null, "", address);
-  $$("[data-row]", found).find((row) => $("a", row).getAttribute("href") === link)
-    ?.classList.add("chosen");
+  const again = $$("[data-row]", found).find((row) => $("a", row).getAttribute("href") === link);
+  if (again) mark(again);
 }
 
 const nameOf = (row) => $("a", row)?.getAttribute("href") ?? row.className;
@@ -357,31 +449,50 @@ function newer() {
 
 // Copies what the reader did to the old element to the new one: the selection and open details.
 function keepReaderState(known, one) {
-  if (known.classList.contains("chosen")) one.classList.add("chosen");
+  if (known.classList.contains("chosen")) {
+    one.classList.add("chosen");
+    one.setAttribute("aria-current", "true");
+    one.tabIndex = 0;
+  }
   const open = $$("details", known).map((each) => each.open);
   $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
 }
 
+// Has a screen reader say the new messages. The conversation itself is not a live region, because
+// older messages that are loaded into it must not be read out.
+const MAX_ANNOUNCED = 2000;
+function announce(messages) {
+  const told = messages.map((one) => {
+    const text = $$(".words", one).filter((words) => !words.closest("details"));
+    return `${one.getAttribute("aria-label")}. ${text.map((words) => words.textContent).join(" ")}`;
+  });
+  $("#announced").textContent = told.join(" ").slice(0, MAX_ANNOUNCED);
+}
+
 // Merges changes into the page: new messages at the end, new results into their calls.
 function merge(made) {
-  let count = 0;
+  const added = [];
   const last = $$(".part", talk).at(-1);
   for (const one of [...made.children]) {
     const known = document.getElementById(one.id);
     if (known === null) {
       last.append(one);
-      if (one.matches("article")) count += 1;
+      if (one.matches("article")) added.push(one);
       // The stored message replaces the streamed text.
       if (one.matches("article.assistant")) $("#writing").replaceChildren();
     } else {
+      if (sources.get(known) === sources.get(one)) continue;
       keepReaderState(known, one);
-      if (known.outerHTML !== one.outerHTML) known.replaceWith(one);
+      const focused = known.contains(document.activeElement);
+      known.replaceWith(one);
+      if (focused) one.focus({ preventScroll: true });
     }
   }
+  if (added.length) announce(added);
   if (made.dataset.last !== "0") last.dataset.last = made.dataset.last;
   last.dataset.end = made.dataset.end;
   $("#message-count").textContent = made.dataset.messages;
-  return count;
+  return added.length;
 }
 
 // Shows the session's state. The end of a turn sends no event, so the page polls during a turn.
@@ -395,10 +506,14 @@ function tellState({ state, tokens, title }) {
   }
   if (state === undefined) return;
   // A page rendered before the catalog was ready has no elements for them yet.
-  if (!$("#state")) $(".titleline").prepend(named("i", "state"));
+  if (!$("#state")) {
+    $(".titleline").prepend(named("i", "state"));
+    $("#state").setAttribute("role", "img");
+  }
   if (!$("#tokens")) $("#message-count").after(named("span", "tokens"));
   $("#state").className = `dot ${state}`;
   $("#state").title = state;
+  $("#state").setAttribute("aria-label", state);
   $("#tokens").textContent = tokens;
   $("#title").textContent = title;
   document.title = `${title} · stenolog`;
@@ -479,7 +594,9 @@ async function reload({ end = false } = {}) {
     const known = document.getElementById(one.id);
     if (known) keepReaderState(known, one);
   }
+  const focused = document.activeElement.closest("#talk article")?.id;
   talk.replaceChildren(...parts);
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   for (const id of ["message-count", "tokens", "damage"]) {
     const now = $(`#${id}`, made);
     if (now) $(`#${id}`)?.replaceWith(now);
@@ -522,7 +639,7 @@ function follow() {
 }
 
 // Keeps the content of the page, but disables all actions.
-const deleted = () => !$("#deleted").hidden;
+const deleted = () => $("#deleted")?.hidden === false;
 function endPage() {
   $("#deleted").hidden = false;
   $("#state")?.remove();
@@ -597,6 +714,9 @@ if (talk) {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.matches("[data-undo]")) {
+      const what = $(".line", button.closest(".divider")).textContent.trim();
+      const words = `${what}. Undo makes them visible to the model again. You cannot redo it.`;
+      if (!await confirmed(words, "Undo")) return;
       const done = await trying(() => api("POST", `${base}/undo${ofAgent()}`));
       if (done === undefined) return;
       toast(undoNotice(done));
@@ -738,12 +858,17 @@ if (say) {
     event.preventDefault();
     const words = box.value.trim();
     if (!words) return;
+    if (!$("#gone").hidden) {
+      toast("Can't reach the gateway. Your message is kept.", true);
+      return;
+    }
     const writing = $("#writing");
     writing.textContent = "";
     writing.hidden = true;
     box.value = "";
     fit();
-    $("#send").disabled = true;
+    sending = true;
+    allowSend();
     $("#stop").hidden = false;
     if (isOld()) { await reload({ end: true }); follow(); }
     toEnd();
@@ -765,7 +890,8 @@ if (say) {
       fit();
       if (error.status === 410) endPage();
     }
-    $("#send").disabled = deleted();
+    sending = false;
+    allowSend();
     $("#stop").hidden = true;
   });
   $("#stop").addEventListener("click", () => trying(() => api("POST", `${base}/stop${ofAgent()}`)));
@@ -789,14 +915,33 @@ document.addEventListener("click", async (event) => {
   if (!button) return;
   const note = button.closest("[data-note]");
   const fields = { act: button.dataset.noteAct, who: note.dataset.who, id: note.dataset.note };
-  if (fields.act === "edit") {
-    fields.text = await asked("Note", $(".text", note).textContent, { long: true });
-    if (fields.text === null) return;
+  if (fields.act === "edit" || fields.act === "add") {
+    const before = fields.act === "edit" ? $(".text", note).textContent : "";
+    fields.text = await asked("Note", before, { long: true });
+    if (!fields.text?.trim()) return;
   }
   const named = new URLSearchParams(location.search).get("agent");
   const address = named ? `/notes?agent=${encodeURIComponent(named)}` : "/notes";
   const done = await trying(() => api("POST", address, fields));
-  if (done) location.reload();
+  if (!done) return;
+  const told = { add: "added", edit: "saved", forget: "deleted", undo: "restored" }[fields.act];
+  tellThere(`Note ${told}.`);
+  location.reload();
+});
+
+// --- no gateway -------------------------------------------------------------------------------
+
+// While the gateway does not answer, a link keeps this page instead of showing the browser's error.
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest("a[href]");
+  if ($("#gone").hidden || !link || link.origin !== location.origin) return;
+  if (event.ctrlKey || event.metaKey || event.shiftKey || event.defaultPrevented) return;
+  if (link.getAttribute("href").startsWith("#")) return;
+  event.preventDefault();
+  await trying(async () => {
+    await ask(link.href, { method: "HEAD" });
+    location.assign(link.href);
+  });
 });
 
 // --- keys -------------------------------------------------------------------------------------
@@ -805,11 +950,38 @@ function chosen() {
   return $("[data-row].chosen");
 }
 
+// Marks the current row. Only one row at a time is in the order of the Tab key.
+function mark(row) {
+  const before = chosen();
+  before?.classList.remove("chosen");
+  before?.removeAttribute("aria-current");
+  if (before?.matches("article")) before.tabIndex = -1;
+  row.classList.add("chosen");
+  row.setAttribute("aria-current", "true");
+  if (row.matches("article")) row.tabIndex = 0;
+}
+
 function choose(row) {
   if (!row) return;
-  chosen()?.classList.remove("chosen");
-  row.classList.add("chosen");
+  mark(row);
   row.scrollIntoView({ block: "nearest" });
+  const target = row.matches("article") ? row : $("a, summary", row) ?? row;
+  target.focus({ preventScroll: true });
+}
+
+// The Tab key moves the current row, too.
+document.addEventListener("focusin", ({ target }) => {
+  const row = target.closest("[data-row]");
+  if (row && row !== target && row !== chosen() && target.matches(":focus-visible")) mark(row);
+});
+
+const FOLDED = "details.tool, details.thought";
+
+// Opens these details, or closes them if all are open. Returns whether there are any.
+function unfold(details) {
+  const open = details.some((one) => !one.open);
+  details.forEach((one) => { one.open = open; });
+  return details.length > 0;
 }
 
 function step(rows, by) {
@@ -846,18 +1018,23 @@ const KEYS = {
   },
   "]": () => step($$("article.user"), 1),
   "[": () => step($$("article.user"), -1),
-  e: () => {
-    const tools = $$("details.tool");
-    const open = tools.some((one) => !one.open);
-    tools.forEach((one) => { one.open = open; });
-  },
+  e: () => unfold($$(FOLDED)),
   c: () => say && $("textarea", say).focus(),
   u: () => location.assign(`/${ofAgent()}`),
   "?": () => help.showModal(),
-  Enter: () => $("li.chosen a")?.click(),
+  Enter: () => {
+    if (chosen()?.matches("article")) unfold($$(FOLDED, chosen()));
+    else $("li.chosen a")?.click();
+  },
 };
 
 document.addEventListener("keydown", (event) => {
+  const isSearch = event.key === "k" && (event.ctrlKey || event.metaKey) && !event.altKey;
+  if (isSearch && $("#search") && !$("dialog[open]")) {
+    event.preventDefault();
+    KEYS["/"]();
+    return;
+  }
   // A dialog that was just closed keeps the focus for a moment.
   const at = event.target.closest("dialog:not([open])") ? document.body : event.target;
   if (at.closest("input, textarea, select, [contenteditable]")) {
@@ -866,6 +1043,11 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
   if (event.key === "Enter" && at.closest("a, button, summary")) return;
+  if (event.key === " ") {
+    // Without tools or thinking, the key scrolls as usual.
+    if (at.matches("article") && unfold($$(FOLDED, at))) event.preventDefault();
+    return;
+  }
   const act = KEYS[event.key];
   if (!act) return;
   event.preventDefault();

@@ -1,0 +1,83 @@
+"""Token counts of model calls outside of turns: those that write notes and summaries.
+
+The counts are stored as one field of meta that is written together with the result of the calls: in
+the session for summaries, in the consolidation mark for notes. So counting needs no further write.
+A process that is killed between a call and that write loses the counts of the call.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stenolog.providers.chat_model import CountedAnswer
+from stenolog.sessions.usage import Counts, Price
+
+META: Final = "side_usage"
+"""Meta field with the counts by model, and the uid of the session they belong to."""
+_COUNTS: Final = ("calls", "prompt", "answer", "cached")
+_MAX_MODELS: Final = 64
+"""Maximum number of models in one field. Calls of further models are counted for no model."""
+
+SideUsage = dict[str, dict[str, int]]
+"""Number of calls and their token counts, by name of the model."""
+
+
+def count_answer(usage: SideUsage, answer: object) -> None:
+    """Add the token counts of an answer, if its provider reported them."""
+    if not isinstance(answer, CountedAnswer):
+        return
+    counts = {"calls": 1, "prompt": answer.usage.prompt, "answer": answer.usage.answer}
+    add_usage(usage, {answer.model: {**counts, "cached": answer.usage.cached}})
+
+
+def add_usage(usage: SideUsage, more: Mapping[str, Mapping[str, int]]) -> None:
+    """Add other counts to these."""
+    for model, counts in more.items():
+        name = model if model in usage or len(usage) < _MAX_MODELS else ""
+        sums = usage.setdefault(name, dict.fromkeys(_COUNTS, 0))
+        for count in _COUNTS:
+            sums[count] += counts.get(count, 0)
+
+
+def updated_field(meta: Mapping[str, Any], uid: str, more: SideUsage) -> dict[str, Any]:
+    """Return the field of meta with further counts, as arguments of `set_meta`."""
+    if not more:
+        return {}
+    usage = read_field(meta, uid)
+    add_usage(usage, more)
+    return {META: {"uid": uid, "models": usage}}
+
+
+def read_field(meta: Mapping[str, Any], uid: str) -> SideUsage:
+    """Return the stored counts. A fork has the field of its origin, which does not count."""
+    field = meta.get(META)
+    if not isinstance(field, Mapping) or field.get("uid") != uid:
+        return {}
+    models = field.get("models")
+    usage: SideUsage = {}
+    if isinstance(models, Mapping):
+        for name, counts in models.items():
+            if isinstance(name, str) and isinstance(counts, Mapping):
+                add_usage(usage, {name: {count: _number(counts.get(count)) for count in _COUNTS}})
+    return usage
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
+    """Return the counts by model, with the price of an average call for each call."""
+    made: dict[str, Counts] = {}
+    for name, sums in usage.items():
+        calls = max(sums["calls"], 1)
+        average = {count: sums[count] // calls for count in ("prompt", "answer", "cached")}
+        cost = price(name, average) if price is not None else None
+        made[name] = Counts(
+            answers=calls,
+            prompt=sums["prompt"],
+            answer=sums["answer"],
+            cached=sums["cached"],
+            priced=0 if cost is None else calls,
+            dollars=0.0 if cost is None else cost * calls,
+        )
+    return made
