@@ -42,6 +42,8 @@ _TYPES: Final = {
     "viewer.js": "text/javascript; charset=utf-8",
     "theme.js": "text/javascript; charset=utf-8",
     "turns.js": "text/javascript; charset=utf-8",
+    "tools.css": "text/css; charset=utf-8",
+    "copy.js": "text/javascript; charset=utf-8",
     "uPlot.iife.min.js": "text/javascript; charset=utf-8",
     "uPlot.min.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
@@ -169,6 +171,7 @@ def _environment() -> Environment:
         unreadable=words.unreadable,
         static={name: static_address(name) for name in _TYPES},
         version=VERSION,
+        exported=False,
     )
     return made
 
