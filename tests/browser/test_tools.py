@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
+from stenolog.gateway.viewer.export_page import export_pieces
+from stenolog.redaction.redact import SharingRedactor
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
@@ -201,3 +203,43 @@ def test_a_picture_is_zoomed_with_the_mouse_and_the_keyboard(looking: Looking) -
     expect(zoomed).to_be_visible()
     zoomed.click()
     expect(page.locator("dialog.zoom")).to_have_count(0)
+
+
+# --- the exported page -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
+def test_an_exported_page_looks_like_the_page_without_scripts_or_requests(
+    browser: Browser, place: Path, tmp_path: Path, screenshots: Path, width: int, dark: bool
+) -> None:
+    file = tmp_path / "shared.html"
+    with open_store(str(place)) as store:
+        history = store.get_history(CODING)
+        clean = SharingRedactor(enabled=True)
+        pieces = export_pieces("html", store.info(CODING), history, clean)
+        file.write_bytes(b"".join(pieces))
+    assert SECRET not in file.read_text()
+    problems: list[str] = []
+    with browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+    ) as context:
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("request", lambda request: problems.append(request.url))
+        page.goto(file.as_uri())
+        problems.remove(file.as_uri())
+        assert [one for one in problems if not one.startswith("data:image/png;")] == []
+        assert page.locator("script").count() == 0
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(21, 23, 26)" if dark else "rgb(251, 250, 247)")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator(".totals .bad dd").inner_text() == "1"
+        _tool(page, "Edit").locator("summary").click()
+        assert _tool(page, "Edit").locator(".diff .added").count() == 3
+        assert page.locator("#m11 table td").first.inner_text() == "cents"
+        assert page.locator("#m11 pre .kn").count() == 1
+        page.screenshot(
+            path=str(screenshots / f"tools-export-{width}{'-dark' if dark else ''}.png")
+        )
+        page.locator(".outline a").nth(1).click()
+        expect(page.locator("#m12")).to_be_in_viewport()

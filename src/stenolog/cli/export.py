@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +14,9 @@ from stenolog.cli.completion import complete_key
 from stenolog.cli.output import json_text, one_line, plural, printable
 from stenolog.cli.show import damage_lines, find_session, messages_are
 from stenolog.cli.workspace import Location, location_options, open_read_only
+from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor
-from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
+from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, text_export_pieces
 
 _SUFFIXES: Final[dict[str, ExportFormat]] = {
     ".md": "markdown",
@@ -97,7 +98,7 @@ def export_command(
     with open_read_only(where) as store:
         info = find_session(store, key)
         messages = store.get_history(info.key, full=full)
-        written = export_pieces(form, info, messages, sharing)
+        written = _pieces(form, info, messages, sharing)
         if to_stdout:
             _print(written)
         else:
@@ -115,6 +116,17 @@ def export_command(
             click.echo(f"{hidden} hidden. Use --all to include them.", err=True)
         for words in damage_lines(find_session(store, info.key), where.workspace):
             click.echo(words, err=True)
+
+
+def _pieces(
+    form: ExportFormat, info: SessionInfo, messages: Sequence[Message], sharing: SharingRedactor
+) -> Iterator[bytes]:
+    if form != "html":
+        return text_export_pieces(form, info, messages, sharing)
+    # Imported late: slow, and only needed for pages.
+    from stenolog.gateway.viewer.export_page import export_pieces
+
+    return export_pieces(form, info, messages, sharing)
 
 
 def _redaction_text(taken_out: int) -> str:

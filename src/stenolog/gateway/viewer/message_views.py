@@ -8,7 +8,6 @@ from typing import Any, Final
 from markupsafe import Markup
 from msgspec import Struct
 
-from stenolog.agent.turn import INTERRUPTED
 from stenolog.catalog.message_metadata import (
     has_failed,
     interruption,
@@ -57,6 +56,8 @@ from stenolog.transfer.export.tool_views import (
 )
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
+_INTERRUPTED: Final = "[interrupted]"
+"""Text that marks an interrupted answer for the model."""
 _LINE: Final = 120
 _PRE: Final = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
 _WITH_COPY: Final = (
@@ -244,7 +245,7 @@ def _words(body: Mapping[str, Any], parts: Sequence[Part], limits: _Limits) -> M
     text = _text(body, parts)
     if isinstance(content, str) and interruption(body):
         # The page shows the interruption and its reason itself.
-        text = text.removesuffix(INTERRUPTED).rstrip()
+        text = text.removesuffix(_INTERRUPTED).rstrip()
     shown = [Markup("<pre>{}</pre>").format(limits.pretty(result)) for result in results]
     return Markup().join([*shown, limits.markdown(text)] if text or not shown else shown)
 

@@ -5,11 +5,10 @@ import hashlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,8 +25,7 @@ from stenolog.gateway.login import LOGIN
 from stenolog.gateway.openapi import VERSION
 from stenolog.gateway.requests import ApiCall
 from stenolog.gateway.shared_state import gateway_of
-from stenolog.gateway.viewer import formatting as words
-from stenolog.gateway.viewer.markdown_html import to_html
+from stenolog.gateway.viewer.templating import new_environment, static_file
 from stenolog.records import SessionInfo
 
 POLICY: Final = (  # guard: content-security-policy
@@ -36,7 +34,6 @@ POLICY: Final = (  # guard: content-security-policy
 )
 """Content security policy of the pages. Only our scripts run; nothing loads from other hosts."""
 
-_HERE: Final = Path(__file__).parent
 _TYPES: Final = {
     "viewer.css": "text/css; charset=utf-8",
     "viewer.js": "text/javascript; charset=utf-8",
@@ -139,39 +136,11 @@ def static_address(name: str) -> str:
 
 
 @cache
-def static_file(name: str) -> bytes:
-    """Return the content of a static file."""
-    return (_HERE / "static" / name).read_bytes()
-
-
-@cache
 def _environment() -> Environment:
-    made = Environment(  # guard: templates-escape
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(
-        age=words.age,
-        clock=words.clock,
-        dollars=words.dollars,
-        moment=words.utc_time,
-        short=words.short,
-        seconds=words.seconds,
-        segment=words.segment,
-    )
+    made = new_environment()
     made.globals.update(
-        to_html=to_html,
-        plural=words.plural,
-        message_count=words.message_count,
-        interruption_text=words.interruption_text,
-        hidden_by=words.HIDDEN_BY,
-        unreadable=words.unreadable,
         static={name: static_address(name) for name in _TYPES},
         version=VERSION,
-        exported=False,
     )
     return made
 

@@ -16,6 +16,7 @@ from stenolog.errors import NothingToUndo, UsageError
 from stenolog.gateway.api_types import AgentQuery, EmptyBody, json_response
 from stenolog.gateway.requests import body_of, parse_query
 from stenolog.gateway.viewer.conversation_page import conversation, fragment
+from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
@@ -31,7 +32,7 @@ from stenolog.memory.notes import Draft, Note
 from stenolog.memory.scopes import parse_scope_name
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor, redact
-from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
+from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat
 
 # --- notebook -------------------------------------------------------------------------------------
 # Page of the notes: who they are about, their sources, and actions to edit or forget them.

@@ -69,7 +69,7 @@ def _diff(block: ToolBlock, mask: SecretMask) -> Markup:
         return mask.buttons(Markup('<pre class="diff">{}</pre>').format(text))
     row = Markup('<span class="{}"><i>{}</i>{}\n</span>')
     rows = Markup().join(
-        row.format(line.kind, line.sign, text)
+        row.format("hunk" if line.kind == "head" else line.kind, line.sign, text)
         for line, text in zip(block.lines, texts, strict=True)
     )
     return mask.buttons(Markup('<pre class="diff">{}</pre>{}').format(rows, _omitted(block)))
