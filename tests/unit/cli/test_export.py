@@ -456,3 +456,64 @@ def test_export_writes_to_a_pipe_and_follows_a_link(told: Path, steno: Steno) ->
     assert steno("export", "k", "-o", str(link), "--force").exit_code == 0
     assert link.is_symlink()
     assert "before" not in real.read_text()
+
+
+# --- all sessions ----------------------------------------------------------------------------
+
+
+def test_all_sessions_are_written_to_a_folder_with_an_index(told: Path, steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("../../etc/passwd", "user", "../up & <b>down</b>")
+        store.add_message("same", "user", "../up & <b>down</b>")
+        keys = store.list_sessions()
+    result = steno("export", "--all", "--format", "html", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    files = sorted(path.name for path in (told / "out").iterdir())
+    assert len(files) == len(keys) + 1
+    assert all(re.fullmatch(r"index\.html|[a-z0-9_-]+-[0-9a-f]{10}\.html", one) for one in files)
+    assert f"Wrote {len(keys)} sessions with" in result.stderr
+    index = _Elements((told / "out" / "index.html").read_text())
+    links = [attributes["href"] for tag, attributes in index.found if tag == "a"]
+    assert sorted(map(str, links)) == [one for one in files if one != "index.html"]
+    assert "../up & <b>down</b>" in index.text
+    assert {tag for tag, _ in index.found}.isdisjoint({"b", "script"})
+    for path in (told / "out").iterdir():
+        assert KEY not in path.read_text()
+        assert path.stat().st_mode & 0o777 == 0o600
+    again = steno("export", "--all", "--format", "html", "-o", "out", "--json")
+    assert json.loads(again.stdout)["sessions"] == len(keys)
+    assert sorted(path.name for path in (told / "out").iterdir()) == files
+
+
+def test_all_sessions_are_selected_by_key_and_time(told: Path, steno: Steno) -> None:
+    with open_store("workspace") as store:
+        old = datetime(2020, 1, 1, tzinfo=UTC)
+        store.add_messages("x:old", [{"role": "user", "content": "Old"}], at=[old])
+        store.add_message("x:new", "user", "New")
+    for form, suffix in (("markdown", "md"), ("jsonl", "jsonl")):
+        folder = f"out-{form}"
+        selected = ("--prefix", "x:", "--since", "2021-01-01")
+        result = steno("export", "--all", "--format", form, "-o", folder, *selected)
+        assert result.exit_code == 0, result.stderr
+        [path] = (told / folder).iterdir()
+        assert path.name.startswith("new-")
+        assert path.suffix == f".{suffix}"
+
+
+def test_an_index_of_another_program_is_kept(told: Path, steno: Steno) -> None:
+    (told / "site").mkdir()
+    (told / "site" / "index.html").write_text("mine")
+    result = steno("export", "--all", "--format", "html", "-o", "site")
+    assert result.exit_code == 1
+    assert "index.html exists already. Use --force to overwrite it." in result.stderr
+    assert [path.name for path in (told / "site").iterdir()] == ["index.html"]
+    assert steno("export", "--all", "--format", "html", "-o", "site", "--force").exit_code == 0
+
+
+def test_export_of_all_sessions_needs_all_and_a_folder(told: Path, steno: Steno) -> None:
+    assert "Missing argument 'KEY'" in steno("export").stderr
+    assert "add -o FOLDER" in steno("export", "--all").stderr
+    assert "omit KEY" in steno("export", "k", "--prefix", "x").stderr
+    assert "is a folder" in steno("export", "k", "-o", ".").stderr
+    (told / "file").write_text("")
+    assert steno("export", "--all", "-o", "file").exit_code == 1

@@ -95,6 +95,13 @@ def _page(info: SessionInfo, messages: Sequence[Message], clean: Redactor) -> It
     yield end.encode(errors="replace")
 
 
+def index_page(sessions: Sequence[Any]) -> bytes:
+    """Return a page that links to exported pages: `title`, `key`, `file`, `messages`, `last`."""
+    template = _environment().get_template("export_index.html")
+    made = template.render(sessions=sessions, style=_style(), style_hash=_style_hash())
+    return made.encode(errors="replace")
+
+
 # --- redaction -------------------------------------------------------------------------------
 
 
