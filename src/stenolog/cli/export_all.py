@@ -1,4 +1,4 @@
-"""`steno export --all -o FOLDER`: write every session to a file of its own."""
+"""`steno export --all -o FOLDER`: write each session to a separate file."""
 
 import os
 import re

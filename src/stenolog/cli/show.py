@@ -298,7 +298,11 @@ class _MessageRenderer:
         """Yield the lines of one message, and an empty line."""
         fields = message.to_dict()
         why = interruption(fields)
-        told = {"model": model_of(fields), "seconds": seconds_of(fields)}
+        told = {
+            "model": model_of(fields),
+            "seconds": seconds_of(fields),
+            "failed": has_failed(fields),
+        }
         yield from self._head(message, fields.get("role", "message"), told, marked=marked)
         for part in read_message(fields):
             yield from self._part(part, fields, why)
@@ -352,6 +356,8 @@ class _MessageRenderer:
         if told.get("seconds") is not None:
             spent = f" · {told['seconds']:.1f} s"
             head.append(spent, style="not bold not reverse dim default")
+        if told.get("failed"):
+            head.append(" · failed", style="not bold not reverse red")
         return self._printed(head)
 
     def _content(self, text: str) -> list[str]:

@@ -33,7 +33,7 @@ from stenolog.transfer.export.message_parts import cleaned, minute, plain
 
 _STYLES: Final = ("viewer.css", "tools.css")
 _MAX_DEPTH: Final = 200
-"""Maximum depth of a message whose pictures are set aside."""
+"""Maximum depth of a message in which pictures are searched."""
 _PICTURE_MARK: Final = "stenolog-picture:"
 
 
@@ -106,7 +106,7 @@ def index_page(sessions: Sequence[Any]) -> bytes:
 
 
 def _clean_body(body: dict[str, Any], clean: Redactor) -> dict[str, Any]:
-    """Return a message without secrets and invisible characters. Pictures stay as they are."""
+    """Return a message without secrets and invisible characters. Pictures stay unchanged."""
     pictures: list[str] = []
     shown: dict[str, Any] = clean.data(_set_aside(body, pictures, 0))
     return dict(_put_back(shown, pictures)) if pictures else shown

@@ -139,7 +139,7 @@ class _Limits:
         return self.mask.buttons(pretty(value, self.colours, self.mask))
 
     def hide(self, text: str) -> str:
-        # Text behind the limit is not shown.
+        # Text after the limit is not shown.
         return self.mask.hide(text[:MAX_RENDERED]) + text[MAX_RENDERED:]
 
 
@@ -246,7 +246,7 @@ def _words(body: Mapping[str, Any], parts: Sequence[Part], limits: _Limits) -> M
     if isinstance(content, str) and interruption(body):
         # The page shows the interruption and its reason itself.
         text = text.removesuffix(_INTERRUPTED).rstrip()
-    shown = [Markup("<pre>{}</pre>").format(limits.pretty(result)) for result in results]
+    shown = [_blocks(result_blocks(one, limits.diffs), "Result", limits) for one in results]
     return Markup().join([*shown, limits.markdown(text)] if text or not shown else shown)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from stenolog.gateway.viewer.markdown_html import to_html
 from stenolog.redaction.redact import find_secrets
 from stenolog.redaction.secret_fields import SecretSpan
 
@@ -68,6 +69,17 @@ class SecretMask:
             return _PLACEHOLDER.sub(_COVER, found[0])
         secret, kind = self._secrets[int(found["number"])]
         return str(_BUTTON.format(secret, kind, kind, kind, _COVER))
+
+
+def covered(text: str) -> str:
+    """Return one line, such as a title, with its secrets covered."""
+    return SecretMask().cover(text)
+
+
+def masked_html(text: str) -> Markup:
+    """Return Markdown as safe HTML with its secrets covered."""
+    mask = SecretMask()
+    return mask.buttons(to_html(mask.hide(text)))
 
 
 @lru_cache(maxsize=1_024)

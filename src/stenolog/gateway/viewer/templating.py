@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from stenolog.gateway.viewer import formatting
 from stenolog.gateway.viewer.markdown_html import to_html
+from stenolog.gateway.viewer.secret_masks import covered, masked_html
 
 _HERE: Final = Path(__file__).parent
 
@@ -24,6 +25,7 @@ def new_environment() -> Environment:
     made.filters.update(
         age=formatting.age,
         clock=formatting.clock,
+        covered=covered,
         dollars=formatting.dollars,
         moment=formatting.utc_time,
         short=formatting.short,
@@ -32,6 +34,7 @@ def new_environment() -> Environment:
     )
     made.globals.update(
         to_html=to_html,
+        masked_html=masked_html,
         plural=formatting.plural,
         message_count=formatting.message_count,
         interruption_text=formatting.interruption_text,

@@ -92,7 +92,7 @@ def _omitted(block: ToolBlock) -> Markup:
 
 
 def _folded(text: str, language: str, colours: ColourBudget, mask: SecretMask) -> Markup:
-    """Return a text; of a long one the start, and the rest behind a line with its length."""
+    """Return a text; of a long one the start, and the rest folded below its length."""
     text = text.rstrip("\n")
     count = text.count("\n") + 1
     if count <= MAX_OPEN_LINES and len(text) <= 2 * _MAX_PREVIEW:

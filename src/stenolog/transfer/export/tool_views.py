@@ -188,7 +188,7 @@ def argument_blocks(arguments: Any, budget: DiffBudget | None = None) -> tuple[T
 
 
 def result_blocks(result: Any, budget: DiffBudget | None = None) -> tuple[ToolBlock, ...]:
-    """Return the result of a call as blocks. Text that is not JSON stays as it is."""
+    """Return the result of a call as blocks. Text that is not JSON stays unchanged."""
     given = decoded(result)
     if isinstance(given, str) and not _PATCH.match(given):
         return (_text_block(_ERROR_TAGS.sub("", given) if len(given) < MAX_BLOCK else given),)
@@ -196,7 +196,7 @@ def result_blocks(result: Any, budget: DiffBudget | None = None) -> tuple[ToolBl
 
 
 def decoded(value: Any) -> Any:
-    """Return the value of a JSON text; other texts, and JSON that is too long, as they are."""
+    """Return the value of a JSON text; other texts, and too long JSON, are returned unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     if len(value) > _MAX_DECODED:
@@ -364,7 +364,7 @@ def _edits_in(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _patch(text: str, label: str) -> ToolBlock:
-    """Return a patch or unified diff, line by line as it is."""
+    """Return the lines of a patch or unified diff."""
     shown = cut(text.strip("\n")).split("\n")
     lines = tuple(_patch_line(line) for line in shown[:_MAX_DIFF_LINES])
     label = "" if label in ("input", "patch", "diff") else label
