@@ -108,6 +108,7 @@ def index_page(sessions: Sequence[Any]) -> bytes:
 def _clean_body(body: dict[str, Any], clean: Redactor) -> dict[str, Any]:
     """Return a message without secrets and invisible characters. Pictures stay unchanged."""
     pictures: list[str] = []
+    # guard: html-export-redacted
     shown: dict[str, Any] = clean.data(_set_aside(body, pictures, 0))
     return dict(_put_back(shown, pictures)) if pictures else shown
 

@@ -40,7 +40,7 @@ class SecretMask:
 
     def hide(self, text: str) -> str:
         """Return the text with a placeholder for each secret, which survives rendering."""
-        if len(text) > self._left:
+        if len(text) > self._left:  # guard: secrets-covered
             return text
         self._left -= len(text)
         pieces, at = list[str](), 0
