@@ -236,7 +236,7 @@ def test_a_tool_that_runs_has_its_result_in_its_call(
         expect(page.locator("#send")).to_be_enabled()
         expect(page.locator("article")).to_have_count(4)
         page.locator("details.tool summary").click()
-        expect(page.locator("details.tool .result")).to_have_text("found: owl")
+        expect(page.locator("details.tool .result pre")).to_have_text("found: owl")
         expect(page.locator("#writing")).to_be_hidden()
 
 

@@ -17,6 +17,7 @@ from stenolog.context import summary, turn_state
 from stenolog.context.window import Limits, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.viewer import message_views as viewer
+from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.session_outline import turns_of
 from stenolog.memory import transcript
 from stenolog.records import Message, SessionInfo
@@ -24,7 +25,7 @@ from stenolog.redaction.redact import SharingRedactor
 from stenolog.stores.base import Store
 from stenolog.testing.strategies import messages
 from stenolog.tokens import Tokens, message_tokens
-from stenolog.transfer.export.formats import ExportFormat, export_pieces
+from stenolog.transfer.export.formats import ExportFormat
 
 _FIELDS = (
     *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "stenolog"),

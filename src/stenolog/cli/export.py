@@ -1,21 +1,25 @@
-"""`steno export`: write a session as JSON lines, Markdown, or a self-contained HTML page."""
+"""`steno export`: write sessions as JSON lines, Markdown, or self-contained HTML pages."""
 
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from stenolog.cli.completion import complete_key
-from stenolog.cli.output import json_text, one_line, plural, printable
+from stenolog.cli.export_all import ExportAllReport, export_all
+from stenolog.cli.output import PARTIAL, json_text, one_line, plural, printable, sentence
+from stenolog.cli.search import TimeType
 from stenolog.cli.show import damage_lines, find_session, messages_are
 from stenolog.cli.workspace import Location, location_options, open_read_only
+from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor
-from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
+from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, text_export_pieces
 
 _SUFFIXES: Final[dict[str, ExportFormat]] = {
     ".md": "markdown",
@@ -36,8 +40,13 @@ class _FormatType(click.Choice[str]):
 
 
 @click.command("export")
-@click.argument("key", shell_complete=complete_key)
-@click.option("--all", "full", is_flag=True, help="Include hidden and archived messages.")
+@click.argument("key", required=False, shell_complete=complete_key)
+@click.option(
+    "--all",
+    "full",
+    is_flag=True,
+    help="Include hidden and archived messages. Without KEY: export all sessions.",
+)
 @click.option(
     "--format",
     "form",
@@ -48,9 +57,11 @@ class _FormatType(click.Choice[str]):
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Write to this file.  [default: stdout]",
+    type=click.Path(),
+    help="Write to this file.  [default: stdout] With --all and without KEY: to this folder.",
 )
+@click.option("--since", type=TimeType(), help="With --all: only sessions with later messages.")
+@click.option("--prefix", default="", help="With --all: only sessions whose key starts with this.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @click.option(
     "--redact/--no-redact",
@@ -59,17 +70,21 @@ class _FormatType(click.Choice[str]):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object that describes FILE.")
 @location_options
+@click.pass_context
 def export_command(
-    key: str,
+    ctx: click.Context,
+    key: str | None,
     full: bool,
     form: ExportFormat | None,
     output: str | None,
+    since: datetime | None,
+    prefix: str,
     force: bool,
     redact: bool | None,
     as_json: bool,
     where: Location,
 ) -> None:
-    """Export the messages of the session KEY to stdout or a file.
+    """Export the messages of the session KEY to stdout or a file, or all sessions to a folder.
 
     \b
     jsonl     one JSON object per line, exactly as stored
@@ -81,23 +96,36 @@ def export_command(
     The number is printed to stderr. Secrets in plain sentences are not recognized, so read a file
     before you share it.
 
-    Example: steno export telegram:123 -o chat.html
+    Without KEY, --all writes each session to a file in the folder of -o, and for html an index.html
+    with links to them. Files of an earlier export are replaced: run it again if it was stopped.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage.
+    Examples: steno export telegram:123 -o chat.html; steno export --all --format html -o archive
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions cannot be read.
     """  # noqa: D301 -- click knows a block by this character
     to_stdout = output in (None, "-")
+    if key is None:
+        _check_all(full=full, to_stdout=to_stdout)
+    elif since is not None or prefix:
+        raise click.UsageError("--since and --prefix select sessions of --all: omit KEY.")
+    elif Path(output or "").is_dir() and output:
+        raise click.UsageError(f"{one_line(output)} is a folder. Name a file.")
     if as_json and to_stdout:
         raise click.UsageError("--json requires a file: add -o FILE.")
-    form = _choose_format(output, form)
+    form = _choose_format(output, form) if key is not None else form or "jsonl"
     # guard: export-redacted
     sharing = SharingRedactor(enabled=form != "jsonl" if redact is None else redact)
+    if key is None:
+        found = _export_all(where, Path(str(output)), form, sharing, since, prefix, force=force)
+        _report_all(found, str(output), form, sharing, as_json=as_json)
+        ctx.exit(PARTIAL if found.problems else 0)
     if not to_stdout and not force and os.path.lexists(str(output)):
         words = f"{one_line(str(output))} exists already. Use --force to overwrite it."
         raise click.ClickException(words)
     with open_read_only(where) as store:
         info = find_session(store, key)
         messages = store.get_history(info.key, full=full)
-        written = export_pieces(form, info, messages, sharing)
+        written = _pieces(form, info, messages, sharing)
         if to_stdout:
             _print(written)
         else:
@@ -117,9 +145,70 @@ def export_command(
             click.echo(words, err=True)
 
 
-def _redaction_text(taken_out: int) -> str:
+def _check_all(*, full: bool, to_stdout: bool) -> None:
+    if not full:
+        raise click.UsageError(
+            "Missing argument 'KEY'. To export all sessions, use --all with -o FOLDER."
+        )
+    if to_stdout:
+        raise click.UsageError("--all without KEY requires a folder: add -o FOLDER.")
+
+
+def _export_all(
+    where: Location,
+    folder: Path,
+    form: ExportFormat,
+    sharing: SharingRedactor,
+    since: datetime | None,
+    prefix: str,
+    *,
+    force: bool,
+) -> ExportAllReport:
+    with open_read_only(where) as store:
+        return export_all(
+            store,
+            folder,
+            form,
+            sharing,
+            since=since,
+            prefix=prefix,
+            force=force,
+            pieces=_pieces,
+            write=_write,
+        )
+
+
+def _report_all(
+    found: ExportAllReport, folder: str, form: str, sharing: SharingRedactor, *, as_json: bool
+) -> None:
+    for key, problem in found.problems.items():
+        click.echo(f"{one_line(key)}: {sentence(problem)}", err=True)
+    count = sum(one.messages for one in found.sessions)
+    done = f"{plural(len(found.sessions), 'session')} with {plural(count, 'message')}"
+    click.echo(f"Wrote {done} to {one_line(folder)}.", err=True)
+    if as_json:
+        fields: dict[str, Any] = {"folder": folder, "format": form, "messages": count}
+        fields |= {"sessions": len(found.sessions), "redacted": sharing.count}
+        click.echo(json_text({**fields, "problems": found.problems}))
+    if sharing.enabled and (sharing.count or form in DOCUMENT_FORMATS):
+        click.echo(_redaction_text(sharing.count, "files"), err=True)
+
+
+def _pieces(
+    form: ExportFormat, info: SessionInfo, messages: Sequence[Message], sharing: SharingRedactor
+) -> Iterator[bytes]:
+    if form != "html":
+        return text_export_pieces(form, info, messages, sharing)
+    # Imported late: slow, and only needed for pages.
+    from stenolog.gateway.viewer.export_page import export_pieces
+
+    return export_pieces(form, info, messages, sharing)
+
+
+def _redaction_text(taken_out: int, files: str = "file") -> str:
     if not taken_out:
-        return "No known forms of secrets found. Read the file before you share it."
+        pronoun = "it" if files == "file" else "them"
+        return f"No known forms of secrets found. Read the {files} before you share {pronoun}."
     return f"Replaced {plural(taken_out, 'secret')}. Use --no-redact to keep them."
 
 

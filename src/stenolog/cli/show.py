@@ -11,7 +11,14 @@ from typing import Any, Final
 import click
 
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import FIELD, interruption, model_label, model_of, seconds_of
+from stenolog.catalog.message_metadata import (
+    FIELD,
+    has_failed,
+    interruption,
+    model_label,
+    model_of,
+    seconds_of,
+)
 from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
 from stenolog.cli.completion import complete_key
 from stenolog.cli.output import (
@@ -21,6 +28,7 @@ from stenolog.cli.output import (
     one_line,
     printable,
 )
+from stenolog.cli.tool_lines import block_lines, is_shaped
 from stenolog.cli.workspace import Location, display_name, location_options, open_read_only
 from stenolog.errors import NoSuchSession
 from stenolog.messages import (
@@ -40,13 +48,17 @@ from stenolog.messages import (
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store
+from stenolog.transfer.export.tool_views import (
+    ToolBlock,
+    argument_blocks,
+    result_blocks,
+    summary_of,
+)
 
 _INTERRUPTED: Final = "[interrupted]"
 """Text that marks an interrupted answer for the model."""
 _NEIGHBOURS: Final = 5
 """Number of messages shown before and after the requested one."""
-_MAX_TOOL_LINES: Final = 12
-"""Maximum number of lines of a tool result in a terminal."""
 _MAX_VALUE: Final = 400
 """Maximum number of characters of any other field."""
 _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -255,6 +267,12 @@ def _as_json(value: Any) -> str:
 # --- in a terminal ---------------------------------------------------------------------------
 
 
+def _is_in_head(block: ToolBlock) -> bool:
+    """Return whether the line of the call shows all of this block, or as much as is needed."""
+    is_short = block.kind == "shell" and "\n" not in block.text and len(block.text) < 120
+    return block.kind == "json" or is_short
+
+
 def message_renderer(*, color: bool) -> "_MessageRenderer":
     """Return a renderer of single messages for a terminal."""
     return _MessageRenderer(color=color, tools=False)
@@ -287,7 +305,11 @@ class _MessageRenderer:
         """Yield the lines of one message, and an empty line."""
         fields = message.to_dict()
         why = interruption(fields)
-        told = {"model": model_of(fields), "seconds": seconds_of(fields)}
+        told = {
+            "model": model_of(fields),
+            "seconds": seconds_of(fields),
+            "failed": has_failed(fields),
+        }
         yield from self._head(message, fields.get("role", "message"), told, marked=marked)
         for part in read_message(fields):
             yield from self._part(part, fields, why)
@@ -309,7 +331,7 @@ class _MessageRenderer:
             case ToolCall():
                 yield from self._call(part)
             case ToolResult():
-                yield from self._result(part)
+                yield from self._result(part, failed=part.is_error or has_failed(fields))
             case FilePart() if part.value is fields.get("audio"):
                 if isinstance(part.content, str):
                     yield from self._content(part.content)
@@ -345,6 +367,8 @@ class _MessageRenderer:
         if told.get("seconds") is not None:
             spent = f" · {told['seconds']:.1f} s"
             head.append(spent, style="not bold not reverse dim default")
+        if told.get("failed"):
+            head.append(" · failed", style="not bold not reverse red")
         return self._printed(head)
 
     def _content(self, text: str) -> list[str]:
@@ -361,39 +385,51 @@ class _MessageRenderer:
         budget = ColourBudget()
         return [line for one in blocks for line in render_block(one, self._console, budget=budget)]
 
-    def _call(self, call: ToolCall) -> list[str]:
-        """Return a tool call in one line."""
+    def _call(self, call: ToolCall) -> Iterator[str]:
+        """Yield a tool call: one line, and below it diffs, commands, files and checklists."""
         # Imported late: slow, and only needed for tool calls.
         from stenolog.cli.chat_screen import short_call
 
         if call.name == UNNAMED:
-            return self._styled(f"→ {self._short(_as_json(call.value))}", "yellow")
+            yield from self._styled(f"→ {self._short(_as_json(call.value))}", "yellow")
+            return
+        blocks = argument_blocks(call.arguments)
+        if is_shaped(blocks):
+            head = " ".join(filter(None, (call.name, summary_of(call.arguments))))
+            yield from self._styled(f"→ {head}", "yellow")
+            for block in blocks:
+                if self._tools or not _is_in_head(block):
+                    yield from self._block(block)
+            return
         given = call.arguments
         given = given if isinstance(given, str) else "" if given is None else _as_json(given)
         words = f"{call.name}({given})" if self._tools else short_call(call.name, given)
-        return self._styled(f"→ {words}", "yellow")
+        yield from self._styled(f"→ {words}", "yellow")
 
-    def _result(self, result: ToolResult) -> Iterator[str]:
+    def _result(self, result: ToolResult, *, failed: bool) -> Iterator[str]:
         """Yield the lines of a tool result; text is cut, other parts are JSON."""
         parts = list(read_content(result.content))
         if not parts and result.in_content:
-            yield from self._cut(_as_json(result.value))
+            yield from self._output(_as_json(result.value), failed=failed)
         for part in parts:
             if isinstance(part, ToolResult):
-                yield from self._result(part)
+                yield from self._result(part, failed=failed or part.is_error)
             else:
                 text = part.text if isinstance(part, TextPart | UnknownPart) else None
-                yield from self._cut(_as_json(part.value) if text is None else text)
+                shown = _as_json(part.value) if text is None else text
+                yield from self._output(shown, failed=failed)
 
-    def _cut(self, text: str) -> Iterator[str]:
-        """Yield the first lines of a tool result."""
-        lines = printable(text).rstrip("\n").split("\n")
-        most = len(lines) if self._tools or len(lines) <= _MAX_TOOL_LINES else _MAX_TOOL_LINES - 1
-        for line in lines[:most]:
-            yield from self._styled(line if self._tools else self._short(line), "dim")
-        if most < len(lines):
-            more = f"… {len(lines) - most:,} more lines; use --tools to show them"
-            yield from self._styled(more, "dim italic")
+    def _output(self, text: str, *, failed: bool) -> Iterator[str]:
+        blocks = result_blocks(text)
+        if not is_shaped(blocks):
+            # As the tool printed it.
+            blocks = (ToolBlock(kind="text", text=text),)
+        for block in blocks:
+            yield from self._block(block, "red" if failed else "dim")
+
+    def _block(self, block: ToolBlock, style: str = "dim") -> Iterator[str]:
+        for text, one in block_lines(block, whole=self._tools, style=style):
+            yield from self._styled(text if self._tools else self._short(text), one)
 
     def _short(self, text: str) -> str:
         whole = self._tools or len(text) <= _MAX_VALUE

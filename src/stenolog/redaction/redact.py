@@ -68,14 +68,23 @@ def redact(text: str) -> Redacted:
     return _redact_with(text, SECRETS)
 
 
+def find_secrets(text: str) -> list[SecretSpan]:
+    """Return the secrets that `redact` replaces, in order, with their positions and stubs."""
+    return [] if _TOO_SHORT.fullmatch(text) else _search(text, SECRETS).spans()
+
+
 def _redact_with(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
     if _TOO_SHORT.fullmatch(text):
         return Redacted(text, 0)
+    return _search(text, secrets).result()
+
+
+def _search(text: str, secrets: Iterable[SecretPattern]) -> "_Replacement":
     draft = _Replacement(text, _hidden_characters(text))  # guard: hidden-characters-redacted
     draft.replace_secrets(list(find_secret_fields(draft.text)))  # guard: secret-fields-redacted
     for secret in _hinted_patterns(draft.text, secrets):
         draft.replace_secrets(_find_secrets(draft.text, secret))
-    return draft.result()
+    return draft
 
 
 def _hidden_characters(text: str) -> list[SecretSpan]:
@@ -115,16 +124,19 @@ class _Replacement:
 
     def result(self) -> Redacted:
         """Return the original text with the stubs."""
-        if not self._stubs:
-            return Redacted(self._original, 0)
-        pieces, at, count = list[str](), 0, 0
+        secrets = self.spans()
+        return Redacted(_replace_spans(self._original, secrets), len(secrets))
+
+    def spans(self) -> list[SecretSpan]:
+        """Return the secrets with their positions in the original text."""
+        found, at = list[SecretSpan](), 0
         # A later secret may contain an earlier secret; then the later secret ends at or after the
         # earlier one.
         for start, end, _, stub in sorted(self._stubs, key=lambda row: (row[0], -row[2])):
             if start >= at:
-                pieces += [self._original[at:start], stub]
-                at, count = end, count + 1
-        return Redacted("".join([*pieces, self._original[at:]]), count)
+                found.append(SecretSpan(start, end, stub))
+                at = end
+        return found
 
     def _replace(self, secrets: list[SecretSpan]) -> None:
         self._steps.append(_PositionMap(secrets))

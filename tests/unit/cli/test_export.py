@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class _Elements(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += f"{data} "
 
 
 # --- the page --------------------------------------------------------------------------------
@@ -77,18 +78,38 @@ def test_html_page_has_every_part_and_a_link_to_each_message(
     found = _Elements(page)
     ids = [attributes["id"] for tag, attributes in found.found if tag == "article"]
     links = [attributes["href"] for tag, attributes in found.found if tag == "a"]
-    assert ids == ["m1", "m2", "m3", "m4"]
+    assert ids == ["m1", "m2", "m4"]
     assert [f"#{one}" for one in ids] == [one for one in links if str(one).startswith("#")]
-    assert "https://example.org/x?a=1&b=2" in links
-    assert ("img", {"src": PIXEL, "alt": "an image"}) in found.found
+    pictures = [attributes["src"] for tag, attributes in found.found if tag == "img"]
+    assert pictures == [PIXEL]
     assert "<strong>this</strong>" in page
-    assert "<pre><code>if a &lt; b: pass</code></pre>" in page
-    assert "<summary>calls ls</summary>" in page
-    assert "<summary>ls answers</summary>" in page
-    assert "<summary>thinks</summary>" in page
-    assert "tiny · 1.2 s" in page
-    assert "0.5 s · failed" in page
+    assert '<span class="k">if</span>' in page
+    assert '<details class="tool failed">' in page
+    text = " ".join(found.text.split())
+    assert "ls . · 500 ms · failed a.txt" in text
+    assert "Thinking hm" in text
+    assert "tiny 1.2 s" in text
     assert "prefers-color-scheme: dark" in page
+
+
+def test_a_page_has_totals_an_outline_and_the_times_of_the_messages(steno: Steno) -> None:
+    began = datetime(2026, 3, 1, 8, 30, tzinfo=UTC)
+    usage = {"prompt": 1_200, "answer": 30, "cached": 0}
+    bodies: list[dict[str, Any]] = [
+        {"role": "user", "content": "First?"},
+        {"role": "assistant", "content": "| a |\n|---|\n| b |", "stenolog": {"usage": usage}},
+        {"role": "user", "content": "Second?"},
+    ]
+    with open_store("workspace") as store:
+        for number, body in enumerate(bodies):
+            store.add_messages("t", [body], at=[began + timedelta(minutes=4 * number)])
+    page = steno("export", "t", "--format", "html").stdout
+    text = " ".join(_Elements(page).text.split())
+    assert "2026-03-01 08:30 – 2026-03-01 08:38 UTC" in text
+    assert "Messages 3 Turns 2 Input tokens 1,200 Output tokens 30 Duration 8 min" in text
+    assert "Prompts First? 2026-03-01 08:30 Second? 2026-03-01 08:38" in text
+    assert "<td>b</td>" in page
+    assert "08:30 – 2026-03-01 08:38" in steno("export", "t", "--format", "markdown").stdout
 
 
 def test_html_page_loads_nothing(steno: Steno) -> None:
@@ -101,7 +122,8 @@ def test_html_page_loads_nothing(steno: Steno) -> None:
     assert "url(" not in page
     assert "@import" not in page
     policy = next(one for _, one in found.found if "http-equiv" in one)
-    assert str(policy["content"]).startswith("default-src 'none';")
+    assert str(policy["content"]).startswith("default-src 'none'; style-src 'sha256-")
+    assert "button" not in {tag for tag, _ in found.found}
 
 
 HOSTILE = [
@@ -143,7 +165,8 @@ def test_field_content_is_escaped_in_html(steno: Steno, text: str) -> None:
     tags = {tag for tag, _ in found.found}
     assert tags <= {
         *("html", "head", "meta", "title", "style", "body", "main", "h1", "p", "details"),
-        *("summary", "article", "header", "span", "a", "pre", "code", "strong"),
+        *("summary", "article", "header", "span", "a", "pre", "code", "strong", "section"),
+        *("dl", "dt", "dd", "div", "small", "nav", "ol", "li", "b", "br", "i", "time"),
     }
     for tag, attributes in found.found:
         assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
@@ -225,7 +248,7 @@ def test_markdown_has_a_heading_and_an_anchor_for_each_message(steno: Steno) -> 
         ("m4", "assistant"),
     ]
     assert "```py\nif a < b: pass\n```" in shown
-    assert '<details><summary>calls ls</summary>\n\n```\n{"path": "."}\n```' in shown
+    assert '<details><summary>ls .</summary>\n\n```json\n{\n  "path": "."\n}\n```' in shown
 
 
 def test_anthropic_blocks_are_exported_as_calls_and_results(steno: Steno) -> None:
@@ -239,9 +262,9 @@ def test_anthropic_blocks_are_exported_as_calls_and_results(steno: Steno) -> Non
         store.add_message("a", "user", results)
     shown = steno("export", "a", "--format", "markdown").stdout
     assert shown.startswith("# What is this?\n")
-    assert "<details><summary>thinks</summary>\n\n```\nLet me see.\n```" in shown
-    assert '<details><summary>calls login</summary>\n\n```\n{"password": ' in shown
-    assert "<details><summary>login answers</summary>\n\n```\nwelcome\n```" in shown
+    assert "<details><summary>Thinking</summary>\n\n```\nLet me see.\n```" in shown
+    assert '```json\n{\n  "password": "[redacted' in shown
+    assert "<details><summary>login · result</summary>\n\n```\nwelcome\n```" in shown
     assert "failed" in shown
     assert "data:image/png;base64,iVBORw0KGgo=" in steno("export", "a", "--format", "html").stdout
     assert KEY not in shown
@@ -272,7 +295,7 @@ def test_code_fence_is_longer_than_any_in_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "mark"), [("html", 'class="user hidden"'), ("markdown", "hidden")]
+    ("form", "mark"), [("html", 'class="message user hidden-one"'), ("markdown", "hidden")]
 )
 def test_hidden_messages_are_exported_on_request_and_marked(
     steno: Steno, form: str, mark: str
@@ -433,3 +456,64 @@ def test_export_writes_to_a_pipe_and_follows_a_link(told: Path, steno: Steno) ->
     assert steno("export", "k", "-o", str(link), "--force").exit_code == 0
     assert link.is_symlink()
     assert "before" not in real.read_text()
+
+
+# --- all sessions ----------------------------------------------------------------------------
+
+
+def test_all_sessions_are_written_to_a_folder_with_an_index(told: Path, steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("../../etc/passwd", "user", "../up & <b>down</b>")
+        store.add_message("same", "user", "../up & <b>down</b>")
+        keys = store.list_sessions()
+    result = steno("export", "--all", "--format", "html", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    files = sorted(path.name for path in (told / "out").iterdir())
+    assert len(files) == len(keys) + 1
+    assert all(re.fullmatch(r"index\.html|[a-z0-9_-]+-[0-9a-f]{10}\.html", one) for one in files)
+    assert f"Wrote {len(keys)} sessions with" in result.stderr
+    index = _Elements((told / "out" / "index.html").read_text())
+    links = [attributes["href"] for tag, attributes in index.found if tag == "a"]
+    assert sorted(map(str, links)) == [one for one in files if one != "index.html"]
+    assert "../up & <b>down</b>" in index.text
+    assert {tag for tag, _ in index.found}.isdisjoint({"b", "script"})
+    for path in (told / "out").iterdir():
+        assert KEY not in path.read_text()
+        assert path.stat().st_mode & 0o777 == 0o600
+    again = steno("export", "--all", "--format", "html", "-o", "out", "--json")
+    assert json.loads(again.stdout)["sessions"] == len(keys)
+    assert sorted(path.name for path in (told / "out").iterdir()) == files
+
+
+def test_all_sessions_are_selected_by_key_and_time(told: Path, steno: Steno) -> None:
+    with open_store("workspace") as store:
+        old = datetime(2020, 1, 1, tzinfo=UTC)
+        store.add_messages("x:old", [{"role": "user", "content": "Old"}], at=[old])
+        store.add_message("x:new", "user", "New")
+    for form, suffix in (("markdown", "md"), ("jsonl", "jsonl")):
+        folder = f"out-{form}"
+        selected = ("--prefix", "x:", "--since", "2021-01-01")
+        result = steno("export", "--all", "--format", form, "-o", folder, *selected)
+        assert result.exit_code == 0, result.stderr
+        [path] = (told / folder).iterdir()
+        assert path.name.startswith("new-")
+        assert path.suffix == f".{suffix}"
+
+
+def test_an_index_of_another_program_is_kept(told: Path, steno: Steno) -> None:
+    (told / "site").mkdir()
+    (told / "site" / "index.html").write_text("mine")
+    result = steno("export", "--all", "--format", "html", "-o", "site")
+    assert result.exit_code == 1
+    assert "index.html exists already. Use --force to overwrite it." in result.stderr
+    assert [path.name for path in (told / "site").iterdir()] == ["index.html"]
+    assert steno("export", "--all", "--format", "html", "-o", "site", "--force").exit_code == 0
+
+
+def test_export_of_all_sessions_needs_all_and_a_folder(told: Path, steno: Steno) -> None:
+    assert "Missing argument 'KEY'" in steno("export").stderr
+    assert "add -o FOLDER" in steno("export", "--all").stderr
+    assert "omit KEY" in steno("export", "k", "--prefix", "x").stderr
+    assert "is a folder" in steno("export", "k", "-o", ".").stderr
+    (told / "file").write_text("")
+    assert steno("export", "--all", "-o", "file").exit_code == 1

@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 
 from stenolog.stores.open_store import open_store
+from support.tool_samples import CODING, fill_tools
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -128,6 +129,25 @@ def test_tools_are_shortened_in_a_terminal_unless_requested(in_terminal: InTermi
     _, whole = in_terminal("show", "k", "--tools", NO_COLOR="1", LINES="100")
     assert "file 39\n" in whole
     assert "x" * 60 in whole.replace("\n", "")
+
+
+def test_tools_are_shown_by_their_shape_in_a_terminal(place: Path, in_terminal: InTerminal) -> None:
+    fill_tools(place / "workspace")
+    _, shown = in_terminal("show", CODING, "--no-pager", NO_COLOR="1")
+    assert "→ Bash cd /srv/app && python -m pytest -q\n" in shown
+    assert '→ Edit /srv/app/harbour/invoice.py\n def total(rows):\n-    """Return' in shown
+    assert "+    result = Decimal(0)\n" in shown
+    assert "→ apply_patch harbour/tides.py\n*** Begin Patch\n" in shown
+    assert "☑ Read the failing test\n◐ Round in one place\n☐ Run all tests\n" in shown
+    assert "CENT = Decimal('0.01')" in shown
+    assert "line 11\n… 1,489 more lines; use --tools to show them\n" in shown
+    _, coloured = in_terminal("show", CODING, "--no-pager")
+    assert "\x1b[32m+    result = Decimal(0)\x1b[0m" in coloured
+    assert "\x1b[31m-    result = 0\x1b[0m" in coloured
+    assert "\x1b[31mExit code 1\x1b[0m" in coloured
+    _, whole = in_terminal("show", CODING, "--no-pager", "--tools", NO_COLOR="1")
+    assert "$ seq 1 1500\n" in whole
+    assert "line 1500\n" in whole
 
 
 def test_show_prints_model_and_reasoning(in_terminal: InTerminal) -> None:

@@ -7,7 +7,7 @@ scripts and addresses.
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import nh3
@@ -142,7 +142,12 @@ def _coloured(code: str, language: str, attributes: str) -> str:
     lexer = colour_language(language, code)
     if not lexer:
         return str(escape(code))
-    return str(highlight(code, get_lexer_by_name(lexer), _FORMATTER))
+    return str(highlight(code, _lexer(lexer), _FORMATTER))
+
+
+@cache
+def _lexer(name: str) -> Any:
+    return get_lexer_by_name(name)
 
 
 def _image(

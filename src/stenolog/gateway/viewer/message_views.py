@@ -1,15 +1,13 @@
 """Convert messages to the values that templates show: text, thinking, pictures, tool calls."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from json import JSONEncoder
 from typing import Any, Final
 
-import msgspec
 from markupsafe import Markup
 from msgspec import Struct
 
-from stenolog.agent.turn import INTERRUPTED
 from stenolog.catalog.message_metadata import (
     has_failed,
     interruption,
@@ -26,6 +24,8 @@ from stenolog.gateway.viewer.markdown_html import (
     is_picture,
     to_html,
 )
+from stenolog.gateway.viewer.secret_masks import SecretMask
+from stenolog.gateway.viewer.tool_html import blocks_html
 from stenolog.messages import (
     FilePart,
     ImagePart,
@@ -43,10 +43,29 @@ from stenolog.messages import (
 from stenolog.messages import ToolCall as Call
 from stenolog.records import Message
 from stenolog.transfer.export.code_blocks import ColourBudget
+from stenolog.transfer.export.tool_views import (
+    DiffBudget,
+    ToolBlock,
+    argument_blocks,
+    cut,
+    decoded,
+    error_line,
+    laid_out,
+    result_blocks,
+    summary_of,
+)
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
+_INTERRUPTED: Final = "[interrupted]"
+"""Text that marks an interrupted answer for the model."""
 _LINE: Final = 120
-_LAYOUT: Final = JSONEncoder(indent=2, ensure_ascii=False)
+_PRE: Final = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
+_WITH_COPY: Final = (
+    r'<div class="copyable"><button type="button" class="copy-code" data-copy="code">copy</button>'
+    r"<pre>\1</pre></div>"
+)
+_MAX_COLOURED_IN_DOCUMENT: Final = 1_000_000
+"""Maximum number of characters of code that are coloured in one exported document."""
 
 
 class Picture(Struct, frozen=True, kw_only=True):
@@ -62,11 +81,15 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
     name: str
     line: str
-    """The arguments in one line, shortened."""
+    """The argument that tells most, in one line."""
     arguments: Markup
     result: Markup | None
+    pictures: tuple[Picture, ...] = ()
+    """Pictures in the result."""
     seconds: float | None
     failed: bool
+    error: str = ""
+    """The first line of the error, if the call failed."""
 
 
 class MessageView(Struct, frozen=True, kw_only=True):
@@ -95,28 +118,69 @@ class _Answered(Struct, frozen=True):
     message: Message
 
 
+BodyOf = Callable[[Message], Mapping[str, Any]]
+"""Function that returns the body of a message as it may be shown."""
+
+
+class _Limits:
+    """What one page, or one exported document, may still use."""
+
+    def __init__(self, colours: int, *, on_page: bool) -> None:
+        self.on_page = on_page
+        self.colours = ColourBudget(colours)
+        self.diffs = DiffBudget()
+        self.mask = SecretMask(enabled=on_page)
+
+    def markdown(self, text: str) -> Markup:
+        made = self.mask.buttons(to_html(self.hide(text), self.colours))
+        return Markup(_PRE.sub(_WITH_COPY, str(made))) if self.on_page else made
+
+    def pretty(self, value: Any) -> Markup:
+        return self.mask.buttons(pretty(value, self.colours, self.mask))
+
+    def hide(self, text: str) -> str:
+        # Text after the limit is not shown.
+        return self.mask.hide(text[:MAX_RENDERED]) + text[MAX_RENDERED:]
+
+
 def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[MessageView]:
     """Return the messages for the page; a result is shown at its call if the call is among them.
 
     `later` are messages after these, which may contain the results of the last calls.
     """
-    bodies = {one.seq: one.to_dict() for one in messages}
+    limits = _Limits(MAX_COLOURED_ON_PAGE, on_page=True)
+    # Colour the newest messages first: a page opens at its end.
+    return list(_views(messages, later, Message.to_dict, limits, reversed(messages)))[::-1]
+
+
+def document_views(messages: Sequence[Message], body_of: BodyOf) -> Iterator[MessageView]:
+    """Yield all messages of a session for a document; secrets are not masked."""
+    return _views(
+        messages, (), body_of, _Limits(_MAX_COLOURED_IN_DOCUMENT, on_page=False), messages
+    )
+
+
+def _views(
+    messages: Sequence[Message],
+    later: Sequence[Message],
+    body_of: BodyOf,
+    limits: _Limits,
+    order: Iterable[Message],
+) -> Iterator[MessageView]:
+    bodies = {one.seq: body_of(one) for one in messages}
     parts = {seq: list(read_message(body)) for seq, body in bodies.items()}
-    after = {one.seq: list(read_message(one.to_dict())) for one in later}
+    told = {**bodies, **{one.seq: body_of(one) for one in later}}
+    after = {one.seq: list(read_message(told[one.seq])) for one in later}
     answers = _answers([*messages, *later], bodies, {**after, **parts})
     at_calls = {id(found.result) for found in answers.values()}
-    page = ColourBudget(MAX_COLOURED_ON_PAGE)
-    made = []
-    # Colour the newest messages first: a page opens at its end.
-    for message in reversed(messages):
+    for message in order:
         own = parts[message.seq]
         left = [part for part in own if id(part) not in at_calls]
         if own and not left:
             continue
-        calls = tuple(_calls(message.seq, own, answers, page))
+        calls = tuple(_calls(message.seq, own, answers, told, limits))
         pictures = tuple(_pictures(own))
-        made.append(_shown(message, bodies[message.seq], left, pictures, calls, page))
-    return made[::-1]
+        yield _shown(message, bodies[message.seq], left, pictures, calls, limits)
 
 
 def prompt_line(body: Mapping[str, Any]) -> str:
@@ -133,38 +197,13 @@ def one_line(text: str) -> str:
     return line if len(line) <= _LINE else line[: _LINE - 1].rstrip() + "…"
 
 
-def pretty(value: Any, page: ColourBudget | None = None) -> Markup:
-    """Return a value as indented JSON, and text that is not JSON unchanged; cut at LONGEST."""
-    if isinstance(value, str):
-        if len(value) > MAX_RENDERED:
-            # Not decoded: the layout of nested lists is many times longer than their text.
-            return Markup("{}").format(_cut(value))
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return Markup("{}").format(_cut(value))
-        if isinstance(value, str):
-            return Markup("{}").format(_cut(value))
-    try:
-        text = _laid_out(value)
-    except (TypeError, ValueError, RecursionError):
-        text = as_json(value)
-    return coloured(_cut(text), "json", page)
-
-
-def _laid_out(value: Any) -> str:
-    """Return the value as indented JSON, up to a little more than LONGEST characters."""
-    pieces, size = list[str](), 0
-    for piece in _LAYOUT.iterencode(value):
-        pieces.append(piece)
-        size += len(piece)
-        if size > MAX_RENDERED:  # guard: layout-bounded
-            break
-    return "".join(pieces)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_RENDERED else text[:MAX_RENDERED] + "\n… cut"
+def pretty(value: Any, page: ColourBudget | None = None, mask: SecretMask | None = None) -> Markup:
+    """Return a value as indented JSON, and text that is not JSON unchanged; cut at MAX_BLOCK."""
+    # Longer JSON is not decoded: the layout of nested lists is many times longer than their text.
+    value = decoded(value) if not isinstance(value, str) or len(value) <= MAX_RENDERED else value
+    text = cut(value) if isinstance(value, str) else laid_out(value)
+    text = text if mask is None else mask.hide(text)
+    return Markup("{}").format(text) if isinstance(value, str) else coloured(text, "json", page)
 
 
 def _shown(
@@ -173,7 +212,7 @@ def _shown(
     parts: Sequence[Part],
     pictures: tuple[Picture, ...],
     calls: tuple[ToolCall, ...],
-    page: ColourBudget,
+    limits: _Limits,
 ) -> MessageView:
     role = body.get("role")
     named = role if isinstance(role, str) else "?"
@@ -185,8 +224,8 @@ def _shown(
         hidden=message.hidden,
         role=named,
         kind=named if named in _ROLES else "other",
-        words=_words(body, parts, page),
-        thoughts=tuple(to_html(text, page) for text in _thoughts(parts) if text.strip()),
+        words=_words(body, parts, limits),
+        thoughts=tuple(limits.markdown(text) for text in _thoughts(parts) if text.strip()),
         pictures=pictures,
         calls=calls,
         model=model_of(body),
@@ -197,18 +236,18 @@ def _shown(
     )
 
 
-def _words(body: Mapping[str, Any], parts: Sequence[Part], page: ColourBudget) -> Markup:
+def _words(body: Mapping[str, Any], parts: Sequence[Part], limits: _Limits) -> Markup:
     """Return the text of a message, and results whose call is not on the page."""
     results = [_result_text(part) for part in parts if isinstance(part, ToolResult)]
     content = body.get("content")
     if not results and content is not None and not isinstance(content, str | list):
-        return Markup("<pre>{}</pre>").format(pretty(content, page))
+        return Markup("<pre>{}</pre>").format(limits.pretty(content))
     text = _text(body, parts)
     if isinstance(content, str) and interruption(body):
         # The page shows the interruption and its reason itself.
-        text = text.removesuffix(INTERRUPTED).rstrip()
-    shown = [Markup("<pre>{}</pre>").format(pretty(result, page)) for result in results]
-    return Markup().join([*shown, to_html(text, page)] if text or not shown else shown)
+        text = text.removesuffix(_INTERRUPTED).rstrip()
+    shown = [_blocks(result_blocks(one, limits.diffs), "Result", limits) for one in results]
+    return Markup().join([*shown, limits.markdown(text)] if text or not shown else shown)
 
 
 def _text(body: Mapping[str, Any], parts: Iterable[Part]) -> str:
@@ -242,7 +281,7 @@ def _pictures(parts: Iterable[Part]) -> Iterator[Picture]:
         if isinstance(part, ImagePart):
             url = part.url
             yield Picture(address=url, shown=is_picture(url), link=is_address(url))
-        elif isinstance(part, ToolResult) and isinstance(part.content, Mapping):
+        elif isinstance(part, ToolResult) and isinstance(part.content, Mapping | list):
             yield from _pictures(read_content(part.content))
 
 
@@ -281,22 +320,31 @@ def _calls(
     seq: int,
     parts: Iterable[Part],
     answers: Mapping[tuple[int, int], _Answered],
-    page: ColourBudget,
+    bodies: Mapping[int, Mapping[str, Any]],
+    limits: _Limits,
 ) -> Iterator[ToolCall]:
     for place, call in enumerate(_calls_in(parts)):
         answer = answers.get((seq, place))
-        told = None if answer is None else answer.message.to_dict()
+        result = None if answer is None else _result_text(answer.result)
+        told = {} if answer is None else bodies[answer.message.seq]
+        elsewhere = answer is not None and answer.message.seq != seq
+        failed = answer is not None and (has_failed(told) or answer.result.is_error)
         yield ToolCall(
             name=call.name,
-            line=one_line(
-                call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
-            ),
-            arguments=pretty(call.arguments, page),
-            result=None if answer is None else pretty(_result_text(answer.result), page),
-            seconds=None if told is None else seconds_of(told),
-            failed=told is not None
-            and (has_failed(told) or (answer is not None and answer.result.is_error)),
+            line=limits.mask.cover(summary_of(call.arguments)),
+            arguments=_blocks(argument_blocks(call.arguments, limits.diffs), "Arguments", limits),
+            result=None
+            if result is None
+            else _blocks(result_blocks(result, limits.diffs), "Result", limits),
+            pictures=tuple(_pictures([answer.result])) if answer and elsewhere else (),
+            seconds=None if answer is None else seconds_of(told),
+            failed=failed,
+            error=limits.mask.cover(error_line(result)) if failed and result else "",
         )
+
+
+def _blocks(blocks: Sequence[ToolBlock], label: str, limits: _Limits) -> Markup:
+    return blocks_html(blocks, label, limits.colours, limits.mask, copy=limits.on_page)
 
 
 def _result_text(result: ToolResult) -> str:

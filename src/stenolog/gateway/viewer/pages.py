@@ -6,11 +6,10 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from msgspec import Struct
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -20,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import model_label
 from stenolog.catalog.searchable_text import title_from
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.gateway.api_types import ErrorResponse
@@ -29,8 +27,7 @@ from stenolog.gateway.login import LOGIN, SIGN_IN
 from stenolog.gateway.openapi import VERSION
 from stenolog.gateway.requests import ApiCall
 from stenolog.gateway.shared_state import gateway_of
-from stenolog.gateway.viewer import formatting as words
-from stenolog.gateway.viewer.markdown_html import to_html
+from stenolog.gateway.viewer.templating import new_environment, static_file
 from stenolog.records import SessionInfo
 
 POLICY: Final = (  # guard: content-security-policy
@@ -39,7 +36,6 @@ POLICY: Final = (  # guard: content-security-policy
 )
 """Content security policy of the pages. Only our scripts run; nothing loads from other hosts."""
 
-_HERE: Final = Path(__file__).parent
 _TYPES: Final = {
     "viewer.css": "text/css; charset=utf-8",
     "viewer.js": "text/javascript; charset=utf-8",
@@ -49,6 +45,8 @@ _TYPES: Final = {
     "turns.js": "text/javascript; charset=utf-8",
     "conversation.css": "text/css; charset=utf-8",
     "outline.js": "text/javascript; charset=utf-8",
+    "tools.css": "text/css; charset=utf-8",
+    "copy.js": "text/javascript; charset=utf-8",
     "uPlot.iife.min.js": "text/javascript; charset=utf-8",
     "uPlot.min.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
@@ -162,37 +160,9 @@ def static_address(name: str) -> str:
 
 
 @cache
-def static_file(name: str) -> bytes:
-    """Return the content of a static file."""
-    return (_HERE / "static" / name).read_bytes()
-
-
-@cache
 def _environment() -> Environment:
-    made = Environment(  # guard: templates-escape
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(
-        age=words.age,
-        clock=words.clock,
-        dollars=words.dollars,
-        model_label=model_label,
-        moment=words.utc_time,
-        short=words.short,
-        seconds=words.seconds,
-        segment=words.segment,
-    )
+    made = new_environment()
     made.globals.update(
-        to_html=to_html,
-        plural=words.plural,
-        message_count=words.message_count,
-        interruption_text=words.interruption_text,
-        hidden_by=words.HIDDEN_BY,
-        unreadable=words.unreadable,
         static={name: static_address(name) for name in _TYPES},
         version=VERSION,
     )

@@ -19,6 +19,7 @@ from stenolog.gateway.api_types import MAX_SEQ, AgentQuery, EmptyBody, json_resp
 from stenolog.gateway.requests import body_of, parse_query
 from stenolog.gateway.viewer.conversation_navigation import find, outline
 from stenolog.gateway.viewer.conversation_page import conversation, fragment, message_at
+from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
@@ -35,7 +36,7 @@ from stenolog.memory.notes import Draft, Note
 from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor, redact
-from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
+from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat
 
 # --- notebook -------------------------------------------------------------------------------------
 # Page of the notes: who they are about, their sources, and actions to edit or forget them.

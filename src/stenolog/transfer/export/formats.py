@@ -1,4 +1,4 @@
-"""Export of a session in each export format. Pure."""
+"""Export of a session as text: JSON lines or Markdown. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, Protocol
@@ -10,7 +10,8 @@ from stenolog.messages import TextPart, has_text, read_content
 from stenolog.records import Message, SessionInfo
 from stenolog.transfer.export.message_parts import Conversation, cleaned, read_all
 
-ExportFormat = Literal["jsonl", "openai", "markdown", "html"]
+TextFormat = Literal["jsonl", "openai", "markdown"]
+ExportFormat = TextFormat | Literal["html"]
 
 DOCUMENT_FORMATS: Final = ("markdown", "html")
 """Formats for human readers."""
@@ -48,28 +49,28 @@ class Redactor(Protocol):
         ...
 
 
-def export_pieces(
-    format_: ExportFormat, info: SessionInfo, messages: Sequence[Message], clean: Redactor
+def text_export_pieces(
+    format_: TextFormat, info: SessionInfo, messages: Sequence[Message], clean: Redactor
 ) -> Iterator[bytes]:
-    """Yield the export in pieces."""
-    if format_ not in DOCUMENT_FORMATS:
+    """Yield the export in pieces. `stenolog.gateway.viewer.export_page` exports HTML as well."""
+    if format_ != "markdown":
         for message in messages:
             yield _line(message, clean, only_openai=format_ == "openai") + b"\n"
         return
-    # Slow to import, and only needed for documents.
-    from stenolog.transfer.export.html_export import as_page
+    # Only needed for documents.
     from stenolog.transfer.export.markdown_export import as_markdown
 
     conversation = Conversation(
         key=cleaned(info.key, clean),
-        title=_title(info, messages, clean),
+        title=document_title(info, messages, clean),
         summary=cleaned(info.summary, clean),
-        created=info.created,
-        updated=info.updated,
+        # When the messages were said; a session may have been imported later.
+        created=messages[0].at if messages else info.created,
+        updated=messages[-1].at if messages else info.updated,
         said=tuple(read_all(messages, clean)),
         hidden=info.count - info.visible,
     )
-    for piece in as_page(conversation) if format_ == "html" else as_markdown(conversation):
+    for piece in as_markdown(conversation):
         yield piece.encode()
 
 
@@ -89,7 +90,8 @@ def _line(message: Message, clean: Redactor, *, only_openai: bool) -> bytes:
         return dumps(shared, separators=(",", ":")).encode()
 
 
-def _title(info: SessionInfo, messages: Iterable[Message], clean: Redactor) -> str:
+def document_title(info: SessionInfo, messages: Iterable[Message], clean: Redactor) -> str:
+    """Return the title of a document: the session's title, or the start of the first prompt."""
     given = title_from(info.meta, "")
     if given:
         return cleaned(given, clean)

@@ -11,6 +11,13 @@ from typing import Final
 
 from stenolog.transfer.export.code_blocks import fence_for, split_blocks
 from stenolog.transfer.export.message_parts import Conversation, Part, Said, minute
+from stenolog.transfer.export.tool_views import (
+    ChecklistItem,
+    ToolBlock,
+    argument_blocks,
+    checklist_text,
+    diff_text,
+)
 
 # Inline code is not escaped: the backslash would be visible.
 _TAG: Final = re.compile(
@@ -52,13 +59,31 @@ def _part(part: Part) -> str:
             return _prose(part.text)
         case "image":
             return f"![an image]({part.text})"
-    return _details(part.head, part.text)
+        case "call":
+            return _details(part.head, "\n\n".join(map(_block, argument_blocks(part.text))))
+    return _details(part.head, _code(part.text))
 
 
-def _details(head: str, text: str) -> str:
+def _details(head: str, inner: str) -> str:
     # Markdown inside HTML needs the empty line before it.
-    hidden_count = escape(" ".join(head.split()))
-    return f"<details><summary>{hidden_count}</summary>\n\n{_code(text)}\n\n</details>"
+    summary = escape(" ".join(head.split()))
+    return f"<details><summary>{summary}</summary>\n\n{inner}\n\n</details>"
+
+
+def _block(block: ToolBlock) -> str:
+    more = f"\n\n{block.omitted:,} more" if block.omitted else ""
+    label = f"{_line(block.label)}\n\n" if block.label else ""
+    match block.kind:
+        case "diff":
+            return label + _code(diff_text(block.lines), "diff") + more
+        case "checklist":
+            items = [ChecklistItem(_line(item.text), item.state) for item in block.items]
+            return label + checklist_text(items) + more
+        case "shell":
+            return _code(block.text, "sh")
+        case "json":
+            return label + _code(block.text, "json")
+    return label + _code(block.text, block.language)
 
 
 def _prose(text: str) -> str:
@@ -84,8 +109,8 @@ def _escape_tag(found: re.Match[str]) -> str:
 
 def _code(text: str, language: str = "") -> str:
     fence = fence_for(text)
-    hidden_count = language if _LANGUAGE.fullmatch(language) else ""
-    return f"{fence}{hidden_count}\n{text}\n{fence}"
+    info = language if _LANGUAGE.fullmatch(language) else ""
+    return f"{fence}{info}\n{text}\n{fence}"
 
 
 def _line(text: str) -> str:

@@ -25,6 +25,7 @@ from stenolog.messages import (
 )
 from stenolog.messages import Part as AnyPart
 from stenolog.records import Message
+from stenolog.transfer.export.tool_views import summary_of
 
 Clean = Callable[[str], str]
 """Function that removes from a text everything that must not be shared."""
@@ -51,11 +52,11 @@ class Part(Struct, frozen=True, kw_only=True):
         """Heading of the part when it is folded."""
         match self.kind:
             case "call":
-                return f"calls {self.name}"
+                return " ".join(filter(None, (self.name, summary_of(self.text))))
             case "result":
-                return f"{self.name or 'the tool'} answers"
+                return f"{self.name} · result" if self.name else "Result"
             case "thought":
-                return "thinks"
+                return "Thinking"
         return self.name
 
 

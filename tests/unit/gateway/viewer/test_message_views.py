@@ -51,7 +51,7 @@ def test_a_result_may_come_behind_what_is_shown() -> None:
         {"role": "tool", "tool_call_id": "a", "content": "late"},
     )
     [one] = message_views([call], [result])
-    assert one.calls[0].result == "late"
+    assert "<pre>late</pre>" in str(one.calls[0].result)
 
 
 def test_parts_of_other_shapes_are_read() -> None:
@@ -76,7 +76,7 @@ def test_parts_of_other_shapes_are_read() -> None:
     )
     assert [one.seq for one in made] == [1, 3, 4, 5]
     assert made[0].thoughts == ("<p>hm</p>\n",)
-    assert made[0].calls[0].result == "x"
+    assert "<pre>x</pre>" in str(made[0].calls[0].result)
     assert made[2].kind == "other"
 
 
@@ -120,10 +120,9 @@ def test_results_of_responses_items_are_shown_at_their_calls() -> None:
         )
     )
     assert [one.seq for one in made] == [1, 2, 5]
-    assert [(one.calls[0].name, one.calls[0].result) for one in made[:2]] == [
-        ("look", "rain"),
-        ("find", "wind"),
-    ]
+    assert [one.calls[0].name for one in made[:2]] == ["look", "find"]
+    assert "<pre>rain</pre>" in str(made[0].calls[0].result)
+    assert "<pre>wind</pre>" in str(made[1].calls[0].result)
     assert "&lt;i&gt;alone" in made[2].words
 
 
@@ -135,7 +134,8 @@ def test_tools_that_the_provider_runs_are_shown_with_their_results() -> None:
     first, second = message_views(
         _stored({"role": "assistant", "content": [use, found, said]}, image)
     )
-    assert (first.words, first.calls[0].result) == ("<p>Done.</p>\n", "found")
+    assert first.words == "<p>Done.</p>\n"
+    assert "<pre>found</pre>" in str(first.calls[0].result)
     assert second.pictures[0].shown
 
 
@@ -151,7 +151,7 @@ def test_parts_that_cannot_be_shown_leave_a_word() -> None:
     assert first.thoughts == ("<p>[redacted_thinking]</p>\n",)
     assert first.words == "<p>[place]</p>\n"
     assert second.words == "<p>I cannot.</p>\n"
-    assert third.words == "<pre></pre>"
+    assert "<pre></pre>" in third.words
 
 
 def test_a_result_of_a_wrong_type_is_shown_once() -> None:
@@ -159,3 +159,71 @@ def test_a_result_of_a_wrong_type_is_shown_once() -> None:
         _stored({"role": "tool", "tool_call_id": "x", "content": {"sky": "rain"}})
     )
     assert one.words.count("rain") == 1
+
+
+def test_secrets_are_covered_in_every_part_of_a_message() -> None:
+    secret = "sk-proj-" + "Ab3dEf6hIj9lMn2pQr5tUv8x" * 2
+    shown = f'data-secret="{secret}"'
+    link = f"[x](https://user:{secret}@host.example/) and {secret}"
+    arguments = {"command": f"export KEY={secret}", "password": "hunter2"}
+    made = message_views(
+        _stored(
+            {"role": "user", "content": f"```bash\nexport KEY={secret}\n```\n{link}"},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning": secret,
+                "tool_calls": [_call("a", "run", arguments)],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": secret, "stenolog": {"failed": True}},
+            {"role": "tool", "tool_call_id": "z", "content": {"token": secret}},
+        )
+    )
+    call = made[1].calls[0]
+    for html in (made[0].words, made[1].thoughts[0], call.arguments, call.result, made[2].words):
+        assert shown in str(html)
+        assert secret not in str(html).replace(shown, "")
+    assert 'data-secret="hunter2"' in call.arguments
+    assert secret not in call.line + call.error
+    assert "export KEY=••••••" in call.line
+
+
+def test_a_text_cannot_show_the_secret_of_another() -> None:
+    [one] = message_views(_stored({"role": "user", "content": "x0x x1x \ue0000\ue001"}))
+    assert "button" not in one.words.replace('<button type="button" class="copy', "")
+
+
+def test_pictures_of_a_result_are_shown_at_its_call() -> None:
+    image = {"type": "image", "source": {"media_type": "image/png", "data": "iVBORw0KGgo="}}
+    [one] = message_views(
+        _stored(
+            {"role": "assistant", "content": None, "tool_calls": [_call("a")]},
+            {"role": "tool", "tool_call_id": "a", "content": [image]},
+        )
+    )
+    assert one.pictures == ()
+    assert one.calls[0].pictures[0].shown
+
+
+def test_tool_calls_are_escaped_and_folded() -> None:
+    hostile = "</pre></details><script>alert(1)</script>"
+    arguments: list[Any] = [
+        {"command": hostile},
+        {"path": hostile, "old_string": hostile, "new_string": f"{hostile}\n{hostile}"},
+        {"path": f"{hostile}.py", "content": hostile},
+        {"todos": [{"content": hostile, "status": hostile}]},
+        {hostile: f"{hostile}\n{hostile}"},
+        hostile,
+    ]
+    for given in arguments:
+        for result in (hostile, "\n".join([hostile] * 50), hostile * 1_000):
+            [one] = message_views(
+                _stored(
+                    {"role": "assistant", "tool_calls": [_call("a", hostile, given)]},
+                    {"role": "tool", "tool_call_id": "a", "content": result},
+                )
+            )
+            html = one.calls[0].arguments + (one.calls[0].result or "")
+            assert "<script" not in html
+            assert html.count("<pre") == html.count("</pre>")
+            assert html.count("<details") == html.count("</details>")
