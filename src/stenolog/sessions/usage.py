@@ -2,26 +2,23 @@
 
 If a message has token counts of its provider, they are used. Otherwise the tokens of its text are
 estimated and counted separately, because the number of times that a model read it is unknown.
-
-Prices come from the installed package genai-prices; newer ones are not fetched. Each answer is
-priced separately, because many models charge more per token for a long prompt.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
 from msgspec import Struct
 
+from stenolog.catalog.answer_prices import Price, prices
 from stenolog.catalog.message_metadata import FIELD, model_of, usage_of
 from stenolog.catalog.searchable_text import channel_of
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import forked_at
 from stenolog.tokens import message_tokens
 
-Price = Callable[[str, Mapping[str, int]], float | None]
-"""Function that prices an answer in US dollars from its provider's token counts; None: unknown."""
+__all__ = ["Cost", "Counts", "Price", "Totals", "cost_of", "prices"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,20 +148,6 @@ class Cost(Struct, frozen=True, kw_only=True):
     """Models without a price."""
 
 
-def prices() -> Price | None:
-    """Return the function that prices an answer; None if genai-prices is not installed."""
-    try:
-        # Optional dependency, only needed for costs.
-        import genai_prices  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
-
-    def price(model: str, usage: Mapping[str, int]) -> float | None:
-        return _price(genai_prices, model, usage)
-
-    return price
-
-
 def cost_of(models: Mapping[str, Counts]) -> Cost:
     """Return the costs of counts by model."""
     answered = {name: counts for name, counts in models.items() if counts.answers}
@@ -174,20 +157,3 @@ def cost_of(models: Mapping[str, Counts]) -> Cost:
         models=known,
         unknown=tuple(name for name in answered if name not in known),
     )
-
-
-def _price(package: Any, name: str, counted: Mapping[str, int]) -> float | None:
-    usage = package.Usage(
-        input_tokens=counted.get("prompt", 0),
-        output_tokens=counted.get("answer", 0),
-        cache_read_tokens=counted.get("cached", 0),
-    )
-    provider, slash, rest = name.partition("/")
-    attempts: list[tuple[str, str | None]] = [(rest, provider), (rest, None)] if slash else []
-    for reference, provider_id in [*attempts, (name, None)]:
-        try:
-            found = package.calc_price(usage, model_ref=reference, provider_id=provider_id)
-        except (LookupError, ValueError):
-            continue
-        return float(found.total_price)
-    return None
