@@ -41,7 +41,7 @@ def test_the_document_and_the_routes_have_the_same_paths_and_methods() -> None:
         for method in (route.methods or set()) - {"HEAD"}
     }
     assert told == there
-    assert len(told) == len(ALL) == 16
+    assert len(told) == len(ALL) == 18
 
 
 def test_the_document_is_whole() -> None:
@@ -103,6 +103,7 @@ def test_a_body_that_may_be_left_out_is_told_so() -> None:
         "compact": False,
         "undo": False,
         "stop": False,
+        "archive": False,
     }
 
 

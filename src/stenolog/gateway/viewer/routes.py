@@ -17,7 +17,7 @@ from stenolog.gateway.api_types import AgentQuery, EmptyBody, json_response
 from stenolog.gateway.requests import body_of, parse_query
 from stenolog.gateway.viewer.conversation_page import conversation, fragment
 from stenolog.gateway.viewer.inspector_page import context
-from stenolog.gateway.viewer.list_page import home
+from stenolog.gateway.viewer.list_page import home, trash
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
 from stenolog.gateway.viewer.pages import (
     compile_templates,
@@ -240,6 +240,7 @@ def viewer_routes() -> list[BaseRoute]:
     pages = {
         "/": home,
         "/notes": notes,
+        "/trash": trash,
         "/s/{key}": conversation,
         "/s/{key}/fragment": fragment,
         "/s/{key}/turns": turns,
