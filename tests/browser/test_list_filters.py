@@ -34,7 +34,7 @@ def _add(
     failed: bool = False,
 ) -> None:
     result = {"role": "tool", "tool_call_id": "1", "content": '{"found": "an invoice"}'}
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {"role": "user", "content": prompt},
         {**result, "stenolog": {"seconds": 1.0, "failed": failed}},
         _answer("All done with the invoice.", model, tokens),

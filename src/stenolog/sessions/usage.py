@@ -1,4 +1,4 @@
-"""Messages, tokens and costs by day, model and channel. Pure.
+"""Messages, tokens and costs by day, model, channel, session and project. Pure.
 
 If a message has token counts of its provider, they are used. Otherwise the tokens of its text are
 estimated and counted separately, because the number of times that a model read it is unknown.
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stenolog.catalog.answer_prices import Price, prices
 from stenolog.catalog.message_metadata import FIELD, model_of, usage_of
-from stenolog.catalog.searchable_text import channel_of
+from stenolog.catalog.searchable_text import channel_of, project_from
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import forked_at
 from stenolog.tokens import message_tokens
@@ -71,6 +71,9 @@ class Totals:
     """By the model that answered; empty: unknown."""
     channels: dict[str, Counts] = field(default_factory=dict)
     """By the part of the key before the first colon; empty: the key has no colon."""
+    by_session: dict[str, Counts] = field(default_factory=dict)
+    projects: dict[str, Counts] = field(default_factory=dict)
+    """By the working directory of the session; empty: unknown."""
 
     def add(
         self,
@@ -84,7 +87,15 @@ class Totals:
 
         Counts messages stored at `since` or later and before `until`.
         """
-        channel = self.channels.setdefault(channel_of(info.key) or "", Counts())
+        groups = (
+            (self.channels, channel_of(info.key) or ""),
+            (self.by_session, info.key),
+            (self.projects, project_from(info.meta)),
+        )
+        of_session = [
+            self.total,
+            *(group.setdefault(name, Counts()) for group, name in groups),
+        ]
         before = self.total.messages
         copied = forked_at(info)
         uncounted: list[tuple[Message, int]] = []
@@ -99,7 +110,7 @@ class Totals:
             usage = usage_of(body) if is_answer else None
             name = model_of(body) or ""
             # Only answers have a model; other messages count by day and channel.
-            sums = [self.total, channel, self.days.setdefault(message.at.date(), Counts())]
+            sums = [*of_session, self.days.setdefault(message.at.date(), Counts())]
             sums += [self.models.setdefault(name, Counts())] if is_answer and in_range else []
             if in_range:
                 for counts in sums:
@@ -115,23 +126,24 @@ class Totals:
                     estimate = _tokens(body)
                     for counts in sums:
                         counts.estimated += estimate
-                self._count_estimates(uncounted, channel)
+                self._count_estimates(uncounted, of_session)
             elif in_range:
                 uncounted.append((message, _tokens(body)))
-        self._count_estimates(uncounted, channel)
+        self._count_estimates(uncounted, of_session)
         self.sessions += self.total.messages > before
-        self._drop_empty()
+        for group, name in groups:
+            if not group[name].messages:
+                del group[name]
+        self.days = {day: counts for day, counts in self.days.items() if counts.messages}
 
-    def _count_estimates(self, uncounted: list[tuple[Message, int]], channel: Counts) -> None:
+    def _count_estimates(
+        self, uncounted: list[tuple[Message, int]], of_session: list[Counts]
+    ) -> None:
         """Count the estimated tokens of messages that no provider counted."""
         for message, tokens in uncounted:
-            for counts in (self.total, channel, self.days[message.at.date()]):
+            for counts in (*of_session, self.days[message.at.date()]):
                 counts.estimated += tokens
         uncounted.clear()
-
-    def _drop_empty(self) -> None:
-        self.days = {day: counts for day, counts in self.days.items() if counts.messages}
-        self.channels = {name: counts for name, counts in self.channels.items() if counts.messages}
 
 
 def _tokens(body: Mapping[str, Any]) -> int:
