@@ -52,7 +52,7 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 # The statements of a catalog in SQLite, by name.
 
 
-VERSION: Final = "7"
+VERSION: Final = "8"
 """Version of the tables, the tokenizer and the searchable text. Change it if one of them changes.
 
 A catalog of another version is discarded.
@@ -62,6 +62,7 @@ BLOCK_SIZE: Final = 4_096
 """Number of message ids per row of catalog_block, which has the range of their times."""
 
 _FOLDER: Final = Path(__file__).parent
+_COMMENT: Final = re.compile(r"(?m)^--.*\n")
 
 
 @cache
@@ -79,10 +80,12 @@ def schema() -> tuple[str, ...]:
 def parse_named(text: str) -> Mapping[str, str]:
     """Split a file into its named statements."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
-    return {
+    named = {
         name: part.strip().removesuffix(";")
         for name, part in zip(sections[::2], sections[1::2], strict=True)
     }
+    shared = _COMMENT.sub("", named.get("session_filter", ""))
+    return {name: part.replace("{session_filter}", shared) for name, part in named.items()}
 
 
 def split_statements(text: str) -> tuple[str, ...]:

@@ -2,12 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 State = Literal["idle", "running", "interrupted"]
 """running: a turn is in progress. interrupted: the last turn was not answered."""
+
+
+Sort = Literal["changed", "newest", "oldest", "cost", "tokens", "length"]
+"""Order of a list. changed: last change first, also of tags. newest, oldest: by the last message.
+cost, tokens, length (messages): highest first.
+"""
+NANO: Final = 1e9
+"""Nanodollars per US dollar."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -41,6 +49,50 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Why the session cannot be read; then the numbers are 0 and the times None."""
     sender: str = ""
     """The verified sender of all its user messages, such as `telegram:123`, or empty."""
+    last_message: datetime | None = None
+    """Time of the newest message; of the creation if there is none."""
+    program: str = ""
+    """The program that an imported session came from, such as `claude-code`, or empty."""
+    project: str = ""
+    """Working directory of the session, or empty."""
+    model: str = ""
+    """The model of the last answer, or empty."""
+    input_tokens: int = 0
+    """Input tokens of all answers, as counted by the providers, including cached ones."""
+    output_tokens: int = 0
+    cost: float | None = None
+    """Cost in US dollars of the answers with a known price; None if there is none.
+
+    Answers that a fork copied count for its source only.
+    """
+    unpriced: int = 0
+    """Number of answers with token counts, but without a known price."""
+    failed: int = 0
+    """Number of failed tool calls."""
+    forked_from: str | None = None
+    """Key of the session that this one was forked from."""
+    forked_at: int = 0
+    """Last seq that was copied from there; 0 if unknown."""
+
+
+class SessionFilter(Struct, frozen=True, kw_only=True):
+    """Conditions of a list of sessions. None: any."""
+
+    prefix: str = ""
+    tag: str | None = None
+    state: State | None = None
+    channel: str | None = None
+    agent: str | None = None
+    program: str | None = None
+    """An empty string selects sessions without one; the same for `project` and `model`."""
+    project: str | None = None
+    model: str | None = None
+    failed: bool | None = None
+    """Whether a tool call failed."""
+    since: datetime | None = None
+    """Last message at this time or later."""
+    until: datetime | None = None
+    """Last message before this time."""
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -48,6 +100,46 @@ class Page(Struct, frozen=True, kw_only=True):
 
     entries: Sequence[Entry]
     after: str | None
+    """Start of the next page; None if this is the last one."""
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """Some sessions with the same value, such as the same project."""
+
+    value: str
+    count: int
+    cost: float | None
+    """None if no session has a known cost."""
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """A page of the list of sessions, and facts about all matching sessions."""
+
+    page: Page
+    count: int
+    """Number of all matching sessions."""
+    cost: float | None
+    failed: int
+    """Number of matching sessions with a failed tool call."""
+    facets: Mapping[str, Sequence[Group]]
+    """The most frequent values of program, project, model, channel and tag.
+
+    Each counts the sessions that match all other conditions.
+    """
+
+
+class ProjectGroup(Struct, frozen=True, kw_only=True):
+    """A project with its newest sessions."""
+
+    group: Group
+    entries: Sequence[Entry]
+
+
+class ProjectPage(Struct, frozen=True, kw_only=True):
+    """A page of projects, the most recently used first."""
+
+    projects: Sequence[ProjectGroup]
+    after: int | None
     """Start of the next page; None if this is the last one."""
 
 
@@ -78,6 +170,29 @@ class Hits(Struct, frozen=True, kw_only=True):
     """Start of the next page; None if this is the last one."""
     unreadable: Mapping[str, str] = {}
     """Reasons why sessions could not be searched, by key."""
+
+
+class SessionHits(Struct, frozen=True, kw_only=True):
+    """The matching messages of one session."""
+
+    entry: Entry
+    hits: Sequence[Hit]
+    """The best matches."""
+    count: int
+    """Number of matches in the session; a lower bound unless the search was exact."""
+
+
+class GroupedHits(Struct, frozen=True, kw_only=True):
+    """A page of search results by session, the session with the best match first."""
+
+    sessions: Sequence[SessionHits]
+    count: int
+    """Number of matching messages in all sessions; a lower bound unless `exact`."""
+    session_count: int
+    """Number of sessions with matches; a lower bound unless `exact`."""
+    exact: bool
+    after: int | None
+    """Start of the next page; None if this is the last one."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

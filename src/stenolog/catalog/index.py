@@ -4,9 +4,11 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
@@ -28,7 +30,22 @@ from stenolog.catalog.catalog_database import (
     to_microseconds,
 )
 from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
-from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
+from stenolog.catalog.entries import (
+    NANO,
+    Candidates,
+    Entry,
+    Group,
+    GroupedHits,
+    Hits,
+    Overview,
+    Page,
+    ProjectGroup,
+    ProjectPage,
+    SessionFilter,
+    SessionHits,
+    Sort,
+    State,
+)
 from stenolog.catalog.message_metadata import Ownership
 from stenolog.errors import StoreUnavailable, UsageError
 from stenolog.stores import log_reports
@@ -39,10 +56,14 @@ from stenolog.stores.jsonl import JSONLStore
 if TYPE_CHECKING:
     # Imported on demand: a list does not need them.
     from stenolog.catalog.calibrations import Calibrations
+    from stenolog.catalog.message_search import FoundGroups
     from stenolog.tokens import Calibration
 
 
 T = TypeVar("T")
+
+Rows = tuple[list[Row], dict[int, list[str]]]
+"""Rows of sessions, and the tags of each session."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of processed sessions and the number of changed sessions."""
@@ -53,6 +74,7 @@ _MAX_REBUILDS: Final = 8
 _MAX_WAITS: Final = 3
 _MAX_CANDIDATES: Final = 10_000
 _LAZY_MODULES: Final = (
+    "stenolog.catalog.answer_prices",
     "stenolog.catalog.calibrations",
     "stenolog.catalog.candidates",
     "stenolog.catalog.indexing",
@@ -112,39 +134,134 @@ class Catalog:
         state: State | None = None,
         channel: str | None = None,
         agent: str | None = None,
+        program: str | None = None,
+        project: str | None = None,
+        model: str | None = None,
+        failed: bool | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        sort: Sort = "changed",
         limit: int = 50,
         after: str | None = None,
         progress: Progress | None = None,
     ) -> Page:
         """Return sessions, most recently changed first. `after`: from the previous page.
 
-        Raises UsageError if state, limit or `after` is invalid.
+        The conditions are those of `SessionFilter`. Raises UsageError if a value is invalid.
         """
+        where = SessionFilter(
+            prefix=prefix,
+            tag=tag,
+            state=state,
+            channel=channel,
+            agent=agent,
+            program=program,
+            project=project,
+            model=model,
+            failed=failed,
+            since=since,
+            until=until,
+        )
+        query, busy = self._list_query(where, sort, limit, after, progress)
+        rows = self._read(lambda tx, db: query.read(tx, db), progress)
+        return self._page(rows, query, busy)
+
+    def overview(
+        self,
+        where: SessionFilter,
+        *,
+        sort: Sort = "newest",
+        limit: int = 50,
+        after: str | None = None,
+        values: int = 10,
+    ) -> Overview:
+        """Return a page of the list, the number of all matching sessions, and their facets.
+
+        `values`: maximum number of values of each facet. Raises UsageError if a value is invalid.
+        """
+        query, busy = self._list_query(where, sort, limit, after, None)
+
+        def work(transaction: Transaction, database: Database) -> tuple[Rows, Row, Facets]:
+            [totals] = transaction.execute(database.sql["totals"], query.filter_values)
+            return query.read(transaction, database), totals, facets(transaction, database)
+
+        def facets(transaction: Transaction, database: Database) -> Facets:
+            found: Facets = {}
+            for name in FACETS:
+                # Other values of the same facet can be chosen instead, so they are counted too.
+                others = filter_values(replace(where, **{name: None}), busy)
+                sql = database.sql["tag_facet" if name == "tag" else "facet"]
+                rows = transaction.execute(sql.replace("{facet}", name), (*others, values))
+                found[name] = [_group(row) for row in rows if row[0]]
+            return found
+
+        rows, (count, cost, with_cost, failed), found = self._read(work, None)
+        return Overview(
+            page=self._page(rows, query, busy),
+            count=count,
+            cost=cost / NANO if with_cost else None,
+            failed=failed,
+            facets=found,
+        )
+
+    def projects(
+        self, where: SessionFilter, *, size: int = 5, limit: int = 20, after: int = 0
+    ) -> ProjectPage:
+        """Return the projects, the most recently used first, each with its newest sessions.
+
+        `size`: maximum number of sessions per project. `after`: from the previous page. Raises
+        UsageError if a value is invalid.
+        """
+        query, busy = self._list_query(where, "newest", size, None, None)
+        offset = min(max(0, after), MAX_INTEGER)
+
+        def work(transaction: Transaction, database: Database) -> tuple[list[Row], Rows]:
+            values = (*query.filter_values, limit + 1, offset)
+            groups = list(transaction.execute(database.sql["projects"], values))
+            names = _hex_keys(row[0] for row in groups[:limit])
+            of_them = (*query.filter_values, names, size)
+            return groups, _read_rows(transaction, database, "of_projects", of_them)
+
+        groups, rows = self._read(work, None)
+        found: dict[str, list[Entry]] = {}
+        for entry in self._entries(rows, busy):
+            found.setdefault(entry.project, []).append(entry)
+        return ProjectPage(
+            projects=[
+                ProjectGroup(group=_group(row), entries=found.get(row[0], []))
+                for row in groups[:limit]
+            ],
+            after=offset + limit if len(groups) > limit else None,
+        )
+
+    def _list_query(
+        self,
+        where: SessionFilter,
+        sort: Sort,
+        limit: int,
+        after: str | None,
+        progress: Progress | None,
+    ) -> "tuple[_ListQuery, set[str] | None]":
         _check_limit(limit)
-        _check_state(state)
-        updated, last = _decode_cursor(after)
-        busy = self._running(progress) if state is not None else None
-        values = (
-            *prefix_range(prefix),
-            None if tag is None else replace_surrogates(tag),
-            None if channel is None else replace_surrogates(channel),
-            None if agent is None else replace_surrogates(agent),
-            None if busy is None else msgspec.json.encode(sorted(map(_hex_key, busy))).decode(),
-            state == "running",
-            None if state == "running" else state,
-            updated,
-            last,
-            limit + 1,
-        )
-        rows, tags = self._read(lambda tx, db: _read_rows(tx, db, "list", values), progress)
-        page = rows[:limit]
+        _check_state(where.state)
+        _check_times(since=where.since, until=where.until)
+        if sort not in _ORDERS:
+            raise UsageError(f"sort must be one of {', '.join(_ORDERS)}, not {sort!r}")
+        busy = self._running(progress) if where.state is not None else None
+        values = filter_values(where, busy)
+        return _ListQuery(values, sort, limit, _decode_cursor(after)), busy
+
+    def _page(self, rows: Rows, query: "_ListQuery", busy: set[str] | None) -> Page:
+        limit = query.limit
+        entries = self._entries((rows[0][:limit], rows[1]), busy)
+        more = entries and len(rows[0]) > limit
+        return Page(entries=entries, after=page_cursor(entries[-1], query.sort) if more else None)
+
+    def _entries(self, rows: Rows, busy: set[str] | None) -> Sequence[Entry]:
+        found, tags = rows
         if busy is None:
-            busy = leased_keys(self._store, [row[1] for row in page])
-        entries = [_entry_from_row(row, tags.get(row[0], ()), row[1] in busy) for row in page]
-        return Page(
-            entries=entries,
-            after=page_cursor(entries[-1]) if entries and len(rows) > limit else None,
-        )
+            busy = leased_keys(self._store, [row[1] for row in found])
+        return [_entry_from_row(row, tags.get(row[0], ()), row[1] in busy) for row in found]
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of the session with this key, or None."""
@@ -191,10 +308,10 @@ class Catalog:
         _check_limit(limit)
         _check_times(since=since, until=until)
         parsed = parse(query)
+        where = SessionFilter(prefix=prefix, tag=tag)
         search_filter = SearchFilter(
-            role=None if role is None else replace_surrogates(role),
-            prefix=prefix,
-            tag=None if tag is None else replace_surrogates(tag),
+            role=_cleaned(role),
+            sessions=filter_values(where, None) if where != SessionFilter() else None,
             since=since,
             until=until,
         )
@@ -209,6 +326,61 @@ class Catalog:
             return replace(found, unreadable=unreadable) if unreadable else found
 
         return self._read(work, progress)
+
+    def search_sessions(
+        self,
+        query: str,
+        where: SessionFilter,
+        *,
+        limit: int = 20,
+        size: int = 3,
+        after: int = 0,
+    ) -> GroupedHits:
+        """Return messages with all words of a query, by session, the best match first.
+
+        `where`: which sessions; its `since` and `until` apply to the messages. `size`: maximum
+        number of hits per session. `after`: from the previous page. Raises UsageError if a value is
+        invalid.
+        """
+        # Imported on demand: a list does not need it.
+        from stenolog.catalog.message_search import Search, SearchFilter
+        from stenolog.catalog.query import parse
+
+        _check_limit(limit)
+        _check_state(where.state)
+        _check_times(since=where.since, until=where.until)
+        parsed = parse(query)
+        if parsed.is_empty:
+            return GroupedHits(sessions=(), count=0, session_count=0, exact=True, after=None)
+        busy = self._running(None) if where.state is not None else None
+        of_session = replace(where, since=None, until=None)
+        search_filter = SearchFilter(
+            role=None,
+            sessions=filter_values(of_session, busy) if of_session != SessionFilter() else None,
+            since=where.since,
+            until=where.until,
+        )
+
+        def work(transaction: Transaction, database: Database) -> "tuple[FoundGroups, Rows]":
+            found = Search(transaction, database, parsed, search_filter).by_session(
+                limit, min(max(0, after), MAX_INTEGER), size
+            )
+            ids = msgspec.json.encode(list(found.hits)).decode()
+            return found, _read_rows(transaction, database, "entries", (ids,))
+
+        found, rows = self._read(work, None)
+        entries = dict(zip((row[0] for row in rows[0]), self._entries(rows, busy), strict=True))
+        return GroupedHits(
+            sessions=[
+                SessionHits(entry=entries[id_], hits=hits, count=found.counts[id_])
+                for id_, hits in found.hits.items()
+                if id_ in entries
+            ],
+            count=sum(found.counts.values()),
+            session_count=len(found.counts),
+            exact=found.exact,
+            after=found.after,
+        )
 
     def candidates(
         self,
@@ -398,6 +570,7 @@ class Refresher:
         self._database = database
         self._sql = database.sql
         self._known = _KnownStamps(None, 0, {})
+        self._price_list = price_list_version()
 
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
@@ -442,7 +615,12 @@ class Refresher:
             StampRules(session_list.grew, session_list.write_time) if by_file else StampRules()
         )
         intake = Indexer(
-            self._store, self._database, reading, catalog_id=known.catalog_id, known=known.stamps
+            self._store,
+            self._database,
+            reading,
+            catalog_id=known.catalog_id,
+            known=known.stamps,
+            price_list=self._price_list,
         )
         changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
         if changed:
@@ -455,7 +633,7 @@ class Refresher:
         with self._database.read() as transaction:
             [(catalog_id, writes)] = transaction.execute(self._sql["about"])
             if (self._known.catalog_id, self._known.writes) != (catalog_id, writes):
-                rows = transaction.execute(self._sql["stamps"])
+                rows = transaction.execute(self._sql["current_stamps"], (self._price_list,))
                 self._known = _KnownStamps(catalog_id, writes, {key: stamp for key, stamp in rows})  # noqa: C416 - rows have any length
         return self._known
 
@@ -489,14 +667,81 @@ def database_of(store: Store, *, keep: bool) -> Database:
     return MemoryDatabase()
 
 
+def price_list_version() -> int:
+    """Return a number that is higher for a newer price list; 0 if none is installed.
+
+    It is the time at which the package was installed: importing the package would take too long.
+    """
+    try:
+        found = find_spec("genai_prices")
+        return int(Path(found.origin).stat().st_mtime) if found and found.origin else 0
+    except (ImportError, ValueError, OSError):
+        return 0
+
+
 # --- lists -----------------------------------------------------------------------------------
 
 
+Facets = dict[str, list[Group]]
+FACETS: Final = ("program", "project", "model", "channel", "tag")
+_ORDERS: Final[dict[Sort, str]] = {
+    "changed": "updated",
+    "newest": "last_message",
+    "oldest": "(-last_message)",
+    "cost": "cost",
+    "tokens": "(input_tokens + output_tokens)",
+    "length": "count",
+}
+"""Column of each order; the highest value comes first."""
+
+
+class _ListQuery(Struct, frozen=True):
+    """One page of the list of sessions."""
+
+    filter_values: Sequence[Any]
+    sort: Sort
+    limit: int
+    cursor: tuple[int | None, str | None]
+
+    def read(self, transaction: Transaction, database: Database) -> Rows:
+        """Return one row more than the page has, if there are more."""
+        values = (*self.filter_values, *self.cursor, self.limit + 1)
+        return _read_rows(transaction, database, "list", values, _ORDERS[self.sort])
+
+
+def filter_values(where: SessionFilter, busy: set[str] | None) -> list[Any]:
+    """Return the values of session_filter. `busy`: the running sessions, if the state matters."""
+    texts = (where.program, where.project, where.model)
+    return [
+        *prefix_range(where.prefix),
+        *(_cleaned(text) for text in (where.tag, where.channel, where.agent)),
+        None if busy is None else _hex_keys(busy),
+        where.state == "running",
+        None if where.state == "running" else where.state,
+        *map(_cleaned, texts),
+        where.failed,
+        *(None if time is None else to_microseconds(time) for time in (where.since, where.until)),
+    ]
+
+
+def _cleaned(text: str | None) -> str | None:
+    return None if text is None else replace_surrogates(text)
+
+
+def _group(row: Row) -> Group:
+    value, count, cost, with_cost = row
+    return Group(value=value, count=count, cost=cost / NANO if with_cost else None)
+
+
 def _read_rows(
-    transaction: Transaction, database: Database, name: str, values: Sequence[Any]
-) -> tuple[list[Row], dict[int, list[str]]]:
+    transaction: Transaction,
+    database: Database,
+    name: str,
+    values: Sequence[Any],
+    order: str = "",
+) -> Rows:
     """Return the rows of a statement, and the tags of each session."""
-    rows = list(transaction.execute(database.sql[name], values))
+    rows = list(transaction.execute(database.sql[name].replace("{order}", order), values))
     tags: dict[int, list[str]] = {}
     ids = msgspec.json.encode([row[0] for row in rows]).decode()
     for session, tag in transaction.execute(database.sql["tags"], (ids,)):
@@ -508,7 +753,9 @@ def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
     (_, key, uid, title, state, visible, count, tokens, created, updated, agent, channel, *rest) = (
         row
     )
-    prompt, lost, damaged, problem, owner, mixed = rest
+    prompt, lost, damaged, problem, owner, mixed, program, project, model, *rest = rest
+    forked_from, forked_at, last_message, answers, unpriced, *used = rest
+    input_tokens, output_tokens, cost, failed = used
     return Entry(
         key=key,
         uid=uid,
@@ -527,14 +774,32 @@ def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
         damaged=damaged,
         problem=problem,
         sender=Ownership(owner, bool(mixed)).sender,
+        last_message=from_microseconds(last_message) if problem is None else None,
+        program=program,
+        project=project,
+        model=model,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cost=cost / NANO if answers > unpriced else None,
+        unpriced=unpriced,
+        failed=failed,
+        forked_from=forked_from,
+        forked_at=forked_at,
     )
 
 
-def page_cursor(entry: Entry) -> str:
+def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
     """Return the `after` of a page that ends with this session."""
-    # Unreadable sessions have no time and are listed last.
-    updated = 0 if entry.updated is None else to_microseconds(entry.updated)
-    return f"{updated}:{entry.key}"
+    time = entry.updated if sort == "changed" else entry.last_message
+    # Unreadable sessions have no time.
+    last = 0 if time is None else to_microseconds(time)
+    value = {
+        "oldest": -last,
+        "cost": round((entry.cost or 0) * NANO),
+        "tokens": entry.input_tokens + entry.output_tokens,
+        "length": entry.count,
+    }.get(sort, last)
+    return f"{value}:{entry.key}"
 
 
 def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
@@ -547,12 +812,13 @@ def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
         colon = ""
     if not colon:
         raise UsageError(f"after={after!r} is not the `after` of a previous page")
-    return min(number, MAX_INTEGER), replace_surrogates(key)
+    return max(-MAX_INTEGER, min(number, MAX_INTEGER)), replace_surrogates(key)
 
 
-def _hex_key(key: str) -> str:
-    """Encode a key for SQLite's JSON: old versions end a text at a NUL."""
-    return replace_surrogates(key).encode().hex().upper()
+def _hex_keys(keys: Iterable[str]) -> str:
+    """Encode keys for SQLite's JSON: old versions end a text at a NUL."""
+    encoded = (replace_surrogates(key).encode().hex().upper() for key in keys)
+    return msgspec.json.encode(sorted(encoded)).decode()
 
 
 def _check_limit(limit: int) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog import searchable_text, steps, tokenizer
+from stenolog.catalog.answer_prices import LazyPrices
 from stenolog.catalog.catalog_database import BLOCK_SIZE, Database, Transaction, to_microseconds
 from stenolog.catalog.entries import State
 from stenolog.catalog.query import MessageTokens, owner_mark, role_mark, session_mark
@@ -52,7 +53,8 @@ class NotIndexable(Exception):
 class Indexer:
     """One refresh, based on the catalog before the store was asked for its stamps.
 
-    `catalog_id` identifies that catalog; `known` are the stamps that it had.
+    `catalog_id` identifies that catalog; `known` are the stamps that it had. `price_list`: version
+    of the installed price list.
     """
 
     def __init__(
@@ -63,14 +65,16 @@ class Indexer:
         *,
         catalog_id: int | None,
         known: Mapping[str, str | None],
+        price_list: int = 0,
     ) -> None:
         self._known = known
         self._store = store
         self._database = database
         self._sql = database.sql
         self._rules = rules
+        self._price_list = price_list
         self._sessions = SessionReader(store, rules)
-        self._writer = CatalogWriter(database, catalog_id)
+        self._writer = CatalogWriter(database, catalog_id, price_list)
 
     @property
     def missed(self) -> set[str]:
@@ -99,7 +103,7 @@ class Indexer:
 
     def _row(self, key: str) -> CatalogRow | None:
         with self._database.read() as transaction:
-            for found in list(transaction.execute(self._sql["row"], (key,))):
+            for found in list(transaction.execute(self._sql["row"], (self._price_list, key))):
                 # An invalid row means that the catalog is broken, and is detected here.
                 return steps.decode_row(found)
         return None
@@ -146,6 +150,7 @@ class SessionReader:
     def __init__(self, store: Store, rules: StampRules) -> None:
         self._store = store
         self._rules = rules
+        self._price = LazyPrices()
 
     def steps(self, key: str, stamp: str, row: CatalogRow | None) -> Iterator[Step]:
         """Yield the steps from `row` to the current content of the store.
@@ -154,7 +159,7 @@ class SessionReader:
         session must not keep the others out of the catalog.
         """
         try:
-            yield from steps.update_steps(key, stamp, row, self._read(key, stamp, row))
+            yield from steps.update_steps(key, stamp, row, self._read(key, stamp, row), self._price)
         except StenologError:
             raise
         except Exception as error:  # guard: catalog-contains-one-session
@@ -164,6 +169,8 @@ class SessionReader:
         """Return the new part of the session, or all of it. Raises the errors of the store."""
         # A row that is being emptied does not count.
         known = row if row is not None and row.uid and (row.indexed or not row.count) else None
+        if known is not None and known.is_outdated:
+            known = None
         for _ in range(_MAX_ATTEMPTS):
             before = self._store.info(key)
             if known is not None and self._may_differ(before, stamp, known):
@@ -254,7 +261,8 @@ _MAX_SECONDS: Final = 0.5
 class CatalogWriter:
     """A writer that executes many steps in one transaction."""
 
-    def __init__(self, database: Database, catalog_id: int | None) -> None:
+    def __init__(self, database: Database, catalog_id: int | None, price_list: int) -> None:
+        self._price_list = price_list
         self._database = database
         self._sql = database.sql
         self._fulltext = database.fulltext
@@ -317,7 +325,7 @@ class CatalogWriter:
             return True
         if step.start is not None:
             start = step.start
-            values = (start.uid, start.generation, start.archived, session)
+            values = (start.uid, start.generation, start.archived, self._price_list, session)
             transaction.execute(sql["begin_row"], values)
         elif step.remove:
             self._remove(transaction, session, step, owner=found[0][2])
@@ -326,6 +334,7 @@ class CatalogWriter:
                 owner, mixed = step.ownership.owner, int(step.ownership.mixed)
                 transaction.execute(sql["own_row"], (owner, mixed, session))
             self._add(transaction, session, step)
+            self._add_usage(transaction, session, step)
             if step.columns is not None:
                 self._replace_row(transaction, session, step)
             else:
@@ -342,7 +351,10 @@ class CatalogWriter:
         numbered = list(enumerate(messages, last + 1))
         transaction.executemany(
             sql["add_message"],
-            [(id_, session, one.seq, one.role, one.at, one.tokens) for id_, one in numbered],
+            [
+                (id_, session, one.seq, one.role, one.at, one.tokens, one.speech)
+                for id_, one in numbered
+            ],
         )
         transaction.executemany(sql["add_said"], [(id_, one.text) for id_, one in numbered])
         words = [(id_, one.role, one.lines, one.stems) for id_, one in numbered]
@@ -355,6 +367,23 @@ class CatalogWriter:
         transaction.executemany(
             sql["add_block"], [(block, *times) for block, times in blocks.items()]
         )
+
+    def _add_usage(self, transaction: Transaction, session: int, step: Step) -> None:
+        if step.add:
+            used = step.usage
+            values = (
+                used.model,
+                used.last_message,
+                used.answers,
+                used.unpriced,
+                self._price_list,
+                used.input_tokens,
+                used.output_tokens,
+                used.cost,
+                used.failed,
+                session,
+            )
+            transaction.execute(self._sql["add_usage"], values)
 
     def _remove(self, transaction: Transaction, session: int, step: Step, *, owner: str) -> None:
         sql = self._sql
@@ -410,6 +439,11 @@ class CatalogWriter:
                 columns.lost,
                 columns.damaged,
                 columns.problem,
+                searchable_text.program_from(columns.meta),
+                searchable_text.project_from(columns.meta),
+                columns.forked_from or searchable_text.source_from(columns.meta),
+                columns.forked_at,
+                0 if columns.indexed else columns.created,
                 session,
             ),
         )

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -27,7 +27,6 @@ from stenolog.catalog.catalog_database import (
     Row,
     Transaction,
     from_microseconds,
-    prefix_range,
     to_microseconds,
 )
 from stenolog.catalog.entries import Hit, Hits
@@ -51,8 +50,8 @@ class SearchFilter(Struct, frozen=True, kw_only=True):
     """Conditions besides the query."""
 
     role: str | None
-    prefix: str
-    tag: str | None
+    sessions: Sequence[Any] | None
+    """Values of session_filter; None: all sessions."""
     since: datetime | None
     until: datetime | None
 
@@ -73,6 +72,17 @@ class _MatchPage(Struct, frozen=True):
     """Matches, newest first."""
     complete: bool
     """Whether these are all matches."""
+
+
+class FoundGroups(Struct, frozen=True):
+    """Search results by session."""
+
+    hits: dict[int, list[Hit]]
+    """The best hits of each session of the page, by its id."""
+    counts: dict[int, int]
+    """Number of matches in each session, also of other pages."""
+    exact: bool
+    after: int | None
 
 
 class Search:
@@ -118,13 +128,12 @@ class Search:
         )
 
     def best(self, limit: int, after: str | None) -> Hits:
-        """Return the best matches first, by BM25; of equal ones the newest."""
+        """Return the best matches first: speech before tools, by BM25; of equal ones the newest."""
         start = _decode_offset(after) if after is not None else 0
         if self._sessions is not None and not self._sessions:
             return Hits(hits=(), count=0, exact=True, after=None)
         found = self._find_newest(MAX_RANKED, None)
-        ranks = self._ranks([one.id for one in found.newest])
-        ranked = sorted(found.newest, key=lambda one: (ranks.get(one.id, 0.0), -one.at, -one.id))
+        ranked = [one for one, _ in self._ranked(found)]
         page = ranked[start : start + limit]
         end = start + len(page)
         return Hits(
@@ -134,13 +143,41 @@ class Search:
             after=str(end) if page and end < len(ranked) else None,
         )
 
+    def by_session(self, limit: int, start: int, size: int) -> "FoundGroups":
+        """Return the best matches of each session, the session with the best match first."""
+        if self._sessions is not None and not self._sessions:
+            return FoundGroups({}, {}, exact=True, after=None)
+        found = self._find_newest(MAX_RANKED, None)
+        groups: dict[int, list[int]] = {}
+        for match, session in self._ranked(found):
+            groups.setdefault(session, []).append(match.id)
+        page = list(groups)[start : start + limit]
+        return FoundGroups(
+            {one: [hit for id_ in groups[one][:size] for hit in self._hit(id_)] for one in page},
+            {one: len(ids) for one, ids in groups.items()},
+            exact=found.complete,
+            after=start + limit if start + limit < len(groups) else None,
+        )
+
+    def _ranked(self, found: "_MatchPage") -> "list[tuple[_Match, int]]":
+        """Return the matches with their sessions, the best first."""
+        ids = [one.id for one in found.newest]
+        ranks = self._ranks(ids)
+        rows = self._transaction.execute(self._sql["found_in"], (json.dumps(ids),))
+        places = {id_: (session, speech) for id_, session, speech in rows}
+        ranked = sorted(
+            (one for one in found.newest if one.id in places),
+            key=lambda one: (-places[one.id][1], ranks.get(one.id, 0.0), -one.at, -one.id),
+        )
+        return [(one, places[one.id][0]) for one in ranked]
+
     # --- matches -----------------------------------------------------------------------------
 
     def _filtered_sessions(self) -> set[int] | None:
-        """Return the sessions that prefix and tag select, or None for all sessions."""
-        if not self._filter.prefix and self._filter.tag is None:
+        """Return the selected sessions, or None for all sessions."""
+        values = self._filter.sessions
+        if values is None:
             return None
-        values = (*prefix_range(self._filter.prefix), self._filter.tag)
         return {id_ for (id_,) in self._transaction.execute(self._sql["sessions_of"], values)}
 
     def _passes_filter(self, at: int, session: int) -> bool:

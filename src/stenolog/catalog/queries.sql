@@ -12,15 +12,20 @@ UPDATE catalog_about SET writes = writes + 1;
 -- name: stamps
 SELECT key, stamp FROM catalog_session;
 
+-- name: current_stamps
+-- A row is outdated if the price list is newer, and some of its answers had no price.
+SELECT key, CASE WHEN unpriced = 0 OR priced >= ? THEN stamp END FROM catalog_session;
+
 -- name: sound
 SELECT key, stamp FROM catalog_session
 WHERE problem IS NULL AND stamp IS NOT NULL;
 
 -- name: row
 SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
-       prompt, stamp, problem, owner, mixed,
-       (SELECT at FROM catalog_message WHERE session = catalog_session.id AND seq = indexed)
-FROM catalog_session WHERE key = ?;
+       prompt, CASE WHEN unpriced = 0 OR priced >= ?1 THEN stamp END, problem, owner, mixed,
+       (SELECT at FROM catalog_message WHERE session = catalog_session.id AND seq = indexed),
+       unpriced > 0 AND priced < ?1
+FROM catalog_session WHERE key = ?2;
 
 -- name: row_version
 SELECT id, version, owner FROM catalog_session WHERE key = ?;
@@ -41,7 +46,9 @@ WHERE session = ? AND role = 'user' ORDER BY seq;
 -- name: begin_row
 UPDATE catalog_session
 SET version = version + 1, stamp = NULL, listed = 0, uid = ?, generation = ?, archived = ?,
-    indexed = 0, tokens = 0, sight = '[]', prompt = '', problem = NULL
+    indexed = 0, tokens = 0, sight = '[]', prompt = '', problem = NULL, model = '',
+    last_message = 0, answers = 0, unpriced = 0, priced = ?, input_tokens = 0, output_tokens = 0,
+    cost = 0, failed = 0
 WHERE id = ?;
 
 -- name: shrink_row
@@ -57,7 +64,18 @@ UPDATE catalog_session
 SET version = version + 1, stamp = ?, listed = ?, uid = ?, generation = ?, archived = ?,
     indexed = ?, count = count + ?, visible = ?, tokens = ?, sight = ?, withdrawn = ?, state = ?,
     title = ?, prompt = ?, created = ?, updated = ?, agent = ?, channel = ?, lost = ?, damaged = ?,
-    problem = ?
+    problem = ?, program = ?, project = ?, forked_from = ?, forked_at = ?,
+    last_message = max(last_message, ?)
+WHERE id = ?;
+
+-- name: add_usage
+-- The limit prevents an overflow: any program can write token counts.
+UPDATE catalog_session
+SET model = coalesce(?, model), last_message = max(last_message, ?), answers = answers + ?,
+    unpriced = unpriced + ?, priced = min(priced, ?),
+    input_tokens = min(input_tokens + ?, 4000000000000000000),
+    output_tokens = min(output_tokens + ?, 4000000000000000000),
+    cost = min(cost + ?, 9000000000000000), failed = failed + ?
 WHERE id = ?;
 
 -- name: remove_row
@@ -73,7 +91,8 @@ INSERT OR IGNORE INTO catalog_tag (tag, session) VALUES (?, ?);
 SELECT coalesce(max(id), 0) FROM catalog_message;
 
 -- name: add_message
-INSERT INTO catalog_message (id, session, seq, role, at, tokens) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO catalog_message (id, session, seq, role, at, tokens, speech)
+VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: add_said
 INSERT INTO catalog_said (id, text) VALUES (?, ?);
@@ -104,24 +123,69 @@ VALUES ('delete', ?, ?, ?, ?);
 SELECT coalesce(sum(tokens), 0) FROM catalog_message
 WHERE session = ? AND seq BETWEEN ? AND ?;
 
--- name: list
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed
-FROM catalog_session
-WHERE listed
+-- name: session_filter
+-- The condition that the statements below contain as {session_filter}.
+listed
   AND (?1 IS NULL OR key >= ?1 AND key < CAST(?2 AS TEXT))
   AND (?3 IS NULL OR id IN (SELECT session FROM catalog_tag WHERE tag = ?3))
   AND (?4 IS NULL OR channel = ?4)
   AND (?5 IS NULL OR agent = ?5)
   AND (?6 IS NULL OR (hex(key) IN (SELECT value FROM json_each(?6))) = ?7)
   AND (?8 IS NULL OR state = ?8)
-  AND (?9 IS NULL OR updated < ?9 OR updated = ?9 AND key > ?10)
-ORDER BY updated DESC, key
-LIMIT ?11;
+  AND (?9 IS NULL OR program = ?9)
+  AND (?10 IS NULL OR project = ?10)
+  AND (?11 IS NULL OR model = ?11)
+  AND (?12 IS NULL OR (failed > 0) = ?12)
+  AND (?13 IS NULL OR last_message >= ?13)
+  AND (?14 IS NULL OR last_message < ?14);
+
+-- name: list
+-- The caller replaces {order} by a column.
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+FROM catalog_session
+WHERE {session_filter}
+  AND (?15 IS NULL OR {order} < ?15 OR {order} = ?15 AND key > ?16)
+ORDER BY {order} DESC, key
+LIMIT ?17;
+
+-- name: totals
+SELECT count(*), total(cost), coalesce(sum(answers > unpriced), 0), coalesce(sum(failed > 0), 0)
+FROM catalog_session WHERE {session_filter};
+
+-- name: facet
+-- The caller replaces {facet} by a column.
+SELECT {facet}, count(*), total(cost), coalesce(sum(answers > unpriced), 0)
+FROM catalog_session WHERE {session_filter}
+GROUP BY {facet} ORDER BY count(*) DESC, {facet} LIMIT ?15;
+
+-- name: tag_facet
+SELECT tag, count(*), total(cost), coalesce(sum(answers > unpriced), 0)
+FROM catalog_tag JOIN catalog_session ON id = session WHERE {session_filter}
+GROUP BY tag ORDER BY count(*) DESC, tag LIMIT ?15;
+
+-- name: projects
+SELECT project, count(*), total(cost), coalesce(sum(answers > unpriced), 0)
+FROM catalog_session WHERE {session_filter}
+GROUP BY project ORDER BY max(last_message) DESC, project LIMIT ?15 OFFSET ?16;
+
+-- name: of_projects
+-- The newest sessions of each of these projects.
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY project ORDER BY last_message DESC, key) AS place
+    FROM catalog_session
+    WHERE {session_filter} AND hex(project) IN (SELECT value FROM json_each(?15))
+)
+WHERE place <= ?16 ORDER BY last_message DESC, key;
 
 -- name: entry
 SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
 FROM catalog_session WHERE listed AND key = ?;
 
 -- name: tags
@@ -135,10 +199,7 @@ SELECT key, problem FROM catalog_session WHERE listed AND problem IS NOT NULL OR
 SELECT id FROM catalog_session WHERE NOT listed;
 
 -- name: sessions_of
-SELECT id FROM catalog_session
-WHERE listed
-  AND (?1 IS NULL OR key >= ?1 AND key < CAST(?2 AS TEXT))
-  AND (?3 IS NULL OR id IN (SELECT session FROM catalog_tag WHERE tag = ?3));
+SELECT id FROM catalog_session WHERE {session_filter};
 
 -- name: blocks
 SELECT block, oldest, newest FROM catalog_block ORDER BY newest DESC;
@@ -160,6 +221,16 @@ WHERE catalog_words MATCH ? AND catalog_words.rowid BETWEEN ? AND ?
 SELECT rowid, bm25(catalog_words, 1.0, 1.0, 0.0) FROM catalog_words
 WHERE catalog_words MATCH ? AND rowid BETWEEN ? AND ?
   AND +rowid IN (SELECT value FROM json_each(?));
+
+-- name: found_in
+-- The session of each of these messages, and whether it is speech.
+SELECT id, session, speech FROM catalog_message WHERE id IN (SELECT value FROM json_each(?));
+
+-- name: entries
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+FROM catalog_session WHERE listed AND id IN (SELECT value FROM json_each(?));
 
 -- name: hit
 SELECT key, uid, title, sight, seq, role, at, text

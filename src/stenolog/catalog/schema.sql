@@ -14,7 +14,10 @@ CREATE TABLE catalog_about (
 -- next version. `sight`: ranges of visible seqs, as JSON. `withdrawn`: ranges in which a hidden
 -- message counts as withdrawn. `listed` is 0 for a row that is not a session (yet). `owner`: the
 -- sender of the first user message. `mixed` is 1 if another user message has no sender or a
--- different one (message_metadata.py).
+-- different one (message_metadata.py). `last_message`: time of the newest message. `answers` have
+-- token counts of their provider, summed in `input_tokens` and `output_tokens`; `unpriced` of them
+-- have no known price. `cost` is in nanodollars. `priced`: version of the price list. `failed`:
+-- number of failed tool calls.
 CREATE TABLE catalog_session (
     id         INTEGER PRIMARY KEY,
     key        TEXT    NOT NULL UNIQUE,
@@ -41,15 +44,30 @@ CREATE TABLE catalog_session (
     channel    TEXT,
     lost       INTEGER NOT NULL,
     damaged    INTEGER NOT NULL,
-    problem    TEXT
+    program       TEXT    NOT NULL DEFAULT '',
+    project       TEXT    NOT NULL DEFAULT '',
+    model         TEXT    NOT NULL DEFAULT '',
+    forked_from   TEXT,
+    forked_at     INTEGER NOT NULL DEFAULT 0,
+    last_message  INTEGER NOT NULL DEFAULT 0,
+    answers       INTEGER NOT NULL DEFAULT 0,
+    unpriced      INTEGER NOT NULL DEFAULT 0,
+    priced        INTEGER NOT NULL DEFAULT 0,
+    input_tokens  INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    cost          INTEGER NOT NULL DEFAULT 0,
+    failed        INTEGER NOT NULL DEFAULT 0,
+    problem       TEXT
 );
 
 CREATE INDEX catalog_session_newest ON catalog_session (updated DESC, key);
 
+CREATE INDEX catalog_session_last ON catalog_session (last_message DESC, key);
+
 CREATE INDEX catalog_session_owner ON catalog_session (owner);
 
 -- Covers the search for changed sessions.
-CREATE INDEX catalog_session_stamp ON catalog_session (key, stamp);
+CREATE INDEX catalog_session_stamp ON catalog_session (key, stamp, unpriced, priced);
 
 CREATE TABLE catalog_tag (
     tag     TEXT    NOT NULL,
@@ -59,6 +77,7 @@ CREATE TABLE catalog_tag (
 
 CREATE INDEX catalog_tag_session ON catalog_tag (session);
 
+-- `speech` is 1 for words of a user or a model, and 0 for tool calls, their results and the rest.
 CREATE TABLE catalog_message (
     id      INTEGER PRIMARY KEY,
     session INTEGER NOT NULL,
@@ -66,6 +85,7 @@ CREATE TABLE catalog_message (
     role    TEXT    NOT NULL,
     at      INTEGER NOT NULL,
     tokens  INTEGER NOT NULL,
+    speech  INTEGER NOT NULL,
     UNIQUE (session, seq)
 );
 

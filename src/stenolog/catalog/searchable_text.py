@@ -28,6 +28,8 @@ LONGEST_TEXT: Final = 64 * 1024
 
 LONGEST_PROMPT: Final = 500
 LONGEST_TITLE: Final = 80
+LONGEST_NAME: Final = 500
+"""Maximum number of characters of a program, project or model."""
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _NO_VALUES: Final = {"{}", "[]"}
@@ -36,11 +38,14 @@ _LONGEST_WORD: Final = 200
 """Maximum length of a word in a part of unknown type; longer ones are encoded data."""
 
 
-def text_of(fields: Mapping[str, Any]) -> str:
-    """Return the searchable text: content, tool calls and results, but no reasoning."""
+def text_of(fields: Mapping[str, Any], parts: Iterable[Part] | None = None) -> str:
+    """Return the searchable text: content, tool calls and results, but no reasoning.
+
+    `parts`: the result of read_message, if the caller has it.
+    """
     said: list[str] = []
     attached: list[str] = []
-    for part in read_message(fields):
+    for part in read_message(fields) if parts is None else parts:
         # Last: a prompt, from which a title is made, starts with the user's own words.
         last = isinstance(part, FilePart | UnknownPart)
         (attached if last else said).extend(_texts(part))
@@ -86,6 +91,44 @@ def agent_from(meta: Mapping[str, Any]) -> str | None:
     """Return the name of the session's agent, or None."""
     agent = meta.get("agent")
     return replace_surrogates(agent) if isinstance(agent, str) and agent else None
+
+
+def program_from(meta: Mapping[str, Any]) -> str:
+    """Return the program that an imported session came from, or an empty string."""
+    return _name(_transcript(meta).get("program"))
+
+
+def project_from(meta: Mapping[str, Any]) -> str:
+    """Return the first working directory of the session, or an empty string."""
+    folders = _transcript(meta).get("folders")
+    return _name(folders[0] if isinstance(folders, list) and folders else meta.get("cwd"))
+
+
+def source_from(meta: Mapping[str, Any]) -> str | None:
+    """Return the session from which another program forked this one, or None."""
+    return _name(_transcript(meta).get("forked_from")) or None
+
+
+def _transcript(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = meta.get("transcript")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _name(value: Any) -> str:
+    return replace_surrogates(value[:LONGEST_NAME]) if isinstance(value, str) else ""
+
+
+def is_speech(fields: Mapping[str, Any], parts: Iterable[Part]) -> bool:
+    """Whether a user or a model said something in a message.
+
+    It is not for tool calls, results of tools, and user messages that a program wrote.
+    """
+    marks = fields.get(FIELD)
+    if fields.get("role") not in ("user", "assistant") or (
+        isinstance(marks, Mapping) and isinstance(marks.get("kind"), str)
+    ):
+        return False
+    return any(isinstance(part, TextPart) and part.text.strip() for part in parts)
 
 
 def channel_of(key: str) -> str | None:

@@ -4,25 +4,31 @@ Each step is small enough for one transaction, and names the version of the row 
 The process may end between any two steps; the next refresh continues from there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from stenolog.catalog import searchable_text, stemming, tokenizer
-from stenolog.catalog.catalog_database import to_microseconds
-from stenolog.catalog.entries import State
-from stenolog.catalog.message_metadata import Ownership
+from stenolog.catalog.answer_prices import Price
+from stenolog.catalog.catalog_database import replace_surrogates, to_microseconds
+from stenolog.catalog.entries import NANO, State
+from stenolog.catalog.message_metadata import Ownership, has_failed, model_of, usage_of
 from stenolog.catalog.query import stem_mark
+from stenolog.catalog.searchable_text import LONGEST_NAME
+from stenolog.messages import Part, ToolResult, read_message
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
+from stenolog.stores.base import forked_at
 from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import message_tokens
 
 MAX_MESSAGES: Final = 2_000
 MAX_BYTES: Final = 2_000_000
 """Limits of one transaction."""
+_MAX_PRICE: Final = 1e6
+"""Maximum price of one answer in US dollars: any program can write token counts."""
 
 
 class CatalogRow(Struct, frozen=True):
@@ -46,6 +52,8 @@ class CatalogRow(Struct, frozen=True):
     mixed: int
     last_at: int | None
     """Time of the message with the seq `indexed`."""
+    is_outdated: int = 0
+    """Whether a newer price list may know prices that were unknown."""
 
     @property
     def ownership(self) -> Ownership:
@@ -70,6 +78,23 @@ class IndexedMessage(Struct, frozen=True):
     text: str
     lines: tokenizer.Lines
     stems: str
+    speech: bool
+    """Whether a user or a model said it; not tool calls, their results, or text of a program."""
+
+
+class UsageSums(Struct, frozen=True, kw_only=True):
+    """What some messages add to the columns of their session."""
+
+    model: str | None = None
+    """The model of the last answer; None if no model is named."""
+    last_message: int = 0
+    answers: int = 0
+    unpriced: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: int = 0
+    """In nanodollars."""
+    failed: int = 0
 
 
 class SessionColumns(Struct, frozen=True, kw_only=True):
@@ -95,6 +120,8 @@ class SessionColumns(Struct, frozen=True, kw_only=True):
     lost: int = 0
     damaged: int = 0
     problem: str | None = None
+    forked_from: str | None = None
+    forked_at: int = 0
 
 
 class SessionStart(Struct, frozen=True):
@@ -121,6 +148,8 @@ class Step(Struct, frozen=True, kw_only=True):
     add: Sequence[IndexedMessage] = ()
     ownership: Ownership = Ownership()
     """Ownership after all messages that were read; used only if messages are added."""
+    usage: UsageSums = UsageSums()
+    """What the added messages used."""
     columns: SessionColumns | None = None
     """Set in the last step."""
     delete_row: bool = False
@@ -138,10 +167,15 @@ class SessionContent(Struct, frozen=True):
 
 
 def update_steps(
-    key: str, stamp: str, row: CatalogRow | None, content: SessionContent
+    key: str,
+    stamp: str,
+    row: CatalogRow | None,
+    content: SessionContent,
+    price: Price | None = None,
 ) -> Iterator[Step]:
     """Yield the steps from the row in the catalog to the session as read."""
     info = content.info
+    copied = forked_at(info)
     known = None if content.from_start else row
     if known is None:
         beginning = SessionStart(info.uid, info.generation, info.archived)
@@ -155,7 +189,9 @@ def update_steps(
     ownership = (Ownership() if known is None else known.ownership).after(content.messages)
     parts = list(_split_messages(content.messages)) or [()]
     for number, part in enumerate(parts, 1):
-        messages = [_index_message(message) for message in part]
+        bodies = [message.to_dict() for message in part]
+        parts_of = [list(read_message(body)) for body in bodies]
+        messages = list(map(_index_message, part, bodies, parts_of))
         if not is_partial:
             prompt = prompt or searchable_text.prompt_from((one.role, one.text) for one in messages)
         last_seq = messages[-1].seq if messages else last_seq
@@ -178,9 +214,60 @@ def update_steps(
                 meta=info.meta,
                 lost=info.lost,
                 damaged=info.damaged,
+                forked_from=info.forked_from,
+                forked_at=copied,
             )
-        yield Step(key=key, version=version, add=messages, ownership=ownership, columns=columns)
+        yield Step(
+            key=key,
+            version=version,
+            add=messages,
+            ownership=ownership,
+            usage=_usage_of(zip(messages, bodies, parts_of, strict=True), copied, price),
+            columns=columns,
+        )
         version += 1
+
+
+def _usage_of(
+    messages: Iterable[tuple[IndexedMessage, Mapping[str, Any], Sequence[Part]]],
+    copied: int,
+    price: Price | None,
+) -> UsageSums:
+    """Return what these messages used. Answers that a fork copied count for its source only."""
+    model: str | None = None
+    last_message = answers = unpriced = input_tokens = output_tokens = cost = failed = 0
+    for message, body, parts in messages:
+        last_message = max(last_message, message.at)
+        failed += _failed_calls(body, parts)
+        if body.get("role") != "assistant":
+            continue
+        name = model_of(body)
+        model = replace_surrogates(name[:LONGEST_NAME]) if name is not None else model
+        usage = usage_of(body)
+        if usage is None or message.seq <= copied:
+            continue
+        dollars = price(name or "", usage) if price is not None else None
+        answers += 1
+        unpriced += dollars is None
+        input_tokens += usage.get("prompt", 0)
+        output_tokens += usage.get("answer", 0)
+        cost += round(min(dollars or 0.0, _MAX_PRICE) * NANO)
+    return UsageSums(
+        model=model,
+        last_message=last_message,
+        answers=answers,
+        unpriced=unpriced,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cost=cost,
+        failed=failed,
+    )
+
+
+def _failed_calls(body: Mapping[str, Any], parts: Sequence[Part]) -> int:
+    """Return the number of failed tool calls whose results are in a message."""
+    errors = sum(isinstance(one, ToolResult) and one.is_error for one in parts)
+    return max(errors, int(has_failed(body)))
 
 
 def _withdrawn_spans(info: SessionInfo) -> list[Span]:
@@ -234,9 +321,10 @@ def removal_steps(key: str, row: CatalogRow) -> Iterator[Step]:
     yield Step(key=key, version=_emptied_version(row), delete_row=True)
 
 
-def _index_message(message: Message) -> IndexedMessage:
-    fields = message.to_dict()
-    text = searchable_text.text_of(fields)
+def _index_message(
+    message: Message, fields: Mapping[str, Any], parts: Sequence[Part]
+) -> IndexedMessage:
+    text = searchable_text.text_of(fields, parts)
     lines = tokenizer.lines(text)
     return IndexedMessage(
         seq=message.seq,
@@ -246,6 +334,7 @@ def _index_message(message: Message) -> IndexedMessage:
         text=text,
         lines=lines,
         stems=stem_marks(lines),
+        speech=searchable_text.is_speech(fields, parts),
     )
 
 

@@ -13,8 +13,9 @@ import click
 from msgspec.structs import replace
 
 from stenolog.catalog import Catalog, open_catalog
-from stenolog.catalog.entries import Entry, Page, State
+from stenolog.catalog.entries import Entry, Page, Sort, State
 from stenolog.cli.output import (
+    TimeType,
     format_age,
     format_time,
     json_text,
@@ -143,6 +144,17 @@ _MAX_NAMES: Final = 8
     help="Only sessions in this state.",
 )
 @click.option(
+    "--since",
+    type=TimeType(),
+    help="Only sessions with a message since this time: 2026-11-05, yesterday or 3d.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["newest", "oldest", "cost", "tokens", "length"]),
+    help="newest or oldest last message, cost, tokens used or number of messages.  "
+    "[default: last change]",
+)
+@click.option(
     "--limit",
     metavar="N",
     type=click.IntRange(min=1),
@@ -157,6 +169,8 @@ def list_command(
     prefix: str,
     tag: str | None,
     state: State | None,
+    since: datetime | None,
+    sort: Sort | None,
     limit: int | None,
     as_json: bool,
     where: Location,
@@ -164,12 +178,13 @@ def list_command(
     """List sessions, most recently changed first.
 
     Prints one line per session, separated by tabs: key, visible messages, all messages, time of the
-    last change, state, title. In a terminal it prints a table.
+    last change, state, title. In a terminal it prints a table with the cost, and the session with
+    the newest message comes first.
 
     A session is running while an agent writes an answer, interrupted if its last message was not
     answered, and otherwise idle.
 
-    Example: steno list --state interrupted
+    Example: steno list --since 7d --sort cost
 
     Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
     """
@@ -177,7 +192,15 @@ def list_command(
     in_table = sys.stdout.isatty() and not as_json
     wanted = limit or (_TERMINAL_LIMIT if in_table else _NO_LIMIT)
     with open_workspace_catalog(where) as (catalog, progress):
-        page = catalog.list(prefix=prefix, tag=tag, state=state, limit=wanted, progress=progress)
+        page = catalog.list(
+            prefix=prefix,
+            tag=tag,
+            state=state,
+            since=since,
+            sort=sort or ("newest" if in_table else "changed"),
+            limit=wanted,
+            progress=progress,
+        )
     if as_json:
         for entry in page.entries:
             click.echo(json_text(_fields(entry)))
@@ -186,16 +209,19 @@ def list_command(
     else:
         for entry in page.entries:
             click.echo("\t".join(_row(entry)))
-    for words in _remarks(page, where, unfiltered=not (prefix or tag or state)):
+    for words in _remarks(page, where, unfiltered=not (prefix or tag or state or since), sort=sort):
         click.echo(words, err=True)
     ctx.exit(1 if any(entry.problem is not None for entry in page.entries) else 0)
 
 
-def _remarks(page: Page, where: Location, *, unfiltered: bool) -> Iterator[str]:
+def _remarks(
+    page: Page, where: Location, *, unfiltered: bool, sort: Sort | None = None
+) -> Iterator[str]:
     """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
     place = where.workspace
     if page.after is not None:
-        yield f"Showing the newest {len(page.entries):,}. Use --limit for more."
+        first = "newest" if sort in (None, "newest") else "first"
+        yield f"Showing the {first} {len(page.entries):,}. Use --limit for more."
     elif not page.entries:
         yield (
             f"There are no sessions {_store_name(where)} yet."
@@ -296,26 +322,46 @@ def _fields(entry: Entry) -> dict[str, Any]:
         "channel": entry.channel,
         "prompt": entry.prompt,
         "problem": entry.problem,
+        "last_message": format_time(entry.last_message) if entry.last_message else None,
+        "program": entry.program or None,
+        "project": entry.project or None,
+        "model": entry.model or None,
+        "input_tokens": entry.input_tokens,
+        "output_tokens": entry.output_tokens,
+        "usd": entry.cost,
+        "failed": entry.failed,
+        "forked_from": entry.forked_from,
     }
 
 
-_MIN_WIDTHS: Final = {"state": 70, "messages": 80, "age": 50}
+_MIN_WIDTHS: Final = {"state": 70, "messages": 80, "cost": 90, "age": 50}
 """Minimum width of the terminal for each optional column."""
 _STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
+
+
+def _cost(entry: Entry) -> str:
+    if entry.cost is None:
+        return ""
+    more = "+" if entry.unpriced else ""
+    return (f"${entry.cost:,.2f}" if entry.cost >= 0.01 else f"${entry.cost:.4f}") + more
 
 
 def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
     console = table_console(color=color)
     shown = (
-        "key",
         "title",
-        *(name for name, width in _MIN_WIDTHS.items() if console.width >= width),
+        "key",
+        *(
+            name
+            for name, width in _MIN_WIDTHS.items()
+            if console.width >= width and (name != "cost" or any(map(_cost, entries)))
+        ),
     )
     # Users copy the key: it is wrapped, never shortened. The title gets the remaining width.
-    room = console.width // 2 if console.width >= 100 else 2 * console.width // 5
+    room = 2 * console.width // 5
     columns: dict[str, dict[str, Any]] = {
-        "key": {"overflow": "fold", "max_width": room},
         "title": {"ratio": 1, "no_wrap": True, "overflow": "ellipsis", "min_width": 12},
+        "key": {"overflow": "fold", "max_width": room},
     }
     for name in shown[2:]:
         columns[name] = {"no_wrap": True, "justify": "left" if name == "state" else "right"}
@@ -329,8 +375,9 @@ def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
             "title": _title(entry),
             "state": (entry.state if readable else "unreadable", _STYLES[entry.state]),
             "messages": said if readable else "-",
+            "cost": _cost(entry),
             "age": (
-                format_age(entry.updated, now) if entry.updated is not None else "-",
+                format_age(entry.last_message, now) if entry.last_message is not None else "-",
                 "dim",
             ),
         }

@@ -121,6 +121,29 @@ def parse_time(words: str, now: datetime) -> datetime | None:
         return None
 
 
+TIME_FORMATS: Final = (
+    "2026-11-05, 2026-11-05T14:30 (UTC), today, yesterday, or an age: 90s, 15m, 2h, 3d, 1w"
+)
+"""Forms of a time option, for help and errors."""
+
+
+class TimeType(click.ParamType[datetime]):
+    """The type of a time option: a date, a time, or an age."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        """Return the time. Fails if the value is not a time."""
+        if isinstance(value, datetime):
+            return value
+        found = parse_time(value, datetime.now(UTC))
+        if found is None:
+            self.fail(f"{value!r} is not a time; write {TIME_FORMATS}", param, ctx)
+        return found
+
+
 def format_age(at: datetime, now: datetime) -> str:
     """Return the age in one unit, or the date if it is nine weeks or more."""
     seconds = max(0, int((now - at).total_seconds()))

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -12,11 +12,12 @@ from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
 from stenolog.cli.list_sessions import open_workspace_catalog
 from stenolog.cli.output import (
+    TIME_FORMATS,
+    TimeType,
     format_local_time,
     format_time,
     json_text,
     one_line,
-    parse_time,
     printable,
     sentence,
 )
@@ -24,26 +25,6 @@ from stenolog.cli.workspace import Location, location_options
 
 _ROLE_SAMPLE: Final = 100
 """Number of messages examined to suggest other roles."""
-_TIME_FORMATS: Final = (
-    "2026-11-05, 2026-11-05T14:30 (UTC), today, yesterday, or an age: 90s, 15m, 2h, 3d, 1w"
-)
-
-
-class TimeType(click.ParamType[datetime]):
-    """The type of a time option: a date, a time, or an age."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        """Return the time. Fails if the value is not a time."""
-        if isinstance(value, datetime):
-            return value
-        found = parse_time(value, datetime.now(UTC))
-        if found is None:
-            self.fail(f"{value!r} is not a time; write {_TIME_FORMATS}", param, ctx)
-        return found
 
 
 @click.command("search")
@@ -53,7 +34,7 @@ class TimeType(click.ParamType[datetime]):
     "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
 )
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
-@click.option("--since", type=TimeType(), help=f"Only messages since this time: {_TIME_FORMATS}.")
+@click.option("--since", type=TimeType(), help=f"Only messages since this time: {TIME_FORMATS}.")
 @click.option("--until", type=TimeType(), help="Only messages before this time.")
 @click.option(
     "--limit",

@@ -1,27 +1,29 @@
 """`steno stats`: count messages and tokens, and compute their cost."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
 from stenolog.cli.completion import complete_key
 from stenolog.cli.edit import progress
 from stenolog.cli.output import (
     PARTIAL,
+    TimeType,
     format_time,
     json_text,
     one_line,
     plural,
     print_table,
+    printable,
     sentence,
     table_console,
 )
-from stenolog.cli.search import TimeType
 from stenolog.cli.show import find_session
 from stenolog.cli.workspace import Location, location_options, open_existing, open_read_only
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
@@ -48,6 +50,8 @@ _COLUMNS: Final = {
     "estimated_tokens": "estimated",
 }
 """Attribute of Counts for each column and JSON field."""
+_TABLES: Final = ("days", "models", "channels")
+"""JSON fields that --by leaves out."""
 
 
 @click.command("stats")
@@ -59,6 +63,11 @@ _COLUMNS: Final = {
     "--since", type=TimeType(), help="Only messages since this time: 2026-11-05, yesterday or 3d."
 )
 @click.option("--until", type=TimeType(), help="Only messages before this time.")
+@click.option(
+    "--by",
+    type=click.Choice(["session", "day", "model", "project", "channel"]),
+    help="One row per session, day, model, project or channel, the most expensive first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @location_options
 @click.pass_context
@@ -68,6 +77,7 @@ def stats_command(
     prefix: str,
     since: datetime | None,
     until: datetime | None,
+    by: str | None,
     as_json: bool,
     where: Location,
 ) -> None:
@@ -84,11 +94,15 @@ def stats_command(
     with --since or --until.
 
     Prints one line per row, separated by tabs: total, day, model or channel; its name; messages,
-    input, output, cached and estimated tokens. In a terminal it draws bars.
+    input, output, cached and estimated tokens. With --by only these rows, and the cost in US
+    dollars as the last column. In a terminal it draws bars.
+
+    Example: steno stats --by project --since 30d
 
     Exit codes: 0 done, 1 there is no such session, 2 wrong usage, 3 some sessions cannot be read.
     """
     totals = Totals(price=prices())
+    titles: dict[str, str] = {}
     problems: dict[str, str] = {}
     with ExitStack() as opened:
         store = opened.enter_context(open_read_only(where))
@@ -98,10 +112,12 @@ def stats_command(
         with progress("Counting", len(keys), shown=len(keys) > 1) as step:
             for one in keys:
                 try:
-                    info = _count(store, one, totals, since, until)
-                    if progress_marks is not None and info is not None:
-                        used = read_field(info.meta, info.uid)
-                        add_usage(used, progress_marks.usage(info.uid))
+                    session = _count(store, one, totals, since, until)
+                    if by == "session":
+                        titles[one] = "" if session is None else session.title
+                    if progress_marks is not None and session is not None:
+                        used = read_field(session.info.meta, session.info.uid)
+                        add_usage(used, progress_marks.usage(session.info.uid))
                         totals.add_side_calls(one, side_counts(used, totals.price))
                 except (NoSuchSession, ForeignLog):
                     pass  # deleted since it was listed, or a file of another program
@@ -109,12 +125,23 @@ def stats_command(
                     problems[one] = str(error)
                 step()
     cost = cost_of(totals.models) if totals.price is not None else None
+    groups = _groups(totals, by) if by is not None else []
     if as_json:
         fields = _fields(totals, cost, problems)
+        if by is not None:
+            fields = _group_fields(by, groups, titles, fields)
         asked = {"since": since and format_time(since), "until": until and format_time(until)}
         click.echo(json_text({**asked, **fields}, indent=2))
     elif sys.stdout.isatty() and totals.total.messages:
-        _draw(totals, cost, color=ctx.color is not False)
+        if by is not None:
+            _draw_groups(by, groups, titles, totals, cost, color=ctx.color is not False)
+        else:
+            _draw(totals, cost, color=ctx.color is not False)
+    elif by is not None:
+        for name, counts in groups:
+            numbers = (str(getattr(counts, one)) for one in _COLUMNS.values())
+            money = f"{counts.dollars:.6f}" if counts.priced else "-"
+            click.echo("\t".join((by, one_line(name) or "-", *numbers, money)))
     else:
         for row in _rows(totals):
             click.echo("\t".join(row))
@@ -141,14 +168,25 @@ def _all_keys(store: Store, where: Location, prefix: str) -> list[str]:
     return keys + sorted(others)
 
 
+class _CountedSession(NamedTuple):
+    info: SessionInfo
+    title: str
+
+
 def _count(
     store: Store, key: str, totals: Totals, since: datetime | None, until: datetime | None
-) -> SessionInfo | None:
+) -> _CountedSession | None:
+    """Count a session; return None if it has no message since that time."""
     info = store.info(key)
     if since is not None and info.updated < since:
-        return None  # no message in it is newer
-    totals.add(info, store.get_history(key, full=True), since=since, until=until)
-    return info
+        return None
+    history = store.get_history(key, full=True)
+    totals.add(info, history, since=since, until=until)
+    if title := title_from(info.meta, ""):
+        return _CountedSession(info, title)
+    bodies = (message.to_dict() for message in history)
+    prompt = prompt_from((role_of(body), text_of(body)) for body in bodies)
+    return _CountedSession(info, title_from({}, prompt))
 
 
 def _open_marks(opened: ExitStack, where: Location) -> "ConsolidationProgress | None":
@@ -250,7 +288,114 @@ def _count_fields(counts: Counts) -> dict[str, int]:
     return {**sums, "answers": counts.answers}
 
 
+def _groups(totals: Totals, by: str) -> list[tuple[str, Counts]]:
+    """Return the name and counts of each group: days in order, others the most expensive first."""
+    if by == "day":
+        return [(day.isoformat(), totals.days[day]) for day in sorted(totals.days)]
+    groups = {
+        "session": totals.by_session,
+        "model": totals.models,
+        "project": totals.projects,
+        "channel": totals.channels,
+    }[by]
+    return sorted(groups.items(), key=lambda one: (-one[1].dollars, -one[1].tokens, one[0]))
+
+
+def _group_fields(
+    by: str,
+    groups: Sequence[tuple[str, Counts]],
+    titles: Mapping[str, str],
+    fields: Mapping[str, Any],
+) -> dict[str, Any]:
+    rows = [
+        {
+            by: name or None,
+            **({"title": titles.get(name, "")} if by == "session" else {}),
+            **_count_fields(counts),
+            "usd": counts.dollars if counts.priced else None,
+        }
+        for name, counts in groups
+    ]
+    kept = {name: value for name, value in fields.items() if name not in _TABLES}
+    return {**kept, "by": by, "rows": rows}
+
+
 # --- in a terminal ---------------------------------------------------------------------------
+
+
+def _draw_groups(
+    by: str,
+    groups: Sequence[tuple[str, Counts]],
+    titles: Mapping[str, str],
+    totals: Totals,
+    cost: Cost | None,
+    *,
+    color: bool,
+) -> None:
+    # Imported late: slow, and only needed in a terminal.
+    from rich.bar import Bar
+    from rich.text import Text
+
+    console = table_console(color=color)
+    shown = groups[-_MAX_DAYS:] if by == "day" else groups[:_MAX_DAYS]
+    has_cost = any(counts.priced for _, counts in shown)
+    number = {"justify": "right", "no_wrap": True}
+    columns: dict[str, dict[str, Any]] = {}
+    if by == "session":
+        columns["title"] = {"no_wrap": True, "overflow": "ellipsis", "min_width": 16, "ratio": 1}
+        columns["session"] = {"overflow": "fold", "max_width": max(16, console.width // 3)}
+    else:
+        columns[by] = {"overflow": "fold", "max_width": max(16, console.width // 2)}
+    columns |= {"messages": number, "input": number, "output": number}
+    if has_cost:
+        columns["cost"] = number
+    columns[""] = {"min_width": 6, "max_width": 24}
+    most = max((_weight(counts, has_cost) for _, counts in shown), default=0) or 1
+    cells: list[tuple[Any, ...]] = []
+    for name, counts in shown:
+        names = [one_line(name) or "-"]
+        if by == "session":
+            names.insert(0, one_line(printable(titles.get(name, ""))))
+        weight = _weight(counts, has_cost)
+        cells.append(
+            (
+                *names,
+                f"{counts.messages:,}",
+                f"{counts.prompt:,}",
+                f"{counts.answer:,}",
+                *((format_dollars(counts) or "-",) if has_cost else ()),
+                Bar(most, 0, weight, color="green" if color else "default"),
+            )
+        )
+    console.print(Text(_headline(totals, cost), style="bold"))
+    print_table(console, columns, cells)
+    if len(groups) > len(shown):
+        order = "last" if by == "day" else "first"
+        console.print(
+            Text(f"The {order} {len(shown)} of {len(groups):,}. Use --json for all.", style="dim")
+        )
+
+
+def _weight(counts: Counts, has_cost: bool) -> float:
+    return counts.dollars if has_cost else float(counts.tokens)
+
+
+def format_dollars(counts: Counts) -> str:
+    """Return the cost with two decimals, four below a dollar; empty if no price is known."""
+    if not counts.priced:
+        return ""
+    more = "+" if counts.priced < counts.answers else ""
+    amount = counts.dollars
+    return (f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}") + more
+
+
+def _headline(totals: Totals, cost: Cost | None) -> str:
+    total = totals.total
+    parts = ((totals.sessions, "session"), (total.messages, "message"), (total.tokens, "token"))
+    head = ", ".join(plural(number, what) for number, what in parts)
+    if cost is not None and cost.models:
+        head += f", ${cost.total:,.2f}"
+    return head
 
 
 def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
@@ -259,6 +404,7 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
     from rich.text import Text
 
     console = table_console(color=color)
+    total = totals.total
 
     def table(name: str, rows: Mapping[str, Counts], *, bars: str) -> None:
         most = max(counts.tokens for counts in rows.values()) or 1
@@ -267,6 +413,7 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
             name: {"no_wrap": True, "max_width": max(10, console.width // 3)},
             "messages": number,
             "tokens": number,
+            **({"cost": number} if total.priced else {}),
             "": {"min_width": 10, "max_width": 40},
         }
 
@@ -274,16 +421,13 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
         for shown, counts in rows.items():
             about = "~" if counts.estimated else ""
             bar = Bar(most, 0, counts.tokens, color=bars if color else "default")
-            cells.append((shown, f"{counts.messages:,}", f"{about}{counts.tokens:,}", bar))
+            money = (format_dollars(counts) or "-",) if total.priced else ()
+            tokens = f"{about}{counts.tokens:,}"
+            cells.append((shown, f"{counts.messages:,}", tokens, *money, bar))
         print_table(console, columns, cells)
         console.print()
 
-    total = totals.total
-    parts = ((totals.sessions, "session"), (total.messages, "message"), (total.tokens, "token"))
-    head = ", ".join(plural(number, what) for number, what in parts)
-    if cost is not None and cost.models:
-        head += f", ${cost.total:,.2f}"
-    console.print(Text(head, style="bold"))
+    console.print(Text(_headline(totals, cost), style="bold"))
     console.print(
         Text(
             f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "

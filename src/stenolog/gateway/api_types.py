@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
-from stenolog.catalog.entries import State
+from stenolog.catalog.entries import Sort, State
 from stenolog.codec import MAX_KEY_BYTES, MAX_TOKEN_BYTES, encode_object
-from stenolog.records import decode_object
+from stenolog.records import Trashed, decode_object
 
 T = TypeVar("T")
 
@@ -78,6 +78,36 @@ class ListQuery(AgentQuery, frozen=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    program: (
+        Annotated[
+            str,
+            Meta(
+                description="Only sessions imported from this program, for example `claude-code`. "
+                "Empty: only others. The same for `project` and `model`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    project: (
+        Annotated[str, Meta(description="Only sessions with this working directory.")] | UnsetType
+    ) = UNSET
+    model: (
+        Annotated[str, Meta(description="Only sessions whose last answer is of this model.")]
+        | UnsetType
+    ) = UNSET
+    failed: (
+        Annotated[bool, Meta(description="Only sessions with, or without, a failed tool call.")]
+        | UnsetType
+    ) = UNSET
+    since: Moment | UnsetType = UNSET
+    until: Moment | UnsetType = UNSET
+    sort: Annotated[
+        Sort,
+        Meta(
+            description="changed: last change first. newest, oldest: by the last message. cost, "
+            "tokens, length: highest first."
+        ),
+    ] = "changed"
 
 
 class MessagesQuery(AgentQuery, frozen=True, kw_only=True):
@@ -243,6 +273,14 @@ class SummaryResponse(Struct, frozen=True, kw_only=True):
     tokens_before: int | None = None
     tokens_after: int | None = None
     words: str
+
+
+class TrashResponse(Struct, frozen=True, kw_only=True):
+    """Deleted sessions."""
+
+    sessions: Sequence[Trashed]
+    count: int
+    """Number of all deleted sessions."""
 
 
 class StopResponse(Struct, frozen=True, kw_only=True):

@@ -40,12 +40,13 @@ from stenolog.gateway.api_types import (
     Stats,
     StopResponse,
     SummaryResponse,
+    TrashResponse,
     value_or_none,
 )
 from stenolog.gateway.chat_turns import resolve_session
 from stenolog.gateway.openapi import Endpoint, endpoint
 from stenolog.gateway.requests import ApiCall
-from stenolog.records import Message, SessionInfo, Trashed, Undone
+from stenolog.records import Compacted, Message, SessionInfo, Trashed, Undone
 from stenolog.sessions import undoing
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store, leased_keys
@@ -68,7 +69,7 @@ _endpoint: Final = partial(endpoint, SESSIONS)
 
 @_endpoint("GET", "/v1/sessions", "listSessions")
 async def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
-    """List sessions, most recently changed first."""
+    """List sessions, most recently changed first unless `sort` says otherwise."""
     query = call.query
     return await call.gateway.loop.run(
         call.agent.catalog.list,
@@ -76,6 +77,13 @@ async def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
         tag=value_or_none(query.tag),
         state=value_or_none(query.state),
         channel=value_or_none(query.channel),
+        program=value_or_none(query.program),
+        project=value_or_none(query.project),
+        model=value_or_none(query.model),
+        failed=value_or_none(query.failed),
+        since=value_or_none(query.since),
+        until=value_or_none(query.until),
+        sort=query.sort,
         limit=query.limit,
         after=value_or_none(query.after),
     )
@@ -285,6 +293,20 @@ async def delete_session(call: ApiCall[AgentQuery, EmptyBody]) -> Trashed:
 async def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails:
     """Restore a session from the trash."""
     return await call.gateway.loop.run(_restored, call.agent, call.key, call.body)
+
+
+@_endpoint("GET", "/v1/trash", "listTrash")
+async def list_trash(call: ApiCall[AgentQuery, EmptyBody]) -> TrashResponse:
+    """List the deleted sessions, the last deleted first."""
+    found = await call.gateway.loop.run(call.agent.store.list_trash)
+    newest = sorted(found, key=lambda one: one.deleted, reverse=True)
+    return TrashResponse(sessions=newest[:MAX_SESSIONS], count=len(newest))
+
+
+@_endpoint("POST", f"{_SESSION}/archive", "archiveSession", statuses=(409,))
+async def archive_session(call: ApiCall[AgentQuery, EmptyBody]) -> Compacted:
+    """Move the messages that a summary has hidden to the archive. They stay readable."""
+    return await _alone(call, lambda store, key: store.compact(key))
 
 
 @_endpoint("POST", f"{_SESSION}/fork", "forkSession", status=201, statuses=(409,))

@@ -1,27 +1,24 @@
-"""Messages, tokens and costs by day, model and channel. Pure.
+"""Messages, tokens and costs by day, model, channel, session and project. Pure.
 
 If a message has token counts of its provider, they are used. Otherwise the tokens of its text are
 estimated and counted separately, because the number of times that a model read it is unknown.
-
-Prices come from the installed package genai-prices; newer ones are not fetched. Each answer is
-priced separately, because many models charge more per token for a long prompt.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
 from msgspec import Struct
 
+from stenolog.catalog.answer_prices import Price, prices
 from stenolog.catalog.message_metadata import FIELD, model_of, usage_of
-from stenolog.catalog.searchable_text import channel_of
+from stenolog.catalog.searchable_text import channel_of, project_from
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import forked_at
 from stenolog.tokens import message_tokens
 
-Price = Callable[[str, Mapping[str, int]], float | None]
-"""Function that prices an answer in US dollars from its provider's token counts; None: unknown."""
+__all__ = ["Cost", "Counts", "Price", "Totals", "cost_of", "prices"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +73,9 @@ class Totals:
     """By the part of the key before the first colon; empty: the key has no colon."""
     side: dict[str, Counts] = field(default_factory=dict)
     """Calls that made notes and summaries, by model. Part of all sums except the days."""
+    by_session: dict[str, Counts] = field(default_factory=dict)
+    projects: dict[str, Counts] = field(default_factory=dict)
+    """By the working directory of the session; empty: unknown."""
 
     def add(
         self,
@@ -89,7 +89,15 @@ class Totals:
 
         Counts messages stored at `since` or later and before `until`.
         """
-        channel = self.channels.setdefault(channel_of(info.key) or "", Counts())
+        groups = (
+            (self.channels, channel_of(info.key) or ""),
+            (self.by_session, info.key),
+            (self.projects, project_from(info.meta)),
+        )
+        of_session = [
+            self.total,
+            *(group.setdefault(name, Counts()) for group, name in groups),
+        ]
         before = self.total.messages
         copied = forked_at(info)
         uncounted: list[tuple[Message, int]] = []
@@ -104,7 +112,7 @@ class Totals:
             usage = usage_of(body) if is_answer else None
             name = model_of(body) or ""
             # Only answers have a model; other messages count by day and channel.
-            sums = [self.total, channel, self.days.setdefault(message.at.date(), Counts())]
+            sums = [*of_session, self.days.setdefault(message.at.date(), Counts())]
             sums += [self.models.setdefault(name, Counts())] if is_answer and in_range else []
             if in_range:
                 for counts in sums:
@@ -120,18 +128,26 @@ class Totals:
                     estimate = _tokens(body)
                     for counts in sums:
                         counts.estimated += estimate
-                self._count_estimates(uncounted, channel)
+                self._count_estimates(uncounted, of_session)
             elif in_range:
                 uncounted.append((message, _tokens(body)))
-        self._count_estimates(uncounted, channel)
+        self._count_estimates(uncounted, of_session)
         self.sessions += self.total.messages > before
-        self._drop_empty()
+        for group, name in groups:
+            if not group[name].messages:
+                del group[name]
+        self.days = {day: counts for day, counts in self.days.items() if counts.messages}
 
     def add_side_calls(self, key: str, models: Mapping[str, Counts]) -> None:
         """Add the model calls that made notes and summaries of a session."""
+        groups = [
+            self.total,
+            self.channels.get(channel_of(key) or ""),
+            self.by_session.get(key),
+        ]
         for name, more in models.items():
             sums = [self.side.setdefault(name, Counts()), self.models.setdefault(name, Counts())]
-            for counts in (*sums, self.total, self.channels.get(channel_of(key) or "")):
+            for counts in (*sums, *groups):
                 if counts is not None:
                     counts.answers += more.answers
                     counts.prompt += more.prompt
@@ -140,16 +156,14 @@ class Totals:
                     counts.priced += more.priced
                     counts.dollars += more.dollars
 
-    def _count_estimates(self, uncounted: list[tuple[Message, int]], channel: Counts) -> None:
+    def _count_estimates(
+        self, uncounted: list[tuple[Message, int]], of_session: list[Counts]
+    ) -> None:
         """Count the estimated tokens of messages that no provider counted."""
         for message, tokens in uncounted:
-            for counts in (self.total, channel, self.days[message.at.date()]):
+            for counts in (*of_session, self.days[message.at.date()]):
                 counts.estimated += tokens
         uncounted.clear()
-
-    def _drop_empty(self) -> None:
-        self.days = {day: counts for day, counts in self.days.items() if counts.messages}
-        self.channels = {name: counts for name, counts in self.channels.items() if counts.messages}
 
 
 def _tokens(body: Mapping[str, Any]) -> int:
@@ -166,20 +180,6 @@ class Cost(Struct, frozen=True, kw_only=True):
     """Models without a price."""
 
 
-def prices() -> Price | None:
-    """Return the function that prices an answer; None if genai-prices is not installed."""
-    try:
-        # Optional dependency, only needed for costs.
-        import genai_prices  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
-
-    def price(model: str, usage: Mapping[str, int]) -> float | None:
-        return _price(genai_prices, model, usage)
-
-    return price
-
-
 def cost_of(models: Mapping[str, Counts]) -> Cost:
     """Return the costs of counts by model."""
     answered = {name: counts for name, counts in models.items() if counts.answers}
@@ -189,20 +189,3 @@ def cost_of(models: Mapping[str, Counts]) -> Cost:
         models=known,
         unknown=tuple(name for name in answered if name not in known),
     )
-
-
-def _price(package: Any, name: str, counted: Mapping[str, int]) -> float | None:
-    usage = package.Usage(
-        input_tokens=counted.get("prompt", 0),
-        output_tokens=counted.get("answer", 0),
-        cache_read_tokens=counted.get("cached", 0),
-    )
-    provider, slash, rest = name.partition("/")
-    attempts: list[tuple[str, str | None]] = [(rest, provider), (rest, None)] if slash else []
-    for reference, provider_id in [*attempts, (name, None)]:
-        try:
-            found = package.calc_price(usage, model_ref=reference, provider_id=provider_id)
-        except (LookupError, ValueError):
-            continue
-        return float(found.total_price)
-    return None

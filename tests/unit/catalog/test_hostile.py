@@ -99,10 +99,10 @@ def _fail_for(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the catalog fail at messages with this text, as an unknown defect of it would."""
     real = searchable_text.text_of
 
-    def text_of(fields: Mapping[str, Any]) -> str:
+    def text_of(fields: Mapping[str, Any], parts: Any = None) -> str:
         if fields.get("content") == text:
             raise TypeError("unhashable type: 'dict'")
-        return real(fields)
+        return real(fields, parts)
 
     monkeypatch.setattr(searchable_text, "text_of", text_of)
 

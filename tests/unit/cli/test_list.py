@@ -4,7 +4,9 @@ import json
 import re
 from binascii import crc32
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -50,10 +52,10 @@ def test_list_in_a_terminal_is_a_table(in_terminal: InTerminal) -> None:
     code, shown = in_terminal("list", NO_COLOR="1", COLUMNS="80")
     assert code == 0
     assert [line.split() for line in shown.splitlines()] == [
-        ["key", "title", "state", "messages", "age"],
-        ["日本:\\n語", "こんにちは", "interrupted", "1", "now"],
+        ["title", "key", "state", "messages", "age"],
+        ["こんにちは", "日本:\\n語", "interrupted", "1", "now"],
         ["cli:default", "interrupted", "2", "now"],
-        ["telegram:123", "message", "1", "idle", "2/4", "now"],
+        ["message", "1", "telegram:123", "idle", "2/4", "now"],
     ]
 
 
@@ -65,7 +67,8 @@ def test_long_title_is_cut_and_long_key_is_not(in_terminal: InTerminal) -> None:
     lines = shown.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert "…" in lines[1]
-    assert "".join(line.split()[0] for line in lines[1:]) == key
+    start = lines[0].index("key")
+    assert "".join(line[start:].split()[0] for line in lines[1:]) == key
 
 
 def test_list_is_limited_to_fifty_rows_only_in_a_terminal(
@@ -101,6 +104,7 @@ def test_list_writes_json_for_programs(steno: Steno) -> None:
     [entry] = map(json.loads, steno("list", "--json", "--prefix", "tele").stdout.splitlines())
     assert MOMENT.fullmatch(entry.pop("created"))
     assert MOMENT.fullmatch(entry.pop("updated"))
+    assert MOMENT.fullmatch(entry.pop("last_message"))
     assert len(entry.pop("uid")) == 16
     assert entry.pop("tokens") > 0
     assert entry == {
@@ -114,7 +118,41 @@ def test_list_writes_json_for_programs(steno: Steno) -> None:
         "channel": "telegram",
         "prompt": "message 1",
         "problem": None,
+        "program": None,
+        "project": None,
+        "model": None,
+        "input_tokens": 0,
+        "output_tokens": 0,
+        "usd": None,
+        "failed": 0,
+        "forked_from": None,
     }
+
+
+def _answer(tokens: int) -> dict[str, Any]:
+    usage = {"prompt": tokens, "answer": 10, "cached": 0}
+    marks = {"model": "gpt-4o", "usage": usage}
+    return {"role": "assistant", "content": "x", "stenolog": marks}
+
+
+def test_list_sorts_and_shows_the_cost(steno: Steno, in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        for key, tokens, year in (("p:a", 1_000, 2020), ("p:b", 1_000_000, 2021), ("p:c", 9, 2019)):
+            store.add_messages(key, [_answer(tokens)], at=[datetime(year, 1, 1, tzinfo=UTC)])
+        store.set_meta("p:a", tags=["x"])
+    prefix = ("list", "--prefix", "p:")
+    assert _keys(steno(*prefix, "--sort", "cost")) == ["p:b", "p:a", "p:c"]
+    assert _keys(steno(*prefix, "--sort", "newest")) == ["p:b", "p:a", "p:c"]
+    assert _keys(steno(*prefix, "--sort", "oldest")) == ["p:c", "p:a", "p:b"]
+    assert _keys(steno(*prefix)) == ["p:a", "p:c", "p:b"], "the last changed first"
+    assert _keys(steno(*prefix, "--since", "2020-06-01")) == ["p:b"]
+    assert "Showing the first 1." in steno(*prefix, "--sort", "cost", "--limit", "1").stderr
+    assert steno(*prefix, "--sort", "size").exit_code == 2
+    _, shown = in_terminal(*prefix, NO_COLOR="1", COLUMNS="100")
+    lines = [line.split() for line in shown.splitlines()]
+    assert lines[0] == ["title", "key", "state", "messages", "cost", "age"]
+    assert [line[0] for line in lines[1:]] == ["p:b", "p:a", "p:c"], "by the last message"
+    assert lines[1][3] == "$2.50"
 
 
 def test_title_cannot_control_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
@@ -201,11 +239,11 @@ def test_list_reads_an_existing_sqlite_store(place: Path, steno: Steno) -> None:
 @pytest.mark.parametrize(
     ("width", "columns"),
     [
-        (100, ["key", "title", "state", "messages", "age"]),
-        (80, ["key", "title", "state", "messages", "age"]),
-        (79, ["key", "title", "state", "age"]),
-        (60, ["key", "title", "age"]),
-        (40, ["key", "title"]),
+        (100, ["title", "key", "state", "messages", "age"]),
+        (80, ["title", "key", "state", "messages", "age"]),
+        (79, ["title", "key", "state", "age"]),
+        (60, ["title", "key", "age"]),
+        (40, ["title", "key"]),
     ],
 )
 def test_narrow_terminal_shows_the_most_important_columns(
@@ -224,8 +262,8 @@ def test_narrow_terminal_shows_the_most_important_columns(
     assert head.split() == columns
     assert all(len(row) <= width for row in rows)
     assert "How tall is" in said
-    end = head.index("title")
-    folded = [row[:end].strip() for row in rows]
+    start = head.index("key")
+    folded = [row[start:].split()[0] for row in rows]
     assert key in "".join(folded)
     assert "telegram:123" in folded
 

@@ -227,6 +227,60 @@ def test_cost_is_shown_if_prices_are_installed(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_rows_by_session_day_model_and_project_have_their_cost(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        for key, tokens in (("cheap", 1_000), ("dear", 1_000_000), ("also", 2_000)):
+            store.add_messages(key, [ASKED, _answer(tokens, 10, model="gpt-4o")], at=[FIRST] * 2)
+            store.set_meta(key, cwd="/srv/a" if key != "also" else "/srv/b")
+    price = prices()
+    assert price is not None
+
+    def cost(*prompts: int) -> Any:
+        each = [price("gpt-4o", {"prompt": n, "answer": 10, "cached": 0}) or 0 for n in prompts]
+        return pytest.approx(sum(each))
+
+    def rows(by: str) -> dict[str | None, Any]:
+        result = steno("stats", "--by", by, "--json")
+        assert result.exit_code == 0
+        found = json.loads(result.stdout)
+        assert found["by"] == by
+        assert found["cost"]["usd"] == cost(1_000, 1_000_000, 2_000)
+        return {row[by]: row for row in found["rows"]}
+
+    sessions = rows("session")
+    assert list(sessions)[:3] == ["dear", "also", "cheap"], "the most expensive first"
+    assert sessions["dear"]["usd"] == cost(1_000_000)
+    assert sessions["dear"]["title"] == ASKED["content"]
+    assert sessions["notes"]["usd"] is None
+    projects = rows("project")
+    assert list(projects) == ["/srv/a", "/srv/b", None]
+    assert projects["/srv/a"]["usd"] == cost(1_000, 1_000_000)
+    assert projects["/srv/a"]["input_tokens"] == 1_001_000
+    days = rows("day")
+    assert list(days) == sorted(days, key=str)
+    assert days["2026-01-05"]["usd"] == cost(1_000, 1_000_000, 2_000)
+    assert rows("model")["gpt-4o"]["usd"] == cost(1_000, 1_000_000, 2_000)
+    lines = steno("stats", "--by", "project", "--prefix", "d").stdout.splitlines()
+    assert [line.split("\t")[:4] for line in lines] == [["project", "/srv/a", "2", "1000000"]]
+    assert float(lines[0].split("\t")[-1]) == cost(1_000_000)
+    assert steno("stats", "--by", "weekday").exit_code == 2
+
+
+@pytest.mark.usefixtures("place")
+def test_a_terminal_shows_money_by_session(in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_messages("dear", [ASKED, _answer(1_000_000, 10, model="gpt-4o")], at=[FIRST] * 2)
+    code, shown = in_terminal("stats", "--by", "session", NO_COLOR="1")
+    assert code == 0
+    rows = [line for line in shown.splitlines() if "dear" in line]
+    assert "$2.50" in rows[0]
+    assert "█" in rows[0]
+    code, shown = in_terminal("stats", NO_COLOR="1")
+    day = next(line for line in shown.splitlines() if line.startswith("2026-01-05"))
+    assert "$2.50" in day
+
+
+@pytest.mark.usefixtures("place")
 def test_early_year_is_printed_with_four_digits(steno: Steno) -> None:
     found = _stats(steno, "--since", "0001-01-01", "--until", "0999-12-31T23:59")
     assert (found["since"], found["until"]) == ("0001-01-01T00:00:00Z", "0999-12-31T23:59:00Z")

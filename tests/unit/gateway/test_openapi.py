@@ -41,7 +41,7 @@ def test_openapi_document_matches_the_routes() -> None:
         for method in (route.methods or set()) - {"HEAD"}
     }
     assert told == there
-    assert len(told) == len(ALL) == 16
+    assert len(told) == len(ALL) == 18
 
 
 def test_openapi_document_is_complete() -> None:
@@ -103,6 +103,7 @@ def test_optional_body_is_documented() -> None:
         "compact": False,
         "undo": False,
         "stop": False,
+        "archive": False,
     }
 
 

@@ -146,6 +146,8 @@ def test_the_list_has_all_fields_and_filters(api: Api) -> None:
     assert set(entry) == {
         *("key", "uid", "title", "prompt", "state", "visible", "count", "tokens", "created"),
         *("updated", "tags", "agent", "channel", "lost", "damaged", "problem", "sender"),
+        *("last_message", "program", "project", "model", "input_tokens", "output_tokens", "cost"),
+        *("unpriced", "failed", "forked_from", "forked_at"),
     }
     assert (entry["title"], entry["state"], entry["count"]) == ("Where is the key?", "idle", 2)
 
@@ -443,6 +445,7 @@ def test_requests_for_an_unknown_session_do_not_create_it(api: Api) -> None:
         ("POST", "/compact", None),
         ("POST", "/fork", {"new_key": "other"}),
         ("POST", "/restore", {}),
+        ("POST", "/archive", None),
     ):
         code, words = api.error(method, path, key="nobody", json=body, status=404)
         assert code == "no_such_session"
@@ -461,6 +464,45 @@ def test_last_deleted_session_or_the_given_uid_is_restored(api: Api) -> None:
     assert api.error("POST", "/restore", key=KEY, json=body, status=409)[0] == "session_exists"
     found = api("POST", "/restore", key=KEY, json={**body, "as_key": "a/b"})
     assert (found["key"], found["uid"]) == ("a/b", first["uid"])
+
+
+def test_the_trash_is_listed_with_the_last_deleted_first(api: Api) -> None:
+    assert api("GET", "/v1/trash") == {"sessions": [], "count": 0}
+    for key in ("a", "b"):
+        api.store.add_message(key, "user", "Hi")
+        api("DELETE", "", key=key)
+    found = api("GET", "/v1/trash")
+    assert [one["key"] for one in found["sessions"]] == ["b", "a"]
+    assert found["count"] == 2
+
+
+def test_archive_moves_summarized_messages(api: Api) -> None:
+    for number in range(4):
+        api.store.add_message(KEY, "user", f"{number}")
+    assert api("POST", "/archive", key=KEY)["archived"] == 0
+    api.store.checkpoint(KEY, summary="Numbers.", upto=3)
+    assert api("POST", "/archive", key=KEY)["archived"] == 3
+    assert len(api("GET", "/messages?full=true", key=KEY)["messages"]) == 4
+
+
+def test_sessions_are_filtered_and_sorted(api: Api) -> None:
+    usage = {"prompt": 10, "answer": 1, "cached": 0}
+    for key, prompt in (("a", 10), ("b", 5_000), ("c", 20)):
+        marks = {"model": "gpt-4o", "usage": {**usage, "prompt": prompt}}
+        api.store.add_messages(key, [{"role": "assistant", "content": "x", "stenolog": marks}])
+    api.store.set_meta("a", transcript={"program": "codex", "folders": ["/srv"]})
+
+    def keys(query: str) -> list[str]:
+        return [one["key"] for one in api("GET", f"/v1/sessions?{query}")["entries"]]
+
+    assert keys("sort=cost") == ["b", "c", "a"]
+    assert keys("") == ["a", "c", "b"]
+    assert keys("program=codex&project=/srv&model=gpt-4o") == ["a"]
+    assert keys("failed=true") == []
+    assert keys("until=2020-01-01T00:00:00Z") == []
+    [entry] = api("GET", "/v1/sessions?prefix=b")["entries"]
+    assert (entry["input_tokens"], entry["model"], entry["failed"]) == (5_000, "gpt-4o", 0)
+    assert entry["cost"] > 0
 
 
 def test_fork_ends_at_the_given_seq(api: Api) -> None:

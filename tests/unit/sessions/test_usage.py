@@ -54,3 +54,16 @@ def test_models_without_price_are_listed_and_cost_nothing() -> None:
 def test_prices_are_unavailable_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
     assert prices() is None
+
+
+@pytest.mark.parametrize("model", [TIERED, "gpt-4o", "claude-sonnet-4-5"])
+def test_prices_equal_those_of_the_package_for_every_length(model: str) -> None:
+    price = prices()
+    assert price is not None
+    for prompt in (0, 1, 1_000, 200_000, 200_001, 1_000_000):
+        for cached in {0, prompt // 3, prompt}:
+            usage = genai_prices.Usage(
+                input_tokens=prompt, output_tokens=70, cache_read_tokens=cached
+            )
+            expected = float(genai_prices.calc_price(usage, model_ref=model).total_price)
+            assert price(model, {"prompt": prompt, "cached": cached, "answer": 70}) == expected

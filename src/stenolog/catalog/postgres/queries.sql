@@ -45,15 +45,20 @@ UPDATE {schema}.catalog_about SET writes = writes + 1;
 -- name: stamps
 SELECT key, stamp FROM {schema}.catalog_session;
 
+-- name: current_stamps
+SELECT key, CASE WHEN unpriced = 0 OR priced >= $1 THEN stamp END
+FROM {schema}.catalog_session;
+
 -- name: sound
 SELECT key, stamp FROM {schema}.catalog_session
 WHERE problem IS NULL AND stamp IS NOT NULL;
 
 -- name: row
 SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
-       prompt, stamp, problem, owner, mixed,
-       (SELECT at FROM {schema}.catalog_message AS m WHERE m.session = s.id AND m.seq = s.indexed)
-FROM {schema}.catalog_session AS s WHERE key = $1;
+       prompt, CASE WHEN unpriced = 0 OR priced >= $1 THEN stamp END, problem, owner, mixed,
+       (SELECT at FROM {schema}.catalog_message AS m WHERE m.session = s.id AND m.seq = s.indexed),
+       (unpriced > 0 AND priced < $1)::int4
+FROM {schema}.catalog_session AS s WHERE key = $2;
 
 -- name: row_version
 SELECT id, version, owner FROM {schema}.catalog_session WHERE key = $1;
@@ -74,8 +79,10 @@ WHERE session = $1 AND role = 'user' ORDER BY seq;
 -- name: begin_row
 UPDATE {schema}.catalog_session
 SET version = version + 1, stamp = NULL, listed = 0, uid = $1, generation = $2, archived = $3,
-    indexed = 0, tokens = 0, sight = '[]', prompt = '', problem = NULL
-WHERE id = $4;
+    indexed = 0, tokens = 0, sight = '[]', prompt = '', problem = NULL, model = '',
+    last_message = 0, answers = 0, unpriced = 0, priced = $4, input_tokens = 0, output_tokens = 0,
+    cost = 0, failed = 0
+WHERE id = $5;
 
 -- name: shrink_row
 UPDATE {schema}.catalog_session SET version = version + 1, count = count - $1 WHERE id = $2;
@@ -90,8 +97,18 @@ UPDATE {schema}.catalog_session
 SET version = version + 1, stamp = $1, listed = $2, uid = $3, generation = $4, archived = $5,
     indexed = $6, count = count + $7, visible = $8, tokens = $9, sight = $10, withdrawn = $11,
     state = $12, title = $13, prompt = $14, created = $15, updated = $16, agent = $17,
-    channel = $18, lost = $19, damaged = $20, problem = $21
-WHERE id = $22;
+    channel = $18, lost = $19, damaged = $20, problem = $21, program = $22, project = $23,
+    forked_from = $24, forked_at = $25, last_message = greatest(last_message, $26)
+WHERE id = $27;
+
+-- name: add_usage
+UPDATE {schema}.catalog_session
+SET model = coalesce($1::bytea, model), last_message = greatest(last_message, $2),
+    answers = answers + $3, unpriced = unpriced + $4, priced = least(priced, $5),
+    input_tokens = least(input_tokens + $6, 4000000000000000000),
+    output_tokens = least(output_tokens + $7, 4000000000000000000),
+    cost = least(cost + $8, 9000000000000000), failed = failed + $9
+WHERE id = $10;
 
 -- name: remove_row
 DELETE FROM {schema}.catalog_session WHERE id = $1;
@@ -106,8 +123,8 @@ INSERT INTO {schema}.catalog_tag (tag, session) VALUES ($1, $2);
 SELECT coalesce(max(id), 0) FROM {schema}.catalog_message;
 
 -- name: add_message
-INSERT INTO {schema}.catalog_message (id, session, seq, role, at, tokens)
-VALUES ($1, $2, $3, $4, $5, $6);
+INSERT INTO {schema}.catalog_message (id, session, seq, role, at, tokens, speech)
+VALUES ($1, $2, $3, $4, $5, $6, $7);
 
 -- name: add_said
 INSERT INTO {schema}.catalog_said (id, text) VALUES ($1, $2);
@@ -138,11 +155,8 @@ DELETE FROM {schema}.catalog_words WHERE id = $1;
 SELECT coalesce(sum(tokens), 0)::int8 FROM {schema}.catalog_message
 WHERE session = $1 AND seq BETWEEN $2 AND $3;
 
--- name: list
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed
-FROM {schema}.catalog_session
-WHERE listed = 1
+-- name: session_filter
+listed = 1
   AND ($1::bytea IS NULL OR key >= $1 AND key < $2::bytea)
   AND ($3::bytea IS NULL OR id IN (
       SELECT session FROM {schema}.catalog_tag WHERE sha256(tag) = sha256($3) AND tag = $3
@@ -155,13 +169,64 @@ WHERE listed = 1
       )
   ) = ($7::int8 = 1))
   AND ($8::bytea IS NULL OR state = $8)
-  AND ($9::int8 IS NULL OR updated < $9 OR updated = $9 AND key > $10::bytea)
-ORDER BY updated DESC, key
-LIMIT $11;
+  AND ($9::bytea IS NULL OR program = $9)
+  AND ($10::bytea IS NULL OR project = $10)
+  AND ($11::bytea IS NULL OR model = $11)
+  AND ($12::int8 IS NULL OR (failed > 0) = ($12 = 1))
+  AND ($13::int8 IS NULL OR last_message >= $13)
+  AND ($14::int8 IS NULL OR last_message < $14);
+
+-- name: list
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+FROM {schema}.catalog_session
+WHERE {session_filter}
+  AND ($15::int8 IS NULL OR {order} < $15 OR {order} = $15 AND key > $16::bytea)
+ORDER BY {order} DESC, key
+LIMIT $17;
+
+-- name: totals
+SELECT count(*), coalesce(sum(cost), 0)::float8, count(*) FILTER (WHERE answers > unpriced),
+       count(*) FILTER (WHERE failed > 0)
+FROM {schema}.catalog_session WHERE {session_filter};
+
+-- name: facet
+SELECT {facet}, count(*), coalesce(sum(cost), 0)::float8,
+       count(*) FILTER (WHERE answers > unpriced)
+FROM {schema}.catalog_session WHERE {session_filter}
+GROUP BY {facet} ORDER BY count(*) DESC, {facet} LIMIT $15;
+
+-- name: tag_facet
+SELECT tag, count(*), coalesce(sum(cost), 0)::float8,
+       count(*) FILTER (WHERE answers > unpriced)
+FROM {schema}.catalog_tag JOIN {schema}.catalog_session ON id = session
+WHERE {session_filter}
+GROUP BY tag ORDER BY count(*) DESC, tag LIMIT $15;
+
+-- name: projects
+SELECT project, count(*), coalesce(sum(cost), 0)::float8,
+       count(*) FILTER (WHERE answers > unpriced)
+FROM {schema}.catalog_session WHERE {session_filter}
+GROUP BY project ORDER BY max(last_message) DESC, project LIMIT $15 OFFSET $16;
+
+-- name: of_projects
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY project ORDER BY last_message DESC, key) AS place
+    FROM {schema}.catalog_session
+    WHERE {session_filter} AND upper(encode(project, 'hex')) IN (
+        SELECT jsonb_array_elements_text(convert_from($15, 'UTF8')::jsonb)
+    )
+) AS newest
+WHERE place <= $16 ORDER BY last_message DESC, key;
 
 -- name: entry
 SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
 FROM {schema}.catalog_session WHERE listed = 1 AND key = $1;
 
 -- name: tags
@@ -177,12 +242,7 @@ WHERE listed = 1 AND problem IS NOT NULL ORDER BY key;
 SELECT id FROM {schema}.catalog_session WHERE listed = 0;
 
 -- name: sessions_of
-SELECT id FROM {schema}.catalog_session
-WHERE listed = 1
-  AND ($1::bytea IS NULL OR key >= $1 AND key < $2::bytea)
-  AND ($3::bytea IS NULL OR id IN (
-      SELECT session FROM {schema}.catalog_tag WHERE sha256(tag) = sha256($3) AND tag = $3
-  ));
+SELECT id FROM {schema}.catalog_session WHERE {session_filter};
 
 -- name: blocks
 SELECT block, oldest, newest FROM {schema}.catalog_block ORDER BY newest DESC;
@@ -232,6 +292,18 @@ SELECT id, at, session FROM (
 SELECT id, -ts_rank(words, convert_from($1, 'UTF8')::tsquery, 1) FROM {schema}.catalog_words
 WHERE +id BETWEEN $2 AND $3
   AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($4, 'UTF8')::jsonb)::int8));
+
+-- name: found_in
+SELECT id, session, speech FROM {schema}.catalog_message
+WHERE id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8));
+
+-- name: entries
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
+       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+FROM {schema}.catalog_session
+WHERE listed = 1
+  AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8));
 
 -- name: hit
 SELECT key, uid, title, sight, seq, role, at, text

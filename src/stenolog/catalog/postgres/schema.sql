@@ -35,12 +35,27 @@ CREATE TABLE {schema}.catalog_session (
     channel    bytea,
     lost       int8  NOT NULL,
     damaged    int8  NOT NULL,
-    problem    bytea
+    program       bytea   NOT NULL DEFAULT '',
+    project       bytea   NOT NULL DEFAULT '',
+    model         bytea   NOT NULL DEFAULT '',
+    forked_from   bytea,
+    forked_at     int8    NOT NULL DEFAULT 0,
+    last_message  int8    NOT NULL DEFAULT 0,
+    answers       int8    NOT NULL DEFAULT 0,
+    unpriced      int8    NOT NULL DEFAULT 0,
+    priced        int8    NOT NULL DEFAULT 0,
+    input_tokens  int8    NOT NULL DEFAULT 0,
+    output_tokens int8    NOT NULL DEFAULT 0,
+    cost          int8    NOT NULL DEFAULT 0,
+    failed        int8    NOT NULL DEFAULT 0,
+    problem       bytea
 );
 
 CREATE UNIQUE INDEX catalog_session_key ON {schema}.catalog_session (key);
 
 CREATE INDEX catalog_session_newest ON {schema}.catalog_session (updated DESC, key);
+
+CREATE INDEX catalog_session_last ON {schema}.catalog_session (last_message DESC, key);
 
 -- By its digest, as below: an index entry has at most about two thousand bytes.
 CREATE INDEX catalog_session_owner ON {schema}.catalog_session (sha256(owner));
@@ -61,6 +76,7 @@ CREATE TABLE {schema}.catalog_message (
     role    bytea NOT NULL,
     at      int8  NOT NULL,
     tokens  int8  NOT NULL,
+    speech  int8  NOT NULL,
     UNIQUE (session, seq)
 );
 

@@ -21,7 +21,7 @@ from stenolog.gateway.viewer.conversation_navigation import find, outline
 from stenolog.gateway.viewer.conversation_page import conversation, fragment, message_at
 from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.inspector_page import context
-from stenolog.gateway.viewer.list_page import home
+from stenolog.gateway.viewer.list_page import home, trash
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
 from stenolog.gateway.viewer.message_views import one_line
 from stenolog.gateway.viewer.pages import (
@@ -285,6 +285,7 @@ def viewer_routes() -> list[BaseRoute]:
     pages = {
         "/": home,
         "/notes": notes,
+        "/trash": trash,
         "/s/{key}": conversation,
         "/s/{key}/fragment": fragment,
         "/s/{key}/outline": outline,

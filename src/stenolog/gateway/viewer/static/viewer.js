@@ -256,7 +256,7 @@ async function filter(input) {
   const number = ++asking;
   beyond = false;
   const fields = new URLSearchParams(new FormData(input.form));
-  const address = `/?${fields}`;
+  const address = fields.size ? `/?${fields}` : "/";
   fields.set("part", "true");
   const made = await trying(() => html(`/?${fields}`));
   // A newer query has been sent: discard this late response.
