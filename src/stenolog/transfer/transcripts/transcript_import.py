@@ -52,8 +52,7 @@ def import_transcript(
 ) -> TranscriptReport:
     """Import a transcript, or its new messages. Raises OSError and the errors of the store."""
     info = _info(store, file.key)
-    known = {} if info is None else as_dict(info.meta.get(META))
-    if known.get("size") == file.size and known.get("modified") == file.modified:
+    if info is not None and _is_same_file(info.meta, file):
         return TranscriptReport(key=file.key, is_unchanged=True)
     transcript = reader.read(file, is_complete=False)
     report = TranscriptReport(
@@ -75,6 +74,17 @@ def import_transcript(
     if report.added or info is not None:
         store.set_meta(file.key, **_meta(transcript, file, {} if info is None else info.meta))
     return report
+
+
+def is_imported(file: TranscriptFile, store: Store) -> bool:
+    """Return whether the store has the transcript as it is on disk now."""
+    info = _info(store, file.key)
+    return info is not None and _is_same_file(info.meta, file)
+
+
+def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
+    known = as_dict(meta.get(META))
+    return known.get("size") == file.size and known.get("modified") == file.modified
 
 
 def _write_new(
