@@ -320,7 +320,7 @@ def _import_transcripts(
     """Import the transcripts of a program and return the exit code."""
     from stenolog.cli.import_transcripts import TranscriptImport
 
-    if dry_run or not TranscriptImport(program, path, None).files():
+    if dry_run or not (watch or TranscriptImport(program, path, None).files()):
         run = TranscriptImport(program, path, None)
         run.run()
         run.show(as_json=as_json, color=color, dry_run=dry_run)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from stenolog.cli.output import PARTIAL, json_text, one_line, plural, print_table, table_console
+from stenolog.errors import StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts.programs import PROGRAMS
@@ -76,7 +77,7 @@ class TranscriptImport:
                 )
             else:
                 report = import_transcript(self._reader, file, self._store)
-        except (NotASession, OSError) as error:
+        except (NotASession, StoreBusy, OSError) as error:
             self.problems.append(f"{one_line(str(file.paths[0]))} was skipped: {error}")
             return
         self.reports.append(report)
@@ -93,7 +94,7 @@ class TranscriptImport:
                     before = len(self.reports)
                     self._import(file)
                     for report in self.reports[before:]:
-                        if report.added:
+                        if report.added or report.changed:
                             click.echo(f"{one_line(report.key)}\t{report.added}")
             self.reports.clear()
             for problem in self.problems:
@@ -105,7 +106,7 @@ class TranscriptImport:
 
     def show(self, *, as_json: bool, color: bool, dry_run: bool = False) -> None:
         """Print a row for each session with new messages."""
-        changed = [report for report in self.reports if report.added]
+        changed = self._changed()
         if as_json:
             for report in self.reports:
                 click.echo(json_text(self._fields(report)))
@@ -130,11 +131,15 @@ class TranscriptImport:
             click.echo(problem, err=True)
         click.echo(self._summary(dry_run=dry_run), err=True)
 
+    def _changed(self) -> list[TranscriptReport]:
+        return [report for report in self.reports if report.added or report.changed]
+
     def _fields(self, report: TranscriptReport) -> dict[str, Any]:
         return {
             "key": report.key,
             "program": self._program,
             "added": report.added,
+            "changed": report.changed,
             "messages": report.messages,
             "unchanged": report.is_unchanged,
             "left_out_bytes": report.left_out,
@@ -142,10 +147,12 @@ class TranscriptImport:
         }
 
     def _summary(self, *, dry_run: bool) -> str:
-        changed = [report for report in self.reports if report.added]
+        changed = self._changed()
         added = sum(report.added for report in changed)
         done = "Would import" if dry_run else "Imported"
         words = [f"{done} {plural(added, 'message')} in {plural(len(changed), 'session')}"]
+        if renewed := sum(report.changed for report in changed):
+            words.append(f"{plural(renewed, 'changed message')} replaced an older version")
         if rest := len(self.reports) - len(changed):
             words.append(f"{plural(rest, 'session')} without new messages")
         left: Counter[str] = Counter()

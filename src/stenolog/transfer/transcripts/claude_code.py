@@ -7,11 +7,13 @@ model is several records with the same `message.id` and the same usage, which co
 
 import os
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stenolog.transfer.transcripts.transcript import (
     Kind,
@@ -53,6 +55,10 @@ _COPIES: Final = frozenset(
     }
 )
 """Attachments that repeat prompts, schemas and settings. They are not imported."""
+MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
+"""Maximum size of a file whose records are kept in memory while it is read."""
+MAX_PROJECTS: Final = 8
+"""Maximum number of projects whose records are indexed at the same time."""
 _UUID: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
 _TIME: Final = re.compile(rb'"timestamp":"([^"]+)"')
 _COMMAND: Final = re.compile(r"\s*<(command-|local-command-std|bash-)")
@@ -66,7 +72,7 @@ class ClaudeCode:
     program = PROGRAM
 
     def __init__(self) -> None:
-        self._owners: dict[Path, dict[bytes, str]] = {}
+        self._projects: dict[Path, _ProjectIndex] = {}
 
     def default_folder(self) -> Path | None:
         """Return `projects` in `$CLAUDE_CONFIG_DIR` or `~/.claude`, if it exists."""
@@ -87,12 +93,14 @@ class ClaudeCode:
         """Read a session in two passes: first the tree, then the messages. Raises OSError."""
         path = file.paths[0]
         tree = _Tree(is_subagent=path.parent.name == "subagents")
-        for line, record in json_lines(path):
+        # A large file is parsed twice instead of kept in memory.
+        kept = list(json_lines(path)) if file.size <= MAX_KEPT_BYTES else None
+        for line, record in kept or json_lines(path):
             tree.add(record, line)
         tree.finish()
         transcript = Transcript(program=PROGRAM, key=file.key)
         reading = _Reading(transcript, tree)
-        for line, record in json_lines(path):
+        for line, record in kept or json_lines(path):
             reading.add(record, line)
         reading.finish(path)
         if not is_complete and path.parent.name != "subagents":
@@ -101,40 +109,86 @@ class ClaudeCode:
 
     def _leave_to_owners(self, transcript: Transcript, path: Path) -> None:
         """Remove the messages that an earlier session of the project has with the same uuid."""
-        owners = self._owners_in(path.parent)
+        index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
+        self._projects[path.parent] = index
+        if len(self._projects) > MAX_PROJECTS:
+            del self._projects[next(iter(self._projects))]
+        index.refresh()
         own = []
         for message in transcript.messages:
-            owner = owners.get(message.identity.partition("#")[0].encode(), path.stem)
-            if owner == path.stem:
+            owner = index.owner_of(message.identity.partition("#")[0])
+            if owner is None or owner == path:
                 own.append(message)
             else:
-                transcript.source["forked_from"] = f"{PROGRAM}:{owner}"
+                transcript.source["forked_from"] = f"{PROGRAM}:{owner.stem}"
         transcript.messages = own
 
-    def _owners_in(self, project: Path) -> dict[bytes, str]:
-        """Return the session that owns each record which several sessions of a project have."""
-        if project not in self._owners:
-            first_seen: dict[bytes, str] = {}
-            shared: dict[bytes, str] = {}
-            for path in sorted(project.glob("*.jsonl"), key=_start_time):
-                with path.open("rb") as file:
-                    for line in file:
-                        if (found := _UUID.search(line)) is None:
-                            continue
-                        owner = first_seen.setdefault(found[1], path.stem)
-                        if owner != path.stem:
-                            shared[found[1]] = owner
-            self._owners[project] = shared
-        return self._owners[project]
+
+class _IndexedFile(Struct):
+    """The records of a session file that were read so far."""
+
+    end: int = 0
+    """Position behind the last complete line."""
+    start: str = ""
+    """Time of the first record."""
+    records: "array[int]" = field(default_factory=lambda: array("q"))
+    """Hashes of the uuids."""
 
 
-def _start_time(path: Path) -> tuple[str, str]:
-    """Return the time of the first record of a file, and its name."""
-    with path.open("rb") as file:
-        for line in file:
-            if found := _TIME.search(line):
-                return found[1].decode(), path.name
-    return "", path.name
+class _ProjectIndex:
+    """Which records several sessions of a project have: forks and resumed sessions repeat them.
+
+    Files only grow, so each refresh reads what is new.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, _IndexedFile] = {}
+        self._seen: set[int] = set()
+        self._shared: set[int] = set()
+        self._owners: dict[int, Path] = {}
+
+    def refresh(self) -> None:
+        """Read what was written since the last time. Raises OSError."""
+        for path in self._folder.glob("*.jsonl"):
+            file = self._files.setdefault(path, _IndexedFile())
+            with suppress(FileNotFoundError):
+                if path.stat().st_size > file.end:
+                    self._read(path, file)
+
+    def _read(self, path: Path, file: _IndexedFile) -> None:
+        own = set(file.records)
+        with path.open("rb") as opened:
+            opened.seek(file.end)
+            for line in opened:
+                if not line.endswith(b"\n"):
+                    return
+                file.end += len(line)
+                if not file.start and (at := _TIME.search(line)):
+                    file.start = at[1].decode("ascii", "replace")
+                if (found := _UUID.search(line)) is None:
+                    continue
+                record = hash(found[1])
+                if record in own:
+                    continue
+                own.add(record)
+                file.records.append(record)
+                if record in self._seen:
+                    self._shared.add(record)
+                    self._owners.pop(record, None)
+                self._seen.add(record)
+
+    def owner_of(self, uuid: str) -> Path | None:
+        """Return the session that began first of those with a record; None if only one has it."""
+        record = hash(uuid.encode("utf-8", "surrogatepass"))
+        if record not in self._shared:
+            return None
+        if record not in self._owners:
+            having = (path for path, file in self._files.items() if record in file.records)
+            self._owners[record] = min(
+                having, key=lambda path: (self._files[path].start, path.name)
+            )
+        return self._owners[record]
 
 
 def _is_transcript(path: Path) -> bool:

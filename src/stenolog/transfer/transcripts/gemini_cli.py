@@ -68,7 +68,7 @@ class GeminiCLI:
         models: dict[str, None] = {}
         for name, record in log.records.items():
             for message in messages_of(record, called):
-                transcript.messages.append(message if name in log.current else hidden(message))
+                transcript.messages.append(message if log.is_visible(name) else hidden(message))
                 body = message.message
                 if not first and body["role"] == "user" and "kind" not in body["stenolog"]:
                     first = as_text(body["content"])
@@ -120,6 +120,12 @@ class _Log:
         self.facts: dict[str, Any] = {}
         self.records: dict[str, dict[str, Any]] = {}
         self.current: dict[str, None] = {}
+        self._resuming: dict[str, None] = {}
+        """Messages from before a resume, until the program has written all of them again."""
+
+    def is_visible(self, name: str) -> bool:
+        """Return whether the model sees the message of this id."""
+        return name in self.current or name in self._resuming
 
     def add(self, record: dict[str, Any]) -> None:
         """Apply one line of the file."""
@@ -130,12 +136,15 @@ class _Log:
                 for message in messages:
                     self._keep(as_dict(message))
         elif isinstance(place := record.get("$rewindTo"), str):
+            self._resuming = {}
             names = list(self.current)
             if place in names:
                 self.current = dict.fromkeys(names[: names.index(place)])
         elif "sessionId" in record:
             self.facts |= record
+            self._resuming = dict(self.current)
         else:
+            self._resuming = {}
             self._keep(record)
 
     def _keep(self, record: dict[str, Any]) -> None:

@@ -169,6 +169,9 @@ class ExportFile:
 def file_at(program: str, key: str, *paths: Path, item: str = "") -> TranscriptFile:
     """Return the transcript in these files. Raises OSError."""
     status = [path.stat() for path in paths]
+    # A database may have new rows in its log before the file itself changes.
+    logs = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
+    status += [log.stat() for log in logs if log.exists()]
     return TranscriptFile(
         program=program,
         key=key,

@@ -1,10 +1,13 @@
 """Import of transcripts into a store: a later import adds only what is new.
 
 Messages are recognized by their identities. If an import is killed, the next one continues it: the
-messages that are stored already are found again, and only the rest is added.
+messages that are stored already are found again, and only the rest is added. If a program changed a
+message, the new version is appended and the older one is hidden, so that nothing is lost and
+nothing is visible twice.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any, Final
@@ -13,7 +16,7 @@ from msgspec import Raw, Struct, field
 
 from stenolog.catalog.message_metadata import FIELD
 from stenolog.codec import encode_object
-from stenolog.errors import NoSuchSession, RefusedMessage
+from stenolog.errors import NoSuchSession, RefusedMessage, SessionExists
 from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.stores import spans
 from stenolog.stores.base import Store
@@ -25,11 +28,15 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptMessage,
     TranscriptReader,
     as_dict,
+    digest_of,
     identity_of,
 )
 
 META: Final = "transcript"
 """Meta field of an imported session: facts about it, and the state of its file."""
+LEASE_SECONDS: Final = 60.0
+_CONTENT: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+"""Fields of a message that say something."""
 MAX_BATCH: Final = 500
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
@@ -41,6 +48,8 @@ class TranscriptReport(Struct, kw_only=True):
     messages: int = 0
     """Number of messages in the transcript."""
     added: int = 0
+    changed: int = 0
+    """Number of messages whose content the program changed since they were imported."""
     is_unchanged: bool = False
     """Whether the file has not changed since the last import. It is not read then."""
     left_out: dict[str, int] = field(default_factory=dict)
@@ -64,16 +73,35 @@ def import_transcript(
     if not transcript.messages and info is None:
         return report
     if info is None and isinstance(store, SnapshotStore):
-        report.added = _write_new(store, transcript, file, report.problems)
+        # If another process imports the session at the same moment, it is updated instead.
+        with suppress(SessionExists):
+            report.added = _write_new(store, transcript, file, report.problems)
+            return report
+    if info is None and not isinstance(store, SnapshotStore):
+        _update(store, transcript, file, report)
         return report
+    # Two processes may import the same transcript, for example the hook and --watch.
+    with store.lease(file.key, ttl=LEASE_SECONDS) as lease:
+        _update(lease.store, transcript, file, report)
+    return report
+
+
+def _update(
+    store: Store, transcript: Transcript, file: TranscriptFile, report: TranscriptReport
+) -> None:
+    """Add what is new to a session, and hide what is no longer visible."""
+    info = _info(store, file.key)
     stored = _Stored(store, file.key, exists=info is not None)
-    new = [one for one in transcript.messages if one.identity not in stored.seqs]
-    report.added = stored.append(new, file, report.problems)
+    new = [one for one in transcript.messages if stored.is_new(one)]
+    known = {one.identity for one in new if one.identity in stored.seqs}
+    count = stored.append(new, file, report.problems)
+    report.changed = len(known)
+    report.added = max(0, count - len(known))
+    stored.hide_older_versions()
     if not stored.has_own_messages:
         _hide(store, stored, transcript, "" if info is None else info.summary)
-    if report.added or info is not None:
+    if count or info is not None:
         store.set_meta(file.key, **_meta(transcript, file, {} if info is None else info.meta))
-    return report
 
 
 def is_imported(file: TranscriptFile, store: Store) -> bool:
@@ -140,6 +168,10 @@ class _Stored:
         self._store = store
         self._key = key
         self.seqs: dict[str, int] = {}
+        """Seq of each identity; of its newest version, if it has several."""
+        self._digests: dict[str, str] = {}
+        self._older: set[int] = set()
+        self._last_seq = 0
         self.visible: set[int] = set()
         self.has_own_messages = False
         """Whether the session continued in stenolog: then an import hides nothing."""
@@ -147,14 +179,32 @@ class _Stored:
         if exists:
             for message in store.get_history(key, full=True):
                 body = message.to_dict()
+                self._last_seq = message.seq
                 identity = identity_of(body)
                 if identity is None:
                     self.has_own_messages = True
                     continue
-                self.seqs[identity] = message.seq
+                self._note(identity, message.seq, content_digest(body))
                 if response := as_dict(body.get(FIELD)).get(RESPONSE):
                     self._counted.add(response)
             self.visible = {message.seq for message in store.get_history(key)}
+
+    def _note(self, identity: str, seq: int, digest: str) -> None:
+        if identity in self.seqs:
+            self._older.add(self.seqs[identity])
+        self.seqs[identity] = seq
+        self._digests[identity] = digest
+
+    def is_new(self, message: TranscriptMessage) -> bool:
+        """Return whether the message is not stored, or stored with another content."""
+        return self._digests.get(message.identity) != content_digest(message.message)
+
+    def hide_older_versions(self) -> None:
+        """Hide the messages that a newer version replaced."""
+        older = self._older & self.visible
+        for first, last in spans.union((seq, seq) for seq in older):
+            self._store.hide(self._key, first, last)
+        self.visible -= older
 
     def append(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
@@ -164,11 +214,13 @@ class _Stored:
         for batch in self._batches(messages, file, problems):
             bodies = [body for _, body, _ in batch]
             times = [at for _, _, at in batch]
-            token = f"transcript:{batch[0][0].identity}:{len(batch)}"[:200]
-            seqs = self._store.add_messages(self._key, bodies, once=token, at=times)
-            for (message, _, _), seq in zip(batch, seqs, strict=True):
-                self.seqs[message.identity] = seq
+            # The same messages after the same ones: a version may come back later.
+            token = digest_of([self._last_seq, [content_digest(body) for body in bodies]])
+            seqs = self._store.add_messages(self._key, bodies, once=f"transcript:{token}", at=times)
+            for (message, body, _), seq in zip(batch, seqs, strict=True):
+                self._note(message.identity, seq, content_digest(body))
                 self.visible.add(seq)
+            self._last_seq = max(seqs)
             count += len(batch)
         return count
 
@@ -203,6 +255,15 @@ class _Stored:
                 self._counted.add(response)
             return body
         return {**body, FIELD: {n: v for n, v in notes.items() if n not in ("usage", RESPONSE)}}
+
+
+def content_digest(body: Mapping[str, Any]) -> str:
+    """Return a digest of what the message says.
+
+    Fields of the program and of stenolog are left out: a program that rewrites its file adds fields
+    to records whose messages stay the same.
+    """
+    return digest_of({name: body[name] for name in _CONTENT if body.get(name) is not None})
 
 
 def _hide(store: Store, stored: _Stored, transcript: Transcript, summary: str) -> None:
