@@ -318,15 +318,15 @@ def _import_transcripts(
     color: bool,
 ) -> int:
     """Import the transcripts of a program and return the exit code."""
-    from stenolog.cli.import_transcripts import TranscriptImport
+    from stenolog.cli.import_transcripts import TranscriptsCommand
 
-    if dry_run or not (watch or TranscriptImport(program, path, None).files()):
-        run = TranscriptImport(program, path, None)
+    if dry_run or not (watch or TranscriptsCommand(program, path, None).files()):
+        run = TranscriptsCommand(program, path, None)
         run.run()
         run.show(as_json=as_json, color=color, dry_run=dry_run)
         return run.exit_code
     with _open_writable(where) as store:
-        run = TranscriptImport(program, path, store)
+        run = TranscriptsCommand(program, path, store)
         run.run()
         run.show(as_json=as_json, color=color)
         code = run.exit_code

@@ -16,7 +16,11 @@ from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
-from stenolog.transfer.transcripts.transcript_import import TranscriptReport, import_transcript
+from stenolog.transfer.transcripts.transcript_import import (
+    TranscriptImport,
+    TranscriptReport,
+    import_transcript,
+)
 
 LARGE: Final = 1024 * 1024
 """Size in bytes from which a progress bar is shown."""
@@ -37,7 +41,7 @@ def default_place(program: str) -> Path:
     return path
 
 
-class TranscriptImport:
+class TranscriptsCommand:
     """One run of `steno import` for the transcripts of a program."""
 
     def __init__(self, program: str, path: Path, store: Store | None) -> None:
@@ -59,29 +63,39 @@ class TranscriptImport:
     def run(self) -> None:
         """Import everything that is new."""
         files = self.files()
+        new = None if self._store is None else TranscriptImport(self._reader, self._store)
         with _progress(sum(file.size for file in files)) as advance:
             for file in files:
-                self._import(file)
+                self._import(file, new)
                 advance(file.size)
+            if new is not None:
+                new.flush()
+                self._add(new.reports)
 
-    def _import(self, file: TranscriptFile) -> None:
+    def _add(self, reports: list[TranscriptReport]) -> None:
+        self.reports += reports
+        for one in reports:
+            self.problems += [f"{one_line(one.key)}: {problem}" for problem in one.problems]
+
+    def _import(self, file: TranscriptFile, new: TranscriptImport | None = None) -> None:
         try:
-            if self._store is None:
+            if new is not None:
+                new.add(file)
+            elif self._store is not None:
+                self._add([import_transcript(self._reader, file, self._store)])
+            else:
                 transcript = self._reader.read(file, is_complete=False)
+                count = len(transcript.messages)
                 report = TranscriptReport(
                     key=file.key,
-                    messages=len(transcript.messages),
-                    added=len(transcript.messages),
+                    messages=count,
+                    added=count,
                     left_out=transcript.left_out,
                     problems=transcript.problems,
                 )
-            else:
-                report = import_transcript(self._reader, file, self._store)
+                self._add([report])
         except (NotASession, StoreBusy, OSError) as error:
             self.problems.append(f"{one_line(str(file.paths[0]))} was skipped: {error}")
-            return
-        self.reports.append(report)
-        self.problems += [f"{one_line(file.key)}: {problem}" for problem in report.problems]
 
     def watch(self) -> None:
         """Import new messages as the program writes them, until Ctrl-C."""

@@ -18,6 +18,7 @@ from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program
 from support.transcripts import SAMPLES
 
 Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
 KEY = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
 
 
@@ -132,6 +133,18 @@ def test_a_folder_without_transcripts_of_the_program(steno: Steno, tmp_path: Pat
     done = steno("import", "--from", "codex", str(tmp_path))
     assert done.exit_code == 1
     assert "Imported 0 messages in 0 sessions." in done.stderr
+
+
+def test_a_large_import_shows_its_progress_in_a_terminal(
+    in_terminal: InTerminal, tmp_path: Path
+) -> None:
+    text = (PROJECT / f"{SESSION}.jsonl").read_bytes()
+    for number in range(12):
+        append(tmp_path / "p" / f"{SESSION[:-2]}{number:02}.jsonl", _other_ids(text, number))
+    code, shown = in_terminal("import", "--from", "claude-code", str(tmp_path / "p"))
+    assert code == 0
+    assert "Importing  [####" in shown
+    assert "100%" in shown
 
 
 # --- --watch -------------------------------------------------------------------------------------

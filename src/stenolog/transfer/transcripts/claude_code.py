@@ -350,9 +350,11 @@ class _Reading:
             self._transcript.add_problem(f"a line is not a JSON object: {line[:40]!r}")
             return
         self._collect_facts(record)
-        messages = messages_of(record, owns_usage=self._owns_usage(record))
+        kind = _record_type(record)
+        owns_usage = kind == "assistant" and self._owns_usage(record)
+        messages = messages_of(record, owns_usage=owns_usage, kind=kind)
         if not messages:
-            self._transcript.leave_out(_record_type(record), len(line))
+            self._transcript.leave_out(kind, len(line))
             return
         uuid = as_text(record.get("uuid")) or _without_uuid(record)
         if uuid in self._seen:
@@ -389,17 +391,19 @@ class _Reading:
         return self._tree.usage_owner.get(message_id) == record.get("uuid")
 
     def _collect_facts(self, record: Mapping[str, Any]) -> None:
-        for name, found in (
-            ("cwd", self._folders),
-            ("gitBranch", self._branches),
-            ("version", self._versions),
-        ):
-            if isinstance(value := record.get(name), str) and value:
-                found[value] = None
+        if "cwd" in record:
+            for name, found in (
+                ("cwd", self._folders),
+                ("gitBranch", self._branches),
+                ("version", self._versions),
+            ):
+                if isinstance(value := record.get(name), str) and value:
+                    found[value] = None
         message = as_dict(record.get("message"))
-        model = as_text(message.get("model"))
-        if model and model != "<synthetic>":
-            self._models[model] = None
+        if message:
+            model = as_text(message.get("model"))
+            if model and model != "<synthetic>":
+                self._models[model] = None
         match record.get("type"):
             case "custom-title":
                 self._user_title = as_text(record.get("customTitle")) or self._user_title
@@ -430,9 +434,11 @@ def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
     return None
 
 
-def messages_of(record: Mapping[str, Any], *, owns_usage: bool = True) -> list[TranscriptMessage]:
+def messages_of(
+    record: Mapping[str, Any], *, owns_usage: bool = True, kind: str = ""
+) -> list[TranscriptMessage]:
     """Return the messages of one record; an empty list for a record that is not imported."""
-    match _record_type(record):
+    match kind or _record_type(record):
         case "user":
             return _user_messages(record)
         case "assistant":

@@ -38,7 +38,10 @@ LEASE_SECONDS: Final = 60.0
 _CONTENT: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 """Fields of a message that say something."""
 MAX_BATCH: Final = 500
+"""Maximum number of messages in one append."""
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+MAX_BATCH_SESSIONS: Final = 64
+"""Maximum number of new sessions that are stored together."""
 
 
 class TranscriptReport(Struct, kw_only=True):
@@ -63,13 +66,7 @@ def import_transcript(
     info = _info(store, file.key)
     if info is not None and _is_same_file(info.meta, file):
         return TranscriptReport(key=file.key, is_unchanged=True)
-    transcript = reader.read(file, is_complete=False)
-    report = TranscriptReport(
-        key=file.key,
-        messages=len(transcript.messages),
-        left_out=transcript.left_out,
-        problems=transcript.problems,
-    )
+    transcript, report = _read(reader, file)
     if not transcript.messages and info is None:
         return report
     if info is None and isinstance(store, SnapshotStore):
@@ -84,6 +81,16 @@ def import_transcript(
     with store.lease(file.key, ttl=LEASE_SECONDS) as lease:
         _update(lease.store, transcript, file, report)
     return report
+
+
+def _read(reader: TranscriptReader, file: TranscriptFile) -> tuple[Transcript, TranscriptReport]:
+    transcript = reader.read(file, is_complete=False)
+    return transcript, TranscriptReport(
+        key=file.key,
+        messages=len(transcript.messages),
+        left_out=transcript.left_out,
+        problems=transcript.problems,
+    )
 
 
 def _update(
@@ -102,6 +109,59 @@ def _update(
         _hide(store, stored, transcript, "" if info is None else info.summary)
     if count or info is not None:
         store.set_meta(file.key, **_meta(transcript, file, {} if info is None else info.meta))
+
+
+class TranscriptImport:
+    """An import of many transcripts. New sessions are stored in batches, with few syncs.
+
+    `reports` has the sessions that are stored; call `flush` at the end to store the rest.
+    """
+
+    def __init__(self, reader: TranscriptReader, store: Store) -> None:
+        self._reader = reader
+        self._store = store
+        self._waiting: list[tuple[TranscriptFile, TranscriptReport, Snapshot, list[Message]]] = []
+        self._bytes = 0
+        self.reports: list[TranscriptReport] = []
+
+    def add(self, file: TranscriptFile) -> None:
+        """Import a transcript now or in the next batch.
+
+        Raises NotASession, OSError and the errors of the store.
+        """
+        if any(file.key == waiting.key for waiting, *_ in self._waiting):
+            self.flush()
+        if not isinstance(self._store, SnapshotStore) or _info(self._store, file.key) is not None:
+            self.reports.append(import_transcript(self._reader, file, self._store))
+            return
+        transcript, report = _read(self._reader, file)
+        if not transcript.messages:
+            self.reports.append(report)
+            return
+        snapshot, messages = snapshot_of(
+            transcript, file, uid=token_hex(8), problems=report.problems
+        )
+        report.added = len(messages)
+        self._waiting.append((file, report, snapshot, messages))
+        self._bytes += sum(len(message.to_json()) for message in messages)
+        if len(self._waiting) >= MAX_BATCH_SESSIONS or self._bytes >= MAX_BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store the sessions that wait. Raises the errors of the store."""
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not waiting or not isinstance(self._store, SnapshotStore):
+            return
+        try:
+            with self._store.snapshot_writer() as writer:
+                for _, _, snapshot, messages in waiting:
+                    writer.write(snapshot, messages)
+        except SessionExists:
+            # Another process has imported one of them meanwhile.
+            for file, *_ in waiting:
+                self.reports.append(import_transcript(self._reader, file, self._store))
+        else:
+            self.reports += [report for _, report, *_ in waiting]
 
 
 def is_imported(file: TranscriptFile, store: Store) -> bool:
@@ -129,19 +189,20 @@ def snapshot_of(
     transcript: Transcript, file: TranscriptFile, *, uid: str, problems: list[str] | None = None
 ) -> tuple[Snapshot, list[Message]]:
     """Return a transcript as a complete session. A message that cannot be stored is a problem."""
-    at = timestamp(datetime.fromtimestamp(file.modified / 1e9, UTC))
-    times = [timestamp(one.at) for one in transcript.messages if one.at is not None]
-    at = times[0] if times else at
+    times = [None if one.at is None else timestamp(one.at) for one in transcript.messages]
+    known = [at for at in times if at is not None]
+    last_change = timestamp(datetime.fromtimestamp(file.modified / 1e9, UTC))
+    at = known[0] if known else last_change
     messages: list[Message] = []
     hidden: list[int] = []
-    for one in transcript.messages:
+    for one, time in zip(transcript.messages, times, strict=True):
         try:
             payload = encode_object(one.message)
         except RefusedMessage as error:
             if problems is not None:
                 problems.append(f"message {one.identity} cannot be stored: {error}")
             continue
-        at = at if one.at is None else timestamp(one.at)
+        at = time or at
         messages.append(Message(seq=len(messages) + 1, _at=at, _body=Raw(payload)))
         if one.hidden:
             hidden.append(len(messages))
@@ -149,8 +210,8 @@ def snapshot_of(
     snapshot = Snapshot(
         key=file.key,
         uid=uid,
-        created=min(times, default=at),
-        updated=max(times, default=at),
+        created=min(known, default=at),
+        updated=max(known, default=at),
         last_seq=len(messages),
         floor=floor,
         hidden=spans.union((seq, seq) for seq in hidden if seq > floor),

@@ -1,10 +1,12 @@
 """Import of transcripts: complete, once, and again after the file has grown."""
 
 import json
+import os
+import re
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -363,3 +365,75 @@ def test_two_imports_at_the_same_time_store_each_message_once(
         thread.join()
     identities = [body["stenolog"]["id"] for body in bodies(store, "claude-code:session")]
     assert len(identities) == len(set(identities)) == 28
+
+
+# --- many transcripts ----------------------------------------------------------------------------
+
+
+def copies(folder: Path, count: int) -> None:
+    """Write this many sessions with ids of their own."""
+    text = (SAMPLES / "claude-code" / "projects" / NAME).read_bytes()
+    folder.mkdir()
+    for number in range(count):
+        ids = re.sub(rb"([0-9a-f]{8})-[0-9a-f]{4}-4", rb"\1-%04x-4" % number, text)
+        (folder / f"session-{number}.jsonl").write_bytes(ids)
+
+
+def test_new_sessions_are_stored_in_batches_with_few_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies(tmp_path / "project", 70)
+    syncs = 0
+
+    def counted(sync: Callable[..., None]) -> Callable[..., None]:
+        def call(descriptor: Any) -> None:
+            nonlocal syncs
+            syncs += 1
+            sync(descriptor)
+
+        return call
+
+    with open_store(tmp_path / "store") as store:
+        monkeypatch.setattr(os, "fsync", counted(os.fsync))
+        monkeypatch.setattr(os, "fdatasync", counted(os.fdatasync))
+        reader = ClaudeCode()
+        importer = transcript_import.TranscriptImport(reader, store)
+        for file in reader.find(tmp_path / "project"):
+            importer.add(file)
+        importer.flush()
+        assert [report.added for report in importer.reports] == [28] * 70
+        # One for each session, and a few for the folder.
+        assert syncs < 70 + 20
+        again = transcript_import.TranscriptImport(reader, store)
+        monkeypatch.setattr(ClaudeCode, "read", None)
+        for file in reader.find(tmp_path / "project"):
+            again.add(file)
+        again.flush()
+        assert all(report.is_unchanged for report in again.reports)
+        assert len(again.reports) == 70
+
+
+def test_two_files_of_one_session_in_a_batch(store: Store, tmp_path: Path) -> None:
+    for folder, name in (("a", "earlier/projects"), ("b", "projects")):
+        (tmp_path / folder).mkdir()
+        shutil.copy(SAMPLES / "claude-code" / name / NAME, tmp_path / folder)
+    reader = ClaudeCode()
+    importer = transcript_import.TranscriptImport(reader, store)
+    for file in reader.find(tmp_path):
+        importer.add(file)
+    importer.flush()
+    assert [report.added for report in importer.reports] == [20, 8]
+    assert len(bodies(store, KEY)) == 28
+
+
+def test_another_process_imports_a_session_of_the_batch(store: Store, tmp_path: Path) -> None:
+    copies(tmp_path / "project", 3)
+    reader = ClaudeCode()
+    importer = transcript_import.TranscriptImport(reader, store)
+    files = list(reader.find(tmp_path / "project"))
+    for file in files:
+        importer.add(file)
+    import_transcript(ClaudeCode(), files[1], store)
+    importer.flush()
+    assert [report.added for report in importer.reports] == [28, 0, 28]
+    assert all(len(bodies(store, key)) == 28 for key in store.list_sessions())
