@@ -100,7 +100,7 @@ class Totals:
             )
             is_answer = body.get("role") == "assistant"
             usage = usage_of(body) if is_answer else None
-            name = model_of(body) or ""
+            name = model_of(body) or _foreign_model(body)
             # Only answers have a model; other messages count by day and channel.
             sums = [self.total, channel, self.days.setdefault(message.at.date(), Counts())]
             sums += [self.models.setdefault(name, Counts())] if is_answer and in_range else []
@@ -191,3 +191,9 @@ def _price(package: Any, name: str, counted: Mapping[str, int]) -> float | None:
             continue
         return float(found.total_price)
     return None
+
+
+def _foreign_model(body: Mapping[str, Any]) -> str:
+    """Return the model that a message of another program names; empty if none."""
+    name = body.get("model")
+    return name if isinstance(name, str) else ""

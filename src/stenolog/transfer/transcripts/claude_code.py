@@ -117,10 +117,10 @@ class ClaudeCode:
         own = []
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
-            if owner is None or owner == path:
+            if owner is None or owner == path.name:
                 own.append(message)
             else:
-                transcript.source["forked_from"] = f"{PROGRAM}:{owner.stem}"
+                transcript.source["forked_from"] = f"{PROGRAM}:{Path(owner).stem}"
         transcript.messages = own
 
 
@@ -143,18 +143,25 @@ class _ProjectIndex:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[Path, _IndexedFile] = {}
+        self._files: dict[str, _IndexedFile] = {}
         self._seen: set[int] = set()
         self._shared: set[int] = set()
-        self._owners: dict[int, Path] = {}
+        self._owners: dict[int, str] = {}
 
     def refresh(self) -> None:
         """Read what was written since the last time. Raises OSError."""
-        for path in self._folder.glob("*.jsonl"):
-            file = self._files.setdefault(path, _IndexedFile())
-            with suppress(FileNotFoundError):
-                if path.stat().st_size > file.end:
-                    self._read(path, file)
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".jsonl") and self._has_grown(entry):
+                    path = Path(entry.path)
+                    with suppress(FileNotFoundError):
+                        self._read(path, self._files.setdefault(entry.name, _IndexedFile()))
+
+    def _has_grown(self, entry: "os.DirEntry[str]") -> bool:
+        known = self._files.get(entry.name)
+        with suppress(FileNotFoundError):
+            return known is None or entry.stat().st_size > known.end
+        return False
 
     def _read(self, path: Path, file: _IndexedFile) -> None:
         own = set(file.records)
@@ -178,16 +185,14 @@ class _ProjectIndex:
                     self._owners.pop(record, None)
                 self._seen.add(record)
 
-    def owner_of(self, uuid: str) -> Path | None:
-        """Return the session that began first of those with a record; None if only one has it."""
+    def owner_of(self, uuid: str) -> str | None:
+        """Return the file that owns a record which several files have: the one that began first."""
         record = hash(uuid.encode("utf-8", "surrogatepass"))
         if record not in self._shared:
             return None
         if record not in self._owners:
-            having = (path for path, file in self._files.items() if record in file.records)
-            self._owners[record] = min(
-                having, key=lambda path: (self._files[path].start, path.name)
-            )
+            having = (name for name, file in self._files.items() if record in file.records)
+            self._owners[record] = min(having, key=lambda name: (self._files[name].start, name))
         return self._owners[record]
 
 
