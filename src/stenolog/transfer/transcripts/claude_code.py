@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -57,6 +58,8 @@ _COPIES: Final = frozenset(
 """Attachments that repeat prompts, schemas and settings. They are not imported."""
 MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of a file whose records are kept in memory while it is read."""
+FRESH_SECONDS: Final = 1.0
+"""How long the index of a project is used before its other files are looked at again."""
 MAX_PROJECTS: Final = 8
 """Maximum number of projects whose records are indexed at the same time."""
 _UUID: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
@@ -113,7 +116,7 @@ class ClaudeCode:
         self._projects[path.parent] = index
         if len(self._projects) > MAX_PROJECTS:
             del self._projects[next(iter(self._projects))]
-        index.refresh()
+        index.refresh(path)
         own = []
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
@@ -144,12 +147,18 @@ class _ProjectIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _IndexedFile] = {}
+        self._refreshed = float("-inf")
         self._seen: set[int] = set()
         self._shared: set[int] = set()
         self._owners: dict[int, str] = {}
 
-    def refresh(self) -> None:
-        """Read what was written since the last time. Raises OSError."""
+    def refresh(self, own: Path) -> None:
+        """Read what was written since the last time, always in the `own` file. Raises OSError."""
+        self._read(own, self._files.setdefault(own.name, _IndexedFile()))
+        # An import of many files asks for each of them.
+        if monotonic() - self._refreshed < FRESH_SECONDS:
+            return
+        self._refreshed = monotonic()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.endswith(".jsonl") and self._has_grown(entry):
