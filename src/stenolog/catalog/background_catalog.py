@@ -14,7 +14,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.catalog.catalog_database import Database, Transaction
-from stenolog.catalog.index import ActiveDatabase, Catalog, CatalogRead, Progress, Refresher, T
+from stenolog.catalog.index import (
+    ActiveDatabase,
+    Catalog,
+    CatalogRead,
+    Progress,
+    Refresher,
+    T,
+    price_list_version,
+)
 from stenolog.errors import StenologError, StoreClosed
 from stenolog.stores.base import Store
 
@@ -166,7 +174,7 @@ class BackgroundCatalog(Catalog):
         new = [key for key in keys if key not in known]
         if len(new) <= _FEW:
             return
-        writer = CatalogWriter(database, catalog_id)
+        writer = CatalogWriter(database, catalog_id, price_list_version())
         self._progress = len(keys) - len(new), len(keys)
         for number, head in enumerate(self._heads(new)):
             if self._ends:

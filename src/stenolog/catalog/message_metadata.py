@@ -105,8 +105,11 @@ def mark_tool_outcome(body: Mapping[str, Any], *, seconds: float, failed: bool) 
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:
-    """Return the name of the model that wrote the message, or None if unknown."""
-    stored = _metadata(body).get(_MODEL)
+    """Return the name of the model that wrote the message, or None if unknown.
+
+    Other programs write the name into the field `model` of the message.
+    """
+    stored = _metadata(body).get(_MODEL) or body.get("model")
     return stored if isinstance(stored, str) and stored else None
 
 
@@ -120,11 +123,39 @@ def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
     """Return the provider's token counts: `prompt`, `answer`, `cached`; None if unknown."""
     stored = _metadata(body).get(_USAGE)
     if not isinstance(stored, Mapping):
+        # Messages of other programs may have the counts in the form of a provider.
+        stored = _provider_usage(body.get(_USAGE))
+    if stored is None:
         return None
     return {
         name: value
         for name in ("prompt", "answer", "cached")
         if isinstance(value := stored.get(name, 0), int) and _is_sane(value)
+    }
+
+
+def _provider_usage(usage: Any) -> dict[str, int] | None:
+    """Return token counts in the form of OpenAI's or Anthropic's API as stenolog stores them."""
+    if not isinstance(usage, Mapping):
+        return None
+
+    def count(fields: Any, *names: str) -> int | None:
+        found = (fields.get(name) for name in names) if isinstance(fields, Mapping) else ()
+        return next((one for one in found if isinstance(one, int) and _is_sane(one)), None)
+
+    prompt = count(usage, "prompt_tokens", "input_tokens")
+    answer = count(usage, "completion_tokens", "output_tokens")
+    if prompt is None and answer is None:
+        return None
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = count(details, "cached_tokens") or count(usage, "cached_tokens") or 0
+    # Anthropic counts tokens of the cache apart from the others.
+    read = count(usage, "cache_read_input_tokens") or 0
+    written = count(usage, "cache_creation_input_tokens") or 0
+    return {
+        "prompt": (prompt or 0) + read + written,
+        "answer": answer or 0,
+        "cached": cached or read,
     }
 
 

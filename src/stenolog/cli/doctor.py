@@ -6,15 +6,23 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import click
 import msgspec
 from msgspec.structs import replace
 
 from stenolog.cli.output import error_sentence, json_text, one_line, plural
-from stenolog.cli.workspace import check_exists, choose_workspace, workspace_option
+from stenolog.cli.workspace import (
+    Location,
+    check_exists,
+    choose_workspace,
+    open_existing,
+    workspace_option,
+)
 from stenolog.errors import StenologError
 from stenolog.maintenance.environment_check import (
     CheckNote,
@@ -25,9 +33,15 @@ from stenolog.maintenance.environment_check import (
 )
 from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
-from stenolog.sessions.folders import NAMESPACE
+from stenolog.sessions.folders import NAMESPACE, other_namespaces
 from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.open_store import address
+
+if TYPE_CHECKING:
+    from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
+
+WARNING_DAYS: Final = 7
+"""Days before a program deletes a transcript from which the doctor names it."""
 
 
 class CheckFailed(click.ClickException):
@@ -65,7 +79,8 @@ def doctor_command(
     Checks everything: the sessions of all agents and namespaces, logs, archives, the trash, locks,
     file permissions and free disk space. Each finding says what is wrong, what it means and what to
     do. With -v, or in a terminal, notes that are not faults are printed to stderr: interrupted
-    turns, an outdated index, a temporary or network disk, versions.
+    turns, an outdated index, a temporary or network disk, versions, and transcripts of Claude Code
+    that it deletes within a week and that are not imported yet.
 
     Without options nothing is written. --repair marks incomplete writes as void and moves leftover
     files to the folder aside; in a database it rebuilds damaged state. --accept keeps lines that
@@ -88,7 +103,9 @@ def doctor_command(
         more = (*unindexed_sessions(place), *purged_but_in_fallback(place), *low_disk(place))
         report = replace(report, findings=(*report.findings, *more))
         with_notes = verbose or (sys.stderr.isatty() and not as_json)
-        notes = [*check_notes(place), *_mixed_notes(place)] if with_notes else []
+        notes = []
+        if with_notes:
+            notes = [*check_notes(place), *_mixed_notes(place), *_expiring_notes(place)]
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
@@ -128,6 +145,61 @@ def _mixed_notes(place: str) -> list[CheckNote]:
         )
         for one in mixed_scopes(place)
     ]
+
+
+def _expiring_notes(place: str) -> list[CheckNote]:
+    """Return a note on the transcripts that Claude Code deletes soon and that are not imported."""
+    # Imported late: needed only if notes are printed.
+    from stenolog.transfer.transcripts.claude_code import ClaudeCode
+    from stenolog.transfer.transcripts.claude_settings import (
+        cleanup_days,
+        expiring_transcripts,
+        has_hook,
+        settings_file,
+    )
+    from stenolog.transfer.transcripts.transcript_import import is_imported
+
+    reader = ClaudeCode()
+    now = datetime.now(UTC)
+    soon = expiring_transcripts(reader, now, within=timedelta(days=WARNING_DAYS))
+    agents = other_namespaces(place).agents if soon else ()
+    for agent in (None, *agents):
+        with (
+            suppress(StenologError),
+            open_existing(Location(workspace=place, agent=agent), read_only=True) as store,
+        ):
+            soon = [(end, file) for end, file in soon if not is_imported(file, store)]
+    soon = [one for one in soon if _has_messages(reader, one[1])]
+    if not soon:
+        return []
+    end, first = soon[0]
+    when = "at its next start" if end <= now else f"on {end:%Y-%m-%d}"
+    are = "is" if len(soon) == 1 else "are"
+    hook = (
+        ""
+        if has_hook()
+        else (" `steno hook install claude-code` imports new sessions when they end.")
+    )
+    return [
+        CheckNote(
+            kind="transcripts",
+            meaning=(
+                f"{plural(len(soon), 'transcript')} of Claude Code {are} not imported, and Claude "
+                f"Code deletes them within {WARNING_DAYS} days. The oldest is {first.paths[0]}, "
+                f"deleted {when}. Claude Code keeps transcripts for "
+                f"{plural(cleanup_days(settings_file()), 'day')} (cleanupPeriodDays)."
+            ),
+            advice=f"`steno import claude-code` keeps them here.{hook}",
+        )
+    ]
+
+
+def _has_messages(reader: "TranscriptReader", file: "TranscriptFile") -> bool:
+    """Return whether an import would add something: a file may hold only a title."""
+    try:
+        return bool(reader.read(file, is_complete=False).messages)
+    except OSError:
+        return False  # it was deleted meanwhile
 
 
 def _print_repair(one: RepairResult) -> None:

@@ -13,8 +13,15 @@ import click
 
 from stenolog.cli.completion import complete_key
 from stenolog.cli.export_all import ExportAllReport, export_all
-from stenolog.cli.output import PARTIAL, json_text, one_line, plural, printable, sentence
-from stenolog.cli.output import TimeType
+from stenolog.cli.output import (
+    PARTIAL,
+    TimeType,
+    json_text,
+    one_line,
+    plural,
+    printable,
+    sentence,
+)
 from stenolog.cli.show import damage_lines, find_session, messages_are
 from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.records import Message, SessionInfo

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -109,6 +110,15 @@ class _Source(click.Path):
     default=None,
     help="Accept other keys that SOURCE names for its sessions.  [default: ask in a terminal]",
 )
+@click.option(
+    "-r", "--recursive", is_flag=True, help="Also search subfolders; keys begin with their path."
+)
+@click.option(
+    "--time-field",
+    metavar="NAME",
+    default="",
+    help="Field with the time of a plain message: ISO 8601, or s or ms since 1970.",
+)
 @click.option("--watch", is_flag=True, help="Keep importing new messages. Transcripts only.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
@@ -121,6 +131,8 @@ def import_command(
     pairs: tuple[str, ...],
     map_file: Path | None,
     aliases: bool | None,
+    recursive: bool,
+    time_field: str,
     watch: bool,
     dry_run: bool,
     as_json: bool,
@@ -146,10 +158,12 @@ def import_command(
       strands        the folders of FileSessionManager
       adk            a SQLite file of SqliteSessionService or
                      DatabaseSessionService
-      plain          [{"role": ...}, ...] as .json, or one message per line
+      plain          [{"role": ...}, ...] as .json, or one message per line;
+                     {"messages": [...]} per line is one session per line
 
     SOURCE is not changed. Importing again adds only new messages. In a folder, the files in it or
-    in its folder sessions are read, but no other subfolders. If SOURCE is the session folder of the
+    in its folder sessions are read, but no other subfolders, unless --recursive is given: then the
+    session in a/b/talk.json gets the key a/b/talk. If SOURCE is the session folder of the
     workspace itself, imported files are renamed to .migrated.
 
     Imported messages are never answered or sent to a chat app. A file may name other keys for a
@@ -164,14 +178,17 @@ def import_command(
       steno import claude-code
       steno import ~/Downloads/chatgpt-export.zip
       steno import ~/.picoclaw/workspace --dry-run
+      steno import --recursive --time-field sent_at chats/
 
     Exit codes: 0 everything is imported, now or earlier, 1 failed or nothing to import, 2 wrong
     usage, 3 something could not be imported; the reasons are on stderr.
     """  # noqa: D301 -- click knows a block by this character
     transcripts = _find_transcripts(source, program)
     if transcripts is not None:
-        if pairs or map_file is not None or aliases is not None:
-            raise click.UsageError("--map, --map-file and --aliases do not apply to transcripts.")
+        if pairs or map_file is not None or aliases is not None or time_field:
+            raise click.UsageError(
+                "--map, --map-file, --aliases and --time-field do not apply to transcripts."
+            )
         code = _import_transcripts(
             *transcripts,
             where,
@@ -185,8 +202,13 @@ def import_command(
         raise click.UsageError("--watch applies only to transcripts of coding agents.")
     source = Path(source)
     folder, only = _source_folder(source)
+    if recursive and only is None:
+        folder = source
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
-    look = partial(import_folder, folder, only=only, layouts=layouts)
+    folders = _subfolders(folder) if recursive and only is None else []
+    look = partial(
+        _import_folders, folder, folders, only=only, layouts=layouts, time_field=time_field
+    )
     keys = _key_map(pairs, map_file, look)
     migrated = ImportReport()
     is_there = _store_exists(where)
@@ -196,7 +218,7 @@ def import_command(
     if is_there or migrated.imported:
         with (_open_read_only if dry_run else _open_writable)(where) as store:
             in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
-            with _show_progress(folder, only, shown=not dry_run) as progress:
+            with _show_progress([folder, *folders], only, shown=not dry_run) as progress:
                 migrated = look(
                     store=store,
                     rename_files=in_place,
@@ -220,8 +242,9 @@ def import_command(
     problems = list(_problem_lines(migrated))
     for words in (
         *problems,
+        *_note_lines(migrated),
         *_alias_report(migrated, dry_run=dry_run),
-        *_report_lines(migrated, source, program, dry_run=dry_run),
+        *_report_lines(migrated, source, program, recursive=recursive, dry_run=dry_run),
     ):
         click.echo(words, err=True)
     if not migrated.imported and not migrated.migrated:
@@ -318,15 +341,15 @@ def _import_transcripts(
     color: bool,
 ) -> int:
     """Import the transcripts of a program and return the exit code."""
-    from stenolog.cli.import_transcripts import TranscriptImport
+    from stenolog.cli.import_transcripts import TranscriptsCommand
 
-    if dry_run or not TranscriptImport(program, path, None).files():
-        run = TranscriptImport(program, path, None)
+    if dry_run or not (watch or TranscriptsCommand(program, path, None).files()):
+        run = TranscriptsCommand(program, path, None)
         run.run()
         run.show(as_json=as_json, color=color, dry_run=dry_run)
         return run.exit_code
     with _open_writable(where) as store:
-        run = TranscriptImport(program, path, store)
+        run = TranscriptsCommand(program, path, store)
         run.run()
         run.show(as_json=as_json, color=color)
         code = run.exit_code
@@ -377,6 +400,7 @@ def _fields(one: ImportedSession) -> dict[str, Any]:
         "layout": one.layout,
         "file": one.file,
         "problems": list(one.problems),
+        "notes": list(one.notes),
         "aliases": list(one.aliases),
         "aliases_left": list(one.unaccepted_aliases),
     }
@@ -405,6 +429,44 @@ def _print_table(migrated: ImportReport, *, color: bool) -> None:
         cells["file"] = one_line(Path(one.file).name), "dim"
         rows.append([(key, "cyan"), *(cells[name] for name in shown)])
     print_table(console, columns, rows)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    """Return all subfolders that --recursive searches: neither hidden ones nor links.
+
+    Logs of stenolog in them are recognized by their content and not imported.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_dir() or path.name.startswith("."):
+            continue
+        if _is_searched_folder(path):
+            continue
+        found += [path, *_subfolders(path)]
+    return found
+
+
+def _import_folders(
+    folder: Path,
+    more: Sequence[Path],
+    store: Store,
+    *,
+    map_key: Callable[[str], str] | None = None,
+    rename_files: bool = False,
+    **options: Any,
+) -> ImportReport:
+    """Import a folder and its subfolders. Keys of sessions in a subfolder begin with its path."""
+    total = import_folder(folder, store, map_key=map_key, rename_files=rename_files, **options)
+    for path in more:
+        prefix = path.relative_to(folder).as_posix()
+
+        def named(key: str, prefix: str = prefix) -> str:
+            key = f"{prefix}/{key}"
+            return key if map_key is None else map_key(key)
+
+        found = import_folder(path, store, map_key=named, rename_files=False, **options)
+        total = total.combined_with(found)
+    return total
 
 
 def _source_folder(source: Path) -> tuple[Path, str | None]:
@@ -440,9 +502,15 @@ def _open_read_only(where: Location) -> Store:
 
 
 @contextmanager
-def _show_progress(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | None]:
+def _show_progress(
+    folders: Sequence[Path], only: str | None, *, shown: bool
+) -> Iterator[Progress | None]:
     """Show a progress bar in a terminal if the import is large."""
-    files = [folder / only] if only is not None else _files(folder)
+    files = (
+        [folders[0] / only]
+        if only is not None
+        else [path for folder in folders for path in _files(folder)]
+    )
     size = sum(path.stat().st_size for path in files if path.is_file())
     if not shown or size < PROGRESS_BYTES or not sys.stderr.isatty():
         yield None
@@ -482,8 +550,20 @@ def _problem_lines(migrated: ImportReport) -> Iterator[str]:
         yield f"{one_line(left.file)} was skipped: {sentence(left.reason)}"
 
 
+def _note_lines(migrated: ImportReport) -> Iterator[str]:
+    """Yield what was converted, once for all sessions."""
+    converted: Counter[str] = Counter()
+    for one in migrated.imported:
+        if not one.already_imported:
+            for note in one.notes:
+                text, _, count = note.rpartition(" in ")
+                converted[text] += int(count.split()[0].replace(",", ""))
+    for text, number in converted.most_common():
+        yield f"Note: {one_line(text)} in {plural(number, 'message')}."
+
+
 def _report_lines(
-    migrated: ImportReport, source: Path, program: str | None, *, dry_run: bool
+    migrated: ImportReport, source: Path, program: str | None, *, recursive: bool, dry_run: bool
 ) -> Iterator[str]:
     if migrated.migrated and not migrated.imported:
         yield f"Already imported: {plural(migrated.migrated, 'file')} *.migrated."
@@ -493,13 +573,13 @@ def _report_lines(
         known = "session files of a known program" if program is None else f"sessions of {program}"
         place = one_line(str(source))
         yield f"No {known} in {place}. `steno import --help` lists the programs."
-    entries = source.iterdir() if source.is_dir() else ()
+    entries = source.iterdir() if source.is_dir() and not recursive else ()
     folders = sum(
         path.is_dir() and path.name not in _STORE_FOLDERS and not _is_searched_folder(path)
         for path in entries
     )
     if folders:
-        yield f"{plural(folders, 'subfolder')} not searched. To import one, name it as SOURCE."
+        yield f"{plural(folders, 'subfolder')} not searched. Use --recursive to search them."
 
 
 def _total_line(migrated: ImportReport, *, dry_run: bool) -> str:

@@ -11,11 +11,16 @@ from typing import Any, Final
 import click
 
 from stenolog.cli.output import PARTIAL, json_text, one_line, plural, print_table, table_console
+from stenolog.errors import StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
-from stenolog.transfer.transcripts.transcript_import import TranscriptReport, import_transcript
+from stenolog.transfer.transcripts.transcript_import import (
+    TranscriptImport,
+    TranscriptReport,
+    import_transcript,
+)
 
 LARGE: Final = 1024 * 1024
 """Size in bytes from which a progress bar is shown."""
@@ -36,7 +41,7 @@ def default_place(program: str) -> Path:
     return path
 
 
-class TranscriptImport:
+class TranscriptsCommand:
     """One run of `steno import` for the transcripts of a program."""
 
     def __init__(self, program: str, path: Path, store: Store | None) -> None:
@@ -58,29 +63,39 @@ class TranscriptImport:
     def run(self) -> None:
         """Import everything that is new."""
         files = self.files()
+        new = None if self._store is None else TranscriptImport(self._reader, self._store)
         with _progress(sum(file.size for file in files)) as advance:
             for file in files:
-                self._import(file)
+                self._import(file, new)
                 advance(file.size)
+            if new is not None:
+                new.flush()
+                self._add(new.reports)
 
-    def _import(self, file: TranscriptFile) -> None:
+    def _add(self, reports: list[TranscriptReport]) -> None:
+        self.reports += reports
+        for one in reports:
+            self.problems += [f"{one_line(one.key)}: {problem}" for problem in one.problems]
+
+    def _import(self, file: TranscriptFile, new: TranscriptImport | None = None) -> None:
         try:
-            if self._store is None:
+            if new is not None:
+                new.add(file)
+            elif self._store is not None:
+                self._add([import_transcript(self._reader, file, self._store)])
+            else:
                 transcript = self._reader.read(file, is_complete=False)
+                count = len(transcript.messages)
                 report = TranscriptReport(
                     key=file.key,
-                    messages=len(transcript.messages),
-                    added=len(transcript.messages),
+                    messages=count,
+                    added=count,
                     left_out=transcript.left_out,
                     problems=transcript.problems,
                 )
-            else:
-                report = import_transcript(self._reader, file, self._store)
-        except (NotASession, OSError) as error:
+                self._add([report])
+        except (NotASession, StoreBusy, OSError) as error:
             self.problems.append(f"{one_line(str(file.paths[0]))} was skipped: {error}")
-            return
-        self.reports.append(report)
-        self.problems += [f"{one_line(file.key)}: {problem}" for problem in report.problems]
 
     def watch(self) -> None:
         """Import new messages as the program writes them, until Ctrl-C."""
@@ -93,7 +108,7 @@ class TranscriptImport:
                     before = len(self.reports)
                     self._import(file)
                     for report in self.reports[before:]:
-                        if report.added:
+                        if report.added or report.changed:
                             click.echo(f"{one_line(report.key)}\t{report.added}")
             self.reports.clear()
             for problem in self.problems:
@@ -105,7 +120,7 @@ class TranscriptImport:
 
     def show(self, *, as_json: bool, color: bool, dry_run: bool = False) -> None:
         """Print a row for each session with new messages."""
-        changed = [report for report in self.reports if report.added]
+        changed = self._changed()
         if as_json:
             for report in self.reports:
                 click.echo(json_text(self._fields(report)))
@@ -130,11 +145,15 @@ class TranscriptImport:
             click.echo(problem, err=True)
         click.echo(self._summary(dry_run=dry_run), err=True)
 
+    def _changed(self) -> list[TranscriptReport]:
+        return [report for report in self.reports if report.added or report.changed]
+
     def _fields(self, report: TranscriptReport) -> dict[str, Any]:
         return {
             "key": report.key,
             "program": self._program,
             "added": report.added,
+            "changed": report.changed,
             "messages": report.messages,
             "unchanged": report.is_unchanged,
             "left_out_bytes": report.left_out,
@@ -142,10 +161,12 @@ class TranscriptImport:
         }
 
     def _summary(self, *, dry_run: bool) -> str:
-        changed = [report for report in self.reports if report.added]
+        changed = self._changed()
         added = sum(report.added for report in changed)
         done = "Would import" if dry_run else "Imported"
         words = [f"{done} {plural(added, 'message')} in {plural(len(changed), 'session')}"]
+        if renewed := sum(report.changed for report in changed):
+            words.append(f"{plural(renewed, 'changed message')} replaced an older version")
         if rest := len(self.reports) - len(changed):
             words.append(f"{plural(rest, 'session')} without new messages")
         left: Counter[str] = Counter()

@@ -36,7 +36,7 @@ Maintain  doctor      Find and repair damage   backup    Back up all sessions
           purge       Delete permanently       archive   Archive old messages
           retention   Apply retention rules
 Transfer  import      Import from other apps   export    Export one session
-          copy        Copy to another store
+          copy        Copy to another store    hook      Import as sessions end
 Set up    memory      Manage notes             config    Show the settings
           completion  Shell completion
 
@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "doctor": "doctor",
     "export": "export",
     "fork": "edit",
+    "hook": "hook",
     "import": "import_sessions",
     "list": "list_sessions",
     "memory": "memory_commands",

@@ -91,6 +91,8 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     """Other keys that open the session from now on."""
     unaccepted_aliases: tuple[str, ...] = ()
     """Other keys that the file names for the session, and that the user has not accepted."""
+    notes: tuple[str, ...] = ()
+    """What was converted to the chat format, each as a sentence."""
 
 
 class SkippedFile(Struct, frozen=True):
@@ -172,6 +174,7 @@ def import_folder(
     exclude_keys: Collection[str] = (),
     layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
     map_key: KeyMapper | None = None,
+    time_field: str = "",
     progress: Progress | None = None,
 ) -> ImportReport:
     """Import the old sessions of a folder, or of `only` one file in it.
@@ -188,6 +191,7 @@ def import_folder(
     - `exclude_keys`: keys to skip.
     - `layouts`: layouts to import. Those in databases and trees are only copied.
     - `map_key`: maps the old key of a session to its new one.
+    - `time_field`: field with the time of plain messages.
 
     Raises what the store raised.
     """
@@ -202,7 +206,7 @@ def import_folder(
         progress=progress,
     )
     if not rename_files and layouts != REFERENCE_LAYOUTS:
-        return _import_unchanged_sources(path, store, only, layouts, options)
+        return _import_unchanged_sources(path, store, only, layouts, options, time_field)
     try:
         folder = Folder(path, only=only, follow=not rename_files, layouts=layouts)
     except FileNotFoundError:
@@ -263,6 +267,7 @@ def _import_unchanged_sources(
     only: str | None,
     layouts: frozenset[Layout],
     options: "_ImportOptions",
+    time_field: str,
 ) -> ImportReport:
     """Copy the sessions of all sources at this path."""
     # Imports SQLite, which no start of an agent needs.
@@ -270,7 +275,7 @@ def _import_unchanged_sources(
 
     total = ImportReport()
     try:
-        found = find_sources(path, only=only, layouts=layouts)
+        found = find_sources(path, only=only, layouts=layouts, time_field=time_field)
     except FileNotFoundError:
         return total
     except OSError as error:
@@ -445,6 +450,7 @@ class _ImportRun:
             already_imported=True,
             dropped=old.dropped,
             problems=old.problems,
+            notes=old.notes,
         )
         if not old.messages and not old.summary:
             return imported  # the session was cleared: there is nothing to import

@@ -1,7 +1,11 @@
 """`steno doctor`: what it prints, what it settles, and how it ends."""
 
 import json
+import os
+import shutil
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from click.testing import Result
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
+from support.transcripts import SAMPLES
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -224,3 +229,77 @@ def test_notes_of_a_mixed_scope_are_listed(steno: Steno) -> None:
     assert "alice" in listed
     assert "mixed" in listed
     assert "alice" not in steno("memory", "list", "--who", "app:1").stdout
+
+
+PROJECT = SAMPLES / "claude-code" / "projects" / "-home-ada-harbour"
+
+
+@pytest.fixture
+def claude(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Claude Code's folder, with transcripts that were written just now."""
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(place / "claude"))
+    shutil.copytree(PROJECT, place / "claude" / "projects" / PROJECT.name, symlinks=True)
+    for path in (place / "claude").rglob("*"):
+        os.utime(path)
+    return place / "claude"
+
+
+def _age(path: Path, days: float) -> None:
+    at = time.time() - days * 86_400
+    os.utime(path, (at, at))
+
+
+def _notes(steno: Steno) -> list[str]:
+    return [line for line in steno("doctor", "-v").stderr.splitlines() if "transcript" in line]
+
+
+def test_transcripts_that_claude_code_deletes_soon_are_named(steno: Steno, claude: Path) -> None:
+    first, second, *_ = sorted((claude / "projects" / PROJECT.name).glob("*.jsonl"))
+    _age(first, 22.5)
+    assert _notes(steno) == []
+    _age(second, 24.5)
+    (line,) = _notes(steno)
+    day = (datetime.now(UTC) + timedelta(days=5.5)).date()
+    assert line.startswith("transcripts: 1 transcript of Claude Code is not imported")
+    assert f"The oldest is {second}, deleted on {day}." in line
+    assert "30 days (cleanupPeriodDays)" in line
+    assert "`steno import claude-code`" in line
+    assert "`steno hook install claude-code`" in line
+    _age(first, 31)
+    (line,) = _notes(steno)
+    assert "2 transcripts of Claude Code are not imported" in line
+    assert f"The oldest is {first}, deleted at its next start." in line
+    assert steno("doctor").exit_code == 0
+
+
+def test_imported_transcripts_are_safe_until_they_change(steno: Steno, claude: Path) -> None:
+    path = sorted((claude / "projects" / PROJECT.name).glob("*.jsonl"))[0]
+    _age(path, 29)
+    assert len(_notes(steno)) == 1
+    steno("import", "claude-code")
+    assert _notes(steno) == []
+    _age(path, 28)
+    assert len(_notes(steno)) == 1
+
+
+def test_the_setting_of_claude_code_counts(steno: Steno, claude: Path) -> None:
+    for path in claude.rglob("*.jsonl"):
+        _age(path, 29)
+    steno("hook", "install", "claude-code")
+    (line,) = _notes(steno)
+    assert "hook install" not in line
+    (claude / "settings.json").write_text('{"cleanupPeriodDays": 3650}')
+    assert _notes(steno) == []
+    (claude / "settings.json").write_text('{"cleanupPeriodDays": 99999999999999}')
+    assert _notes(steno) == []
+    (claude / "settings.json").write_text('{"cleanupPeriodDays": "x"}')
+    assert len(_notes(steno)) == 1
+
+
+def test_a_transcript_without_messages_is_not_named(steno: Steno, claude: Path) -> None:
+    shutil.rmtree(claude / "projects" / PROJECT.name)
+    path = claude / "projects" / "p" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"type":"summary","summary":"Title","leafUuid":"x"}\n')
+    _age(path, 29)
+    assert _notes(steno) == []

@@ -282,7 +282,7 @@ def test_subfolders_are_not_searched_and_reported(steno: Steno, tmp_path: Path) 
     result = steno("import", "old")
     assert result.exit_code == 1
     folders = len([path for path in (tmp_path / "old").iterdir() if path.is_dir()])
-    told = f"{folders} subfolders not searched. To import one, name it as SOURCE.\n"
+    told = f"{folders} subfolders not searched. Use --recursive to search them.\n"
     assert result.stderr.endswith(told)
 
 

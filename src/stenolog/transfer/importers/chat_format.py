@@ -38,6 +38,7 @@ class ImportProblems:
         self.dropped = 0
         self._problems: list[str] = []
         self._unseen_parts: Counter[str] = Counter()
+        self._converted: Counter[str] = Counter()
 
     def report_dropped(self, text: str, count: int = 1) -> None:
         """Report messages that are lost."""
@@ -51,6 +52,17 @@ class ImportProblems:
     def count_unseen(self, kind: str) -> None:
         """Count a part that is kept in an additional field, which no model sees."""
         self._unseen_parts[_shortened(kind, MAX_PROBLEM_LENGTH // 10)] += 1
+
+    def count_converted(self, text: str) -> None:
+        """Count a field that was converted to the chat format."""
+        self._converted[_shortened(text, MAX_PROBLEM_LENGTH // 10)] += 1
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was converted, each as a sentence."""
+        return tuple(
+            f"{text} in {count:,} message{'' if count == 1 else 's'}"
+            for text, count in self._converted.most_common(MAX_PROBLEMS)
+        )
 
     def encode(
         self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
@@ -95,6 +107,7 @@ class ImportProblems:
             updated=updated,
             dropped=self.dropped,
             problems=self.problems(),
+            notes=self.notes(),
             **more,
         )
 
@@ -235,23 +248,45 @@ CHAT_FIELDS: Final = frozenset(
 """Fields of a message in the format of chat APIs."""
 TIME_FIELDS: Final = ("created_at", "timestamp", "at", "time")
 """Fields that may contain the time of a message."""
+ROLE_ALIASES: Final = {"human": "user", "ai": "assistant", "bot": "assistant", "model": "assistant"}
+"""Roles of other programs, with the role of the chat format."""
+CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
+    "audio",
+    "reasoning",
+    "reasoning_content",
+    "thinking",
+}
+"""Fields of which a message has at least one: otherwise it says nothing."""
+_MILLISECONDS: Final = 1e11
+"""Smallest number that counts as milliseconds since 1970, not as seconds: 5138 in seconds."""
 
 
 def read_plain_array(
-    found: list[Any], rest: dict[str, Any], *, name: str, changed: datetime
+    found: list[Any],
+    rest: dict[str, Any],
+    *,
+    name: str,
+    changed: datetime,
+    time_field: str = "",
 ) -> LegacySession:
     """Return the session in the array of a file of this name. Raises NotASession.
 
     The other fields of the file are kept with the session.
     """
     given = ((f"message {number}", value) for number, value in enumerate(found, 1))
-    return replace(_read_session(given, ImportProblems(), name=name, changed=changed), state=rest)
+    session = _read_session(
+        given, ImportProblems(), name=name, changed=changed, time_field=time_field
+    )
+    return replace(session, state=rest)
 
 
-def read_plain_lines(text: bytes, *, name: str, changed: datetime) -> LegacySession:
+def read_plain_lines(
+    text: bytes, *, name: str, changed: datetime, time_field: str = ""
+) -> LegacySession:
     """Return the session in a file of this name with one message per line. Raises NotASession."""
     report = ImportProblems()
-    return _read_session(_parse_lines(text, report), report, name=name, changed=changed)
+    lines = _parse_lines(text, report)
+    return _read_session(lines, report, name=name, changed=changed, time_field=time_field)
 
 
 def has_message(found: list[Any]) -> bool:
@@ -275,20 +310,78 @@ def _parse_lines(text: bytes, report: ImportProblems) -> Iterator[tuple[str, Any
 
 
 def _read_session(
-    given: Iterator[tuple[str, Any]], report: ImportProblems, *, name: str, changed: datetime
+    given: Iterator[tuple[str, Any]],
+    report: ImportProblems,
+    *,
+    name: str,
+    changed: datetime,
+    time_field: str,
 ) -> LegacySession:
     messages: list[JSONMessage] = []
     for label, value in given:
         try:
-            fields = as_message(value, label)
+            fields = _as_chat_message(as_message(value, label), label, report)
         except NotAMessage as error:
             report.report_dropped(str(error))
             continue
-        messages += report.encode(fields, _time_of(fields), label)
+        at = _time_of(fields, time_field)
+        if time_field and at is None:
+            report.report_loss(f"{label} has no time in the field {time_field!r}")
+        messages += report.encode(fields, at or _time_of(fields), label)
     report.check_not_empty(messages)
     return report.session("plain", stem_of(name), messages, changed=changed)
 
 
-def _time_of(fields: dict[str, Any]) -> datetime | None:
-    found = (parse_time(fields.get(name)) for name in TIME_FIELDS)
+def _as_chat_message(fields: dict[str, Any], label: str, report: ImportProblems) -> dict[str, Any]:
+    """Return the message in the chat format. Raises NotAMessage if it says nothing.
+
+    Values that were converted are kept in the field `plain`.
+    """
+    role = ROLE_ALIASES.get(fields["role"].lower())
+    original: dict[str, Any] = {}
+    message = dict(fields)
+    if role is not None:
+        report.count_converted(f"role {fields['role']!r} read as {role!r}")
+        original["role"], message["role"] = fields["role"], role
+    if not CONTENT_FIELDS.isdisjoint(message):
+        return with_extra(message, "plain", original)
+    if isinstance(message.get("text"), str):
+        report.count_converted("field 'text' read as the content")
+        message["content"] = message.pop("text")
+        original["content"] = "text"
+    elif (text := _text_of_parts(message.get("parts"))) is not None:
+        report.count_converted("field 'parts' read as the content")
+        original["parts"] = message.pop("parts")
+        message["content"] = text
+    else:
+        names = ", ".join(sorted(fields))
+        raise NotAMessage(f"{label} has neither content nor tool calls, only the fields {names}")
+    return with_extra(message, "plain", original)
+
+
+def _text_of_parts(parts: Any) -> str | None:
+    """Return the joined texts of parts as Gemini's API has them; None for other parts."""
+    texts = [
+        part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        for part in (parts if isinstance(parts, list) else [])
+    ]
+    found = [text for text in texts if isinstance(text, str)]
+    return "\n\n".join(found) if found and len(found) == len(texts) else None
+
+
+def _time_of(fields: dict[str, Any], time_field: str = "") -> datetime | None:
+    names = (time_field,) if time_field else TIME_FIELDS
+    found = (_parse_epoch(fields.get(name)) for name in names)
     return next((at for at in found if at is not None), None)
+
+
+def _parse_epoch(value: Any) -> datetime | None:
+    """Return a time in ISO 8601, or in seconds or milliseconds since 1970, also as text."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return parse_time(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= _MILLISECONDS:
+        value = value / 1000
+    return parse_time(value)

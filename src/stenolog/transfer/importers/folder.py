@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -65,11 +65,15 @@ class Folder:
         only: str | None = None,
         follow: bool = False,
         layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
+        exclude: Collection[str] = (),
+        time_field: str = "",
     ) -> None:
         self.path = path
         self.name = str(path)
         self._only = only
         self._layouts = layouts
+        self._exclude = exclude
+        self._time_field = time_field
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
 
@@ -115,7 +119,14 @@ class Folder:
             # A file that the user names is read whatever its suffix.
             selected = [Source(name=self._only or "", body=self._only)]
         return [
-            replace(source, bytes=self._size(source), layouts=self._layouts) for source in selected
+            replace(
+                source,
+                bytes=self._size(source),
+                layouts=self._layouts,
+                time_field=self._time_field,
+            )
+            for source in selected
+            if source.name not in self._exclude
         ]
 
     def _has_unknown_name(self, names: set[str]) -> bool:
@@ -317,10 +328,14 @@ def _read_json(source: Source, body: bytes, changed: datetime) -> LegacySession:
     if found is not None and "langchain" in allowed and langchain.looks_like(found):
         return langchain.read(found, name=name, changed=changed)
     if found is not None and "plain" in allowed and chat_format.has_message(found):
-        return chat_format.read_plain_array(found, rest, name=name, changed=changed)
+        return chat_format.read_plain_array(
+            found, rest, name=name, changed=changed, time_field=source.time_field
+        )
     if "plain" in allowed and any(line.fields is not None for line in read_lines(body)):
         # JSON lines in a file with the suffix of a single value.
-        return chat_format.read_plain_lines(body, name=name, changed=changed)
+        return chat_format.read_plain_lines(
+            body, name=name, changed=changed, time_field=source.time_field
+        )
     if found == []:
         raise NotASession("it is an empty list: there are no messages in it")
     if allowed.isdisjoint(("picoclaw-legacy", "stenolog-json")):
@@ -363,7 +378,9 @@ def _read_log(source: Source, body: bytes, meta: bytes | None, changed: datetime
     if "zeroclaw" in allowed and zeroclaw.looks_like(found) and not is_plain:
         return zeroclaw.read(body, name=name, changed=changed)
     if "plain" in allowed and any(line.fields is not None for line in found):
-        return chat_format.read_plain_lines(body, name=name, changed=changed)
+        return chat_format.read_plain_lines(
+            body, name=name, changed=changed, time_field=source.time_field
+        )
     if not found:
         raise NotASession("it is empty")
     if allowed < REFERENCE_LAYOUTS:

@@ -27,6 +27,10 @@ from stenolog.transfer.importers.chat_format import (
     parse_local_time,
     parse_time,
 )
+from stenolog.transfer.importers.conversation_lines import (
+    ConversationLines,
+    is_conversation_lines,
+)
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
     ALL_LAYOUTS,
@@ -500,17 +504,26 @@ _NANOBOT_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def find_sources(
-    path: Path, *, only: str | None = None, layouts: frozenset[Layout] = ALL_LAYOUTS
+    path: Path,
+    *,
+    only: str | None = None,
+    layouts: frozenset[Layout] = ALL_LAYOUTS,
+    time_field: str = "",
 ) -> list[SourceFolder]:
     """Return the sources in a folder, or in `only` one file of it. Raises OSError."""
     if only is not None:
-        return [_source_of_file(path, only, layouts)]
+        return [_source_of_file(path, only, layouts, time_field)]
     if "strands" in layouts and is_session_folder(path):
         return [StrandsFolder([path])]
     entries = sorted(path.iterdir())
     found: list[SourceFolder] = []
     if not layouts.isdisjoint(FILE_LAYOUTS):
-        found.append(Folder(path, follow=True, layouts=layouts))
+        lines = [entry for entry in entries if _has_conversations(entry, layouts)]
+        names = [entry.name for entry in lines]
+        found.append(
+            Folder(path, follow=True, layouts=layouts, exclude=names, time_field=time_field)
+        )
+        found += [ConversationLines(entry, time_field=time_field) for entry in lines]
     folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
     if "nanobot" in layouts:
         workspaces = [folder for folder in folders if _NANOBOT_WORKSPACE.fullmatch(folder.name)]
@@ -531,10 +544,24 @@ def is_searched(folder: Path) -> bool:
     return _NANOBOT_WORKSPACE.fullmatch(folder.name) is not None or is_session_folder(folder)
 
 
-def _source_of_file(folder: Path, name: str, layouts: frozenset[Layout]) -> SourceFolder:
+def _has_conversations(file: Path, layouts: frozenset[Layout]) -> bool:
+    return (
+        "plain" in layouts
+        and file.suffix.lower() in (".jsonl", ".ndjson", ".json")
+        and file.is_file()
+        and not file.is_symlink()
+        and is_conversation_lines(file)
+    )
+
+
+def _source_of_file(
+    folder: Path, name: str, layouts: frozenset[Layout], time_field: str
+) -> SourceFolder:
     file = folder / name
     if is_sqlite_file(file):
         return Database(file, layouts=layouts)
     if name == "session.json" and "strands" in layouts and is_session_folder(folder):
         return StrandsFolder([folder])
-    return Folder(folder, only=name, follow=True, layouts=layouts)
+    if "plain" in layouts and is_conversation_lines(file):
+        return ConversationLines(file, time_field=time_field)
+    return Folder(folder, only=name, follow=True, layouts=layouts, time_field=time_field)

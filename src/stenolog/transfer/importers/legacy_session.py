@@ -69,6 +69,8 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     """Number of lines or messages that could not be read or stored."""
     problems: tuple[str, ...] = ()
     """Content that could not be imported and the reason, each as a sentence."""
+    notes: tuple[str, ...] = ()
+    """What was converted, each as a sentence."""
 
     @property
     def hidden(self) -> int:
@@ -189,6 +191,8 @@ class Source(Struct, frozen=True, kw_only=True):
     """Identifies one of several sessions in that file."""
     layouts: frozenset[Layout] = REFERENCE_LAYOUTS
     """Layouts that are tried."""
+    time_field: str = ""
+    """Field with the time of a plain message; empty: the usual ones."""
     bytes: int = 0
 
     @property

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,8 @@ from stenolog.transfer.transcripts.transcript import (
 )
 
 PROGRAM: Final = "aider"
+FIELD: Final = "aider"
+"""Field of a stored message that holds its lines, unless they have the usual form."""
 NAME: Final = ".aider.chat.history.md"
 _START: Final = re.compile(r"# aider chat started at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*")
 _MODEL: Final = re.compile(r"(?:Main m|M)odel: (\S+)")
@@ -51,14 +53,16 @@ class Aider:
         at = time_from(datetime.fromisoformat(file.item).astimezone().isoformat())
         model = ""
         first = ""
-        for number, (role, text) in enumerate(_messages(lines)):
+        for number, (role, text, source) in enumerate(_messages(lines)):
             if role == "system" and (found := _MODEL.search(text)):
                 model = found[1]
             if role == "user" and not first and not text.startswith("/"):
                 first = text
             identity = f"{file.item}:{number}"
             notes: dict[str, Any] = {"model": model} if role == "assistant" and model else {}
-            body = {"role": role, "content": text}
+            body: dict[str, Any] = {"role": role, "content": text}
+            if source != _lines(body):
+                body[FIELD] = {"lines": source}
             message = annotated(body, identity, **notes)
             transcript.messages.append(TranscriptMessage(identity=identity, message=message, at=at))
         transcript.title = one_line(first)
@@ -87,19 +91,43 @@ def _chats(path: Path) -> Iterator[tuple[str, list[str]]]:
         yield start, lines
 
 
-def _messages(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield role and text of each message: runs of lines of the same kind."""
-    role, run = "", list[str]()
-    for line in [*lines, "#### end"]:
+def _messages(lines: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield role and text of each message: runs of lines of the same kind, and their lines."""
+    role, run, source = "", list[str](), list[str]()
+    for line in lines:
         now, text = "assistant", line
         if line.startswith("#### "):
             now, text = "user", line.removeprefix("#### ").rstrip()
         elif line.startswith("> "):
             now, text = "system", line.removeprefix("> ").rstrip()
         elif not line.strip() and role != "assistant":
+            source.append(line)
             continue
-        if now != role or (line == "#### end" and now == "user"):
-            if joined := "\n".join(run).strip("\n"):
-                yield role, joined
+        if now != role:
+            if "\n".join(run).strip("\n"):
+                yield role, "\n".join(run).strip("\n"), source
+                source = []
             role, run = now, []
         run.append(text)
+        source.append(line)
+    if "\n".join(run).strip("\n"):
+        yield role, "\n".join(run).strip("\n"), source
+
+
+def lines_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of the chat that these messages were made of."""
+    found: list[str] = []
+    for body in messages:
+        found += body[FIELD]["lines"] if FIELD in body else _lines(body)
+    return found
+
+
+def _lines(body: Mapping[str, Any]) -> list[str]:
+    """Return the lines that Aider usually writes for a message."""
+    lines = body["content"].split("\n")
+    match body["role"]:
+        case "user":
+            return [*(f"#### {line}  " for line in lines), ""]
+        case "system":
+            return [f"> {line}  " for line in lines]
+    return [*lines, ""]

@@ -4,11 +4,13 @@ Messages form a tree; the branch that ends at the newest leaf is the current one
 not name the model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stenolog.transfer.transcripts.transcript import (
+    COPY,
+    SAME,
     ExportFile,
     Transcript,
     TranscriptFile,
@@ -20,6 +22,8 @@ from stenolog.transfer.transcripts.transcript import (
     file_at,
     filled,
     one_line,
+    parse_json,
+    reversible,
     time_from,
     tool_call,
     without,
@@ -69,9 +73,10 @@ def _read(conversation: dict[str, Any], file: TranscriptFile) -> Transcript:
     first = ""
     for one in messages:
         name = as_text(one.get("uuid"))
+        made = []
         for number, (body, notes) in enumerate(_bodies(one)):
             identity = name if number == 0 else f"{name}#{number}"
-            transcript.messages.append(
+            made.append(
                 TranscriptMessage(
                     identity=identity,
                     message=annotated(body, identity, **notes),
@@ -81,6 +86,7 @@ def _read(conversation: dict[str, Any], file: TranscriptFile) -> Transcript:
             )
             if not first and body["role"] == "user":
                 first = body["content"] if isinstance(body["content"], str) else ""
+        transcript.messages += reversible(made, FIELD, one, record_of)
     transcript.title = one_line(as_text(conversation.get("name")) or first)
     transcript.summary = as_text(conversation.get("summary"))
     transcript.source = filled({"program": PROGRAM, "path": str(file.paths[0])})
@@ -88,14 +94,28 @@ def _read(conversation: dict[str, Any], file: TranscriptFile) -> Transcript:
 
 
 def _bodies(message: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield the messages of one message of the export: answer, calls and results in order."""
+    """Yield the messages of one message of the export: answer, calls and results in order.
+
+    The first one has the rest of the export's message, with the form of each block.
+    """
     role = "user" if message.get("sender") == "human" else "assistant"
     blocks = [as_dict(block) for block in message.get("content") or []]
     rest = without(message, "text", "content", "attachments")
+    if "content" in message:
+        rest["content"] = [_form(block) for block in blocks]
+    if "attachments" in message:
+        rest["attachments"] = [
+            without(as_dict(one), "file_name", "extracted_content")
+            for one in message.get("attachments") or []
+        ]
     body: dict[str, Any] = {"role": role, "content": None}
     texts: list[dict[str, Any]] = []
     if not any(block.get("type") == "text" for block in blocks) and as_text(message.get("text")):
         blocks = [*blocks, {"type": "text", "text": message["text"]}]
+    elif message.get("text") == _joined(blocks):
+        rest["text"] = SAME
+    elif "text" in message:
+        rest["text"] = message["text"]
     for block in blocks:
         match block.get("type"):
             case "text":
@@ -127,6 +147,89 @@ def _bodies(message: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[s
         texts.append({"type": "text", "text": f"[file {name}]\n{text}"})
     if texts or body.keys() > {"role", "content"}:
         yield _finished(body, texts, rest), {}
+
+
+def _form(block: dict[str, Any]) -> dict[str, Any]:
+    """Return what the messages do not have of a block."""
+    match block.get("type"):
+        case "text":
+            return without(block, "text")
+        case "thinking":
+            length = len(as_text(block.get("thinking")))
+            return {**without(block, "thinking"), "length": length}
+        case "tool_use":
+            # An older export has no id.
+            names = [name for name in ("id", "name", "input") if name in block]
+            return {**without(block, *names), "fields": names}
+        case "tool_result":
+            given = [name for name in ("tool_use_id", "content") if name in block]
+            return {"type": "tool_result", "fields": given}
+        case _:
+            return {"type": SAME}
+
+
+def record_of(messages: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the export's message that these messages were made of."""
+    rest = dict(messages[0][FIELD])
+    if COPY in rest:
+        return rest[COPY]
+    answers = [one for one in messages if one["role"] != "tool"]
+    parts = iter([part for one in answers for part in _content_parts(one["content"])])
+    calls = iter([call for one in answers for call in one.get("tool_calls", ())])
+    results = iter([one for one in messages if one["role"] == "tool"])
+    thoughts = [one["reasoning_content"] for one in answers if "reasoning_content" in one]
+    thinking = "\n\n".join(thoughts)
+    blocks = []
+    for form in rest.get("content", []):
+        match form["type"]:
+            case "text":
+                blocks.append({**form, "text": next(parts)["text"]})
+            case "thinking":
+                length = form["length"]
+                blocks.append({**without(form, "length"), "thinking": thinking[:length]})
+                thinking = thinking[length + 2 :]
+            case "tool_use":
+                call = next(calls)
+                values = {
+                    "id": call["id"],
+                    "name": call["function"]["name"],
+                    "input": parse_json(call["function"]["arguments"]),
+                }
+                kept = {name: values[name] for name in form["fields"]}
+                blocks.append({**without(form, "fields"), **kept})
+            case "tool_result":
+                result = next(results)
+                values = {"tool_use_id": result["tool_call_id"], "content": result["content"]}
+                kept = {name: values[name] for name in form["fields"]}
+                blocks.append({"type": "tool_result", **kept, **result[FIELD]})
+            case _:
+                blocks.append(next(parts))
+    made = {**rest, "content": blocks} if "content" in rest else rest
+    if "text" not in rest:
+        made["text"] = next(parts)["text"]
+    elif rest["text"] == SAME:
+        made["text"] = _joined(blocks)
+    if "attachments" in rest:
+        made["attachments"] = [
+            _attachment(form, next(parts)["text"]) for form in rest["attachments"]
+        ]
+    return made
+
+
+def _attachment(form: Mapping[str, Any], text: str) -> dict[str, Any]:
+    name, _, content = text.removeprefix("[file ").partition("]\n")
+    return {**form, "file_name": name, "extracted_content": content}
+
+
+def _content_parts(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return content if isinstance(content, list) else []
+
+
+def _joined(blocks: Sequence[Mapping[str, Any]]) -> str:
+    texts = (block.get("text") for block in blocks if block.get("type") == "text")
+    return "\n\n".join(text for text in texts if isinstance(text, str))
 
 
 def _finished(

@@ -7,11 +7,14 @@ model is several records with the same `message.id` and the same usage, which co
 
 import os
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stenolog.transfer.transcripts.transcript import (
     Kind,
@@ -53,6 +56,12 @@ _COPIES: Final = frozenset(
     }
 )
 """Attachments that repeat prompts, schemas and settings. They are not imported."""
+MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
+"""Maximum size of a file whose records are kept in memory while it is read."""
+FRESH_SECONDS: Final = 1.0
+"""How long the index of a project is used before its other files are looked at again."""
+MAX_PROJECTS: Final = 8
+"""Maximum number of projects whose records are indexed at the same time."""
 _UUID: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
 _TIME: Final = re.compile(rb'"timestamp":"([^"]+)"')
 _COMMAND: Final = re.compile(r"\s*<(command-|local-command-std|bash-)")
@@ -66,7 +75,7 @@ class ClaudeCode:
     program = PROGRAM
 
     def __init__(self) -> None:
-        self._owners: dict[Path, dict[bytes, str]] = {}
+        self._projects: dict[Path, _ProjectIndex] = {}
 
     def default_folder(self) -> Path | None:
         """Return `projects` in `$CLAUDE_CONFIG_DIR` or `~/.claude`, if it exists."""
@@ -87,12 +96,14 @@ class ClaudeCode:
         """Read a session in two passes: first the tree, then the messages. Raises OSError."""
         path = file.paths[0]
         tree = _Tree(is_subagent=path.parent.name == "subagents")
-        for line, record in json_lines(path):
+        # A large file is parsed twice instead of kept in memory.
+        kept = list(json_lines(path)) if file.size <= MAX_KEPT_BYTES else None
+        for line, record in kept or json_lines(path):
             tree.add(record, line)
         tree.finish()
         transcript = Transcript(program=PROGRAM, key=file.key)
         reading = _Reading(transcript, tree)
-        for line, record in json_lines(path):
+        for line, record in kept or json_lines(path):
             reading.add(record, line)
         reading.finish(path)
         if not is_complete and path.parent.name != "subagents":
@@ -101,40 +112,97 @@ class ClaudeCode:
 
     def _leave_to_owners(self, transcript: Transcript, path: Path) -> None:
         """Remove the messages that an earlier session of the project has with the same uuid."""
-        owners = self._owners_in(path.parent)
+        index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
+        self._projects[path.parent] = index
+        if len(self._projects) > MAX_PROJECTS:
+            del self._projects[next(iter(self._projects))]
+        index.refresh(path)
         own = []
         for message in transcript.messages:
-            owner = owners.get(message.identity.partition("#")[0].encode(), path.stem)
-            if owner == path.stem:
+            owner = index.owner_of(message.identity.partition("#")[0])
+            if owner is None or owner == path.name:
                 own.append(message)
             else:
-                transcript.source["forked_from"] = f"{PROGRAM}:{owner}"
+                transcript.source["forked_from"] = f"{PROGRAM}:{Path(owner).stem}"
         transcript.messages = own
 
-    def _owners_in(self, project: Path) -> dict[bytes, str]:
-        """Return the session that owns each record which several sessions of a project have."""
-        if project not in self._owners:
-            first_seen: dict[bytes, str] = {}
-            shared: dict[bytes, str] = {}
-            for path in sorted(project.glob("*.jsonl"), key=_start_time):
-                with path.open("rb") as file:
-                    for line in file:
-                        if (found := _UUID.search(line)) is None:
-                            continue
-                        owner = first_seen.setdefault(found[1], path.stem)
-                        if owner != path.stem:
-                            shared[found[1]] = owner
-            self._owners[project] = shared
-        return self._owners[project]
+
+class _IndexedFile(Struct):
+    """The records of a session file that were read so far."""
+
+    end: int = 0
+    """Position behind the last complete line."""
+    start: str = ""
+    """Time of the first record."""
+    records: "array[int]" = field(default_factory=lambda: array("q"))
+    """Hashes of the uuids."""
 
 
-def _start_time(path: Path) -> tuple[str, str]:
-    """Return the time of the first record of a file, and its name."""
-    with path.open("rb") as file:
-        for line in file:
-            if found := _TIME.search(line):
-                return found[1].decode(), path.name
-    return "", path.name
+class _ProjectIndex:
+    """Which records several sessions of a project have: forks and resumed sessions repeat them.
+
+    Files only grow, so each refresh reads what is new.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, _IndexedFile] = {}
+        self._refreshed = float("-inf")
+        self._seen: set[int] = set()
+        self._shared: set[int] = set()
+        self._owners: dict[int, str] = {}
+
+    def refresh(self, own: Path) -> None:
+        """Read what was written since the last time, always in the `own` file. Raises OSError."""
+        self._read(own, self._files.setdefault(own.name, _IndexedFile()))
+        # An import of many files asks for each of them.
+        if monotonic() - self._refreshed < FRESH_SECONDS:
+            return
+        self._refreshed = monotonic()
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".jsonl") and self._has_grown(entry):
+                    path = Path(entry.path)
+                    with suppress(FileNotFoundError):
+                        self._read(path, self._files.setdefault(entry.name, _IndexedFile()))
+
+    def _has_grown(self, entry: "os.DirEntry[str]") -> bool:
+        known = self._files.get(entry.name)
+        with suppress(FileNotFoundError):
+            return known is None or entry.stat().st_size > known.end
+        return False
+
+    def _read(self, path: Path, file: _IndexedFile) -> None:
+        own = set(file.records)
+        with path.open("rb") as opened:
+            opened.seek(file.end)
+            for line in opened:
+                if not line.endswith(b"\n"):
+                    return
+                file.end += len(line)
+                if not file.start and (at := _TIME.search(line)):
+                    file.start = at[1].decode("ascii", "replace")
+                if (found := _UUID.search(line)) is None:
+                    continue
+                record = hash(found[1])
+                if record in own:
+                    continue
+                own.add(record)
+                file.records.append(record)
+                if record in self._seen:
+                    self._shared.add(record)
+                    self._owners.pop(record, None)
+                self._seen.add(record)
+
+    def owner_of(self, uuid: str) -> str | None:
+        """Return the file that owns a record which several files have: the one that began first."""
+        record = hash(uuid.encode("utf-8", "surrogatepass"))
+        if record not in self._shared:
+            return None
+        if record not in self._owners:
+            having = (name for name, file in self._files.items() if record in file.records)
+            self._owners[record] = min(having, key=lambda name: (self._files[name].start, name))
+        return self._owners[record]
 
 
 def _is_transcript(path: Path) -> bool:
@@ -296,9 +364,11 @@ class _Reading:
             self._transcript.add_problem(f"a line is not a JSON object: {line[:40]!r}")
             return
         self._collect_facts(record)
-        messages = messages_of(record, owns_usage=self._owns_usage(record))
+        kind = _record_type(record)
+        owns_usage = kind == "assistant" and self._owns_usage(record)
+        messages = messages_of(record, owns_usage=owns_usage, kind=kind)
         if not messages:
-            self._transcript.leave_out(_record_type(record), len(line))
+            self._transcript.leave_out(kind, len(line))
             return
         uuid = as_text(record.get("uuid")) or _without_uuid(record)
         if uuid in self._seen:
@@ -335,17 +405,19 @@ class _Reading:
         return self._tree.usage_owner.get(message_id) == record.get("uuid")
 
     def _collect_facts(self, record: Mapping[str, Any]) -> None:
-        for name, found in (
-            ("cwd", self._folders),
-            ("gitBranch", self._branches),
-            ("version", self._versions),
-        ):
-            if isinstance(value := record.get(name), str) and value:
-                found[value] = None
+        if "cwd" in record:
+            for name, found in (
+                ("cwd", self._folders),
+                ("gitBranch", self._branches),
+                ("version", self._versions),
+            ):
+                if isinstance(value := record.get(name), str) and value:
+                    found[value] = None
         message = as_dict(record.get("message"))
-        model = as_text(message.get("model"))
-        if model and model != "<synthetic>":
-            self._models[model] = None
+        if message:
+            model = as_text(message.get("model"))
+            if model and model != "<synthetic>":
+                self._models[model] = None
         match record.get("type"):
             case "custom-title":
                 self._user_title = as_text(record.get("customTitle")) or self._user_title
@@ -376,9 +448,11 @@ def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
     return None
 
 
-def messages_of(record: Mapping[str, Any], *, owns_usage: bool = True) -> list[TranscriptMessage]:
+def messages_of(
+    record: Mapping[str, Any], *, owns_usage: bool = True, kind: str = ""
+) -> list[TranscriptMessage]:
     """Return the messages of one record; an empty list for a record that is not imported."""
-    match _record_type(record):
+    match kind or _record_type(record):
         case "user":
             return _user_messages(record)
         case "assistant":

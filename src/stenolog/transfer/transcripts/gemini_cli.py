@@ -5,11 +5,12 @@ fields or all messages, `$rewindTo` removes messages. A resume writes poorer cop
 messages; the richest version of each is kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stenolog.transfer.transcripts.transcript import (
+    COPY,
     Kind,
     Transcript,
     TranscriptFile,
@@ -23,8 +24,12 @@ from stenolog.transfer.transcripts.transcript import (
     json_lines,
     one_line,
     parse_json,
+    reversible,
+    shared,
+    split_text,
     time_from,
     tool_call,
+    unshared,
     usage_counts,
     without,
 )
@@ -68,7 +73,7 @@ class GeminiCLI:
         models: dict[str, None] = {}
         for name, record in log.records.items():
             for message in messages_of(record, called):
-                transcript.messages.append(message if name in log.current else hidden(message))
+                transcript.messages.append(message if log.is_visible(name) else hidden(message))
                 body = message.message
                 if not first and body["role"] == "user" and "kind" not in body["stenolog"]:
                     first = as_text(body["content"])
@@ -120,6 +125,12 @@ class _Log:
         self.facts: dict[str, Any] = {}
         self.records: dict[str, dict[str, Any]] = {}
         self.current: dict[str, None] = {}
+        self._resuming: dict[str, None] = {}
+        """Messages from before a resume, until the program has written all of them again."""
+
+    def is_visible(self, name: str) -> bool:
+        """Return whether the model sees the message of this id."""
+        return name in self.current or name in self._resuming
 
     def add(self, record: dict[str, Any]) -> None:
         """Apply one line of the file."""
@@ -130,12 +141,15 @@ class _Log:
                 for message in messages:
                     self._keep(as_dict(message))
         elif isinstance(place := record.get("$rewindTo"), str):
+            self._resuming = {}
             names = list(self.current)
             if place in names:
                 self.current = dict.fromkeys(names[: names.index(place)])
         elif "sessionId" in record:
             self.facts |= record
+            self._resuming = dict(self.current)
         else:
+            self._resuming = {}
             self._keep(record)
 
     def _keep(self, record: dict[str, Any]) -> None:
@@ -155,14 +169,21 @@ def _richness(record: Mapping[str, Any]) -> int:
 
 def messages_of(record: Mapping[str, Any], called: set[Any]) -> list[TranscriptMessage]:
     """Return the messages of a record. `called`: ids of calls whose results are known."""
-    kind: Kind | None = None
     content = record.get("content")
     parts = content if isinstance(content, list) else []
     responses = [as_dict(as_dict(part).get("functionResponse")) for part in parts]
     if responses and all(one.get("id") in called for one in responses):
         return []  # the record with the call has the same results
-    text = content if isinstance(content, str) else _text(parts)
+    return reversible(_messages(record), FIELD, dict(record), record_of)
+
+
+def _messages(record: Mapping[str, Any]) -> list[TranscriptMessage]:
+    kind: Kind | None = None
+    content = record.get("content")
+    text = content if isinstance(content, str) else _text(content)
     rest = without(record, "content", "toolCalls", "thoughts")
+    if isinstance(content, list):
+        rest["content"] = [_length_for(part, "text") for part in content]
     if record.get("type") == "user":
         if text.lstrip().startswith("<session_context>"):
             kind = "injected"
@@ -173,11 +194,10 @@ def messages_of(record: Mapping[str, Any], called: set[Any]) -> list[TranscriptM
         return [hidden(_message(record, body))] if text else []
     body = {"role": "assistant", "content": text or None}
     thoughts = [as_dict(one) for one in record.get("thoughts") or []]
+    if "thoughts" in record:
+        rest["thoughts"] = [_length_for(one, "subject", "description") for one in thoughts]
     if thoughts:
-        body["reasoning_content"] = "\n\n".join(
-            ": ".join(filter(None, (as_text(one.get("subject")), as_text(one.get("description")))))
-            for one in thoughts
-        )
+        body["reasoning_content"] = "\n\n".join(map(_thought, thoughts))
     calls = [as_dict(call) for call in record.get("toolCalls") or []]
     if calls:
         body["tool_calls"] = [
@@ -198,15 +218,77 @@ def messages_of(record: Mapping[str, Any], called: set[Any]) -> list[TranscriptM
         )
     ]
     for number, call in enumerate(calls, 1):
+        text = _result(call.get("result"))
         result = {
             "role": "tool",
             "tool_call_id": as_text(call.get("id")),
-            "content": _result(call.get("result")),
-            FIELD: without(call, "id", "name", "args", "result"),
+            "content": text,
+            FIELD: shared(without(call, "id", "name", "args"), text),
         }
         failed = call.get("status") in ("error", "cancelled")
         found.append(_message(record, result, number=number, failed=failed))
     return found
+
+
+def record_of(messages: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the record that these messages were made of."""
+    first, *results = messages
+    rest = dict(first[FIELD])
+    if COPY in rest:
+        return rest[COPY]
+    text = first["content"] or ""
+    if isinstance(shape := rest.get("content"), list):
+        lengths = [part["$text"] for part in shape if "$text" in as_dict(part)]
+        texts = iter(split_text(text, lengths, "\n"))
+        rest["content"] = [
+            {**without(part, "$text"), "text": next(texts)} if "$text" in as_dict(part) else part
+            for part in shape
+        ]
+    else:
+        rest["content"] = text
+    if shape := rest.get("thoughts"):
+        rest["thoughts"] = _thoughts(shape, first["reasoning_content"])
+    if results:
+        rest["toolCalls"] = [
+            {
+                "id": call["id"],
+                "name": call["function"]["name"],
+                "args": parse_json(call["function"]["arguments"]),
+                **unshared(result[FIELD], result["content"]),
+            }
+            for call, result in zip(first["tool_calls"], results, strict=True)
+        ]
+    return rest
+
+
+def _length_for(fields: Any, *names: str) -> Any:
+    """Return the fields with the lengths of texts instead of the texts."""
+    found = dict(fields) if isinstance(fields, dict) else fields
+    for name in names:
+        if isinstance(as_dict(fields).get(name), str):
+            found[f"${name}"] = len(found.pop(name))
+    return found
+
+
+def _thought(fields: Mapping[str, Any]) -> str:
+    texts = as_text(fields.get("subject")), as_text(fields.get("description"))
+    return ": ".join(filter(None, texts))
+
+
+def _thoughts(shape: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    made, start = [], 0
+    for one in shape:
+        lengths = [one.get("$subject", 0), one.get("$description", 0)]
+        size = sum(lengths) + (2 if all(lengths) else 0)
+        piece = text[start : start + size]
+        start += size + 2
+        fields = without(one, "$subject", "$description")
+        if "$subject" in one:
+            fields["subject"] = piece[: lengths[0]]
+        if "$description" in one:
+            fields["description"] = piece[size - lengths[1] :]
+        made.append(fields)
+    return made
 
 
 def _message(
@@ -226,8 +308,9 @@ def _message(
     )
 
 
-def _text(parts: list[Any]) -> str:
-    texts = (as_dict(part).get("text") for part in parts)
+def _text(parts: Any) -> str:
+    listed = parts if isinstance(parts, list) else []
+    texts = (as_dict(part).get("text") for part in listed)
     return "\n".join(text for text in texts if isinstance(text, str))
 
 

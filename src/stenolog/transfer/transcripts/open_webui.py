@@ -4,11 +4,12 @@
 branch. Reasoning and tool calls are inside the text, as `<details>` elements, and stay there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stenolog.transfer.transcripts.transcript import (
+    COPY,
     ExportFile,
     Transcript,
     TranscriptFile,
@@ -20,6 +21,7 @@ from stenolog.transfer.transcripts.transcript import (
     file_at,
     filled,
     one_line,
+    reversible,
     time_from,
     usage_counts,
     without,
@@ -80,8 +82,8 @@ def _read(chat: dict[str, Any], file: TranscriptFile) -> Transcript:
         model = as_text(one.get("model")) if role == "assistant" else ""
         if model:
             models[model] = None
-        body = {"role": role, "content": content, FIELD: without(one, "role", "content", "files")}
-        transcript.messages.append(
+        body = {"role": role, "content": content, FIELD: _rest(one, len(parts))}
+        message = [
             TranscriptMessage(
                 identity=name,
                 message=annotated(
@@ -98,7 +100,8 @@ def _read(chat: dict[str, Any], file: TranscriptFile) -> Transcript:
                 at=time_from(one.get("timestamp")),
                 hidden=name not in current,
             )
-        )
+        ]
+        transcript.messages += reversible(message, FIELD, one, record_of)
     transcript.title = one_line(as_text(chat.get("title")) or first)
     transcript.source = filled(
         {
@@ -111,6 +114,39 @@ def _read(chat: dict[str, Any], file: TranscriptFile) -> Transcript:
         }
     )
     return transcript
+
+
+def _rest(message: dict[str, Any], pictures: int) -> dict[str, Any]:
+    """Return what the message in the chat format does not have."""
+    rest = without(message, "role", "content")
+    if pictures:
+        rest["files"] = [
+            without(one, "url") if _is_picture(one) else one for one in message["files"]
+        ]
+    return rest
+
+
+def _is_picture(file: Any) -> bool:
+    return as_dict(file).get("type") == "image" and isinstance(as_dict(file).get("url"), str)
+
+
+def record_of(messages: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the export's message that a message was made of."""
+    body = messages[0]
+    rest = dict(body[FIELD])
+    if COPY in rest:
+        return rest[COPY]
+    content = body["content"]
+    listed = rest.get("files")
+    pictures = [as_dict(one) for one in listed] if isinstance(listed, list) else []
+    if any(one.get("type") == "image" and "url" not in one for one in pictures):
+        first, *parts = content
+        content = first["text"]
+        urls = iter(part["image_url"]["url"] for part in parts)
+        rest["files"] = [
+            {**one, "url": next(urls)} if one.get("type") == "image" else one for one in pictures
+        ]
+    return {**rest, "role": body["role"], "content": content}
 
 
 def _time(message: dict[str, Any]) -> float:

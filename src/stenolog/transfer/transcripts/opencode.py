@@ -5,7 +5,7 @@ are read, and the file is never copied.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Final
@@ -13,6 +13,7 @@ from typing import Any, Final
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_dicts
 from stenolog.transfer.transcripts.transcript import (
+    COPY,
     Transcript,
     TranscriptFile,
     TranscriptMessage,
@@ -23,8 +24,10 @@ from stenolog.transfer.transcripts.transcript import (
     filled,
     one_line,
     parse_json,
+    shared,
     time_from,
     tool_call,
+    unshared,
     usage_counts,
     without,
 )
@@ -107,6 +110,10 @@ def _read(connection: Connection, session: Mapping[str, Any], transcript: Transc
         is_hidden = bool(reverted) and row["id"] >= reverted
         made = list(_messages(data, parts, transcript))
         _add_usage(data, row["id"], made)
+        if made:
+            # The message of which these are the parts.
+            first_body = made[0][1]
+            first_body[FIELD] = {**first_body[FIELD], "message": data}
         for identity, body, notes, at in made:
             message = annotated(body, identity, **notes)
             transcript.messages.append(
@@ -131,30 +138,67 @@ def _messages(
     for row in parts:
         part = as_dict(parse_json(as_text(row["data"])))
         at = time_from(row["time_created"])
-        match part.get("type"):
-            case "text":
-                rest = without(part, "text")
-                body: dict[str, Any] = {
-                    "role": role,
-                    "content": as_text(part.get("text")),
-                    FIELD: rest,
-                }
-                yield row["id"], body, dict(notes), at
-            case "reasoning":
-                body = {
-                    "role": role,
-                    "content": None,
-                    "reasoning_content": as_text(part.get("text")),
-                    FIELD: without(part, "text"),
-                }
-                yield row["id"], body, dict(notes), at
-            case "tool":
-                yield from _tool_messages(row["id"], part, notes, at)
-            case "file":
-                body = {"role": role, "content": [_file_part(part)], FIELD: part}
-                yield row["id"], body, dict(notes), at
-            case kind:
-                transcript.leave_out(as_text(kind), len(as_text(row["data"])))
+        pieces = list(_part_messages(row["id"], role, part, notes, at))
+        if not pieces:
+            transcript.leave_out(as_text(part.get("type")), len(as_text(row["data"])))
+        elif _restored([body for _, body, _, _ in pieces]) != part:
+            pieces[0][1][FIELD] = {COPY: part}
+        yield from pieces
+
+
+def _part_messages(
+    name: str, role: str, part: dict[str, Any], notes: dict[str, Any], at: Any
+) -> Iterator[_Made]:
+    match part.get("type"):
+        case "text":
+            rest = without(part, "text")
+            body: dict[str, Any] = {"role": role, "content": as_text(part.get("text")), FIELD: rest}
+            yield name, body, dict(notes), at
+        case "reasoning":
+            body = {
+                "role": role,
+                "content": None,
+                "reasoning_content": as_text(part.get("text")),
+                FIELD: without(part, "text"),
+            }
+            yield name, body, dict(notes), at
+        case "tool":
+            yield from _tool_messages(name, part, notes, at)
+        case "file":
+            content = _file_part(part)
+            rest = without(part, "url") if content["type"] == "image_url" else dict(part)
+            yield name, {"role": role, "content": [content], FIELD: rest}, dict(notes), at
+
+
+def part_of(messages: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the part that these messages were made of: one message, or a call and its result."""
+    first, *results = messages
+    rest = without(first[FIELD], "message")
+    if COPY in rest:
+        return rest[COPY]
+    match rest.get("type"):
+        case "text":
+            return {**rest, "text": first["content"]}
+        case "reasoning":
+            return {**rest, "text": first["reasoning_content"]}
+        case "file":
+            content = first["content"][0]
+            more = {"url": content["image_url"]["url"]} if "image_url" in content else {}
+            return {**rest, **more}
+    call = first["tool_calls"][0]
+    state = {**rest.get("state", {}), "input": parse_json(call["function"]["arguments"])}
+    for result in results:
+        name = "output" if result[FIELD].get("status") == "completed" else "error"
+        state |= unshared(result[FIELD], result["content"])
+        state[name] = result["content"]
+    return {**rest, "tool": call["function"]["name"], "callID": call["id"], "state": state}
+
+
+def _restored(messages: Sequence[Mapping[str, Any]]) -> Any:
+    try:
+        return part_of(messages)
+    except (LookupError, TypeError):
+        return None
 
 
 def _tool_messages(
@@ -164,7 +208,10 @@ def _tool_messages(
     state = as_dict(part.get("state"))
     call = tool_call(part.get("callID"), part.get("tool"), state.get("input", {}))
     body: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
-    yield f"{name}:call", {**body, FIELD: without(part, "state", "tool", "callID")}, dict(notes), at
+    rest = without(part, "state", "tool", "callID")
+    if state.get("status") not in ("completed", "error"):
+        rest["state"] = without(state, "input")
+    yield f"{name}:call", {**body, FIELD: rest}, dict(notes), at
     if state.get("status") not in ("completed", "error"):
         return
     time = as_dict(state.get("time"))
@@ -179,7 +226,7 @@ def _tool_messages(
         "role": "tool",
         "tool_call_id": as_text(part.get("callID")),
         "content": as_text(output),
-        FIELD: without(state, "input", "output", "error"),
+        FIELD: shared(without(state, "input", "output", "error"), as_text(output)),
     }
     yield f"{name}:result", result, ended, time_from(time.get("end")) or at
 

@@ -7,7 +7,7 @@ identity, by which a later import recognizes stored messages.
 
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from json import dumps, loads
@@ -31,6 +31,10 @@ IDENTITY: Final = "id"
 """Name of the identity in the `stenolog` field of a stored message."""
 KIND: Final = "kind"
 RESPONSE: Final = "response"
+COPY: Final = "record"
+"""Field of a record that is kept as a whole."""
+SAME: Final = "$content"
+"""Replaces a text that the content of the message has already."""
 LONGEST_TITLE: Final = 80
 MAX_EXPORT_BYTES: Final = 2 * 1024**3
 """Maximum size of a file in a zip: a small zip may expand to any size."""
@@ -169,6 +173,9 @@ class ExportFile:
 def file_at(program: str, key: str, *paths: Path, item: str = "") -> TranscriptFile:
     """Return the transcript in these files. Raises OSError."""
     status = [path.stat() for path in paths]
+    # A database may have new rows in its log before the file itself changes.
+    logs = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
+    status += [log.stat() for log in logs if log.exists()]
     return TranscriptFile(
         program=program,
         key=key,
@@ -290,6 +297,53 @@ def parse_json(text: bytes | str) -> Any:
         return loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def reversible(
+    messages: list[TranscriptMessage],
+    field: str,
+    record: Any,
+    restore: Callable[[Sequence[Mapping[str, Any]]], Any],
+) -> list[TranscriptMessage]:
+    """Return the messages of a record, from which `restore` makes the record again.
+
+    A record of an unusual form, from which it cannot, is kept in the first message as a whole.
+    """
+    try:
+        is_same = restore([one.message for one in messages]) == record
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration):
+        is_same = False
+    if is_same or not messages:
+        return messages
+    first = messages[0]
+    return [replace(first, message={**first.message, field: {COPY: record}}), *messages[1:]]
+
+
+def split_text(text: str, lengths: Iterable[int], separator: str) -> list[str]:
+    """Return the texts of these lengths that were joined with a separator."""
+    found, start = [], 0
+    for length in lengths:
+        found.append(text[start : start + length])
+        start += length + len(separator)
+    return found
+
+
+def shared(value: Any, text: Any) -> Any:
+    """Return the value with a marker instead of each copy of a text that is stored elsewhere."""
+    if isinstance(text, str) and len(text) > len(SAME) and value == text:
+        return SAME
+    if isinstance(value, dict):
+        return {name: shared(one, text) for name, one in value.items()}
+    return [shared(one, text) for one in value] if isinstance(value, list) else value
+
+
+def unshared(value: Any, text: Any) -> Any:
+    """Return the value with the text instead of each marker."""
+    if value == SAME:
+        return text
+    if isinstance(value, dict):
+        return {name: unshared(one, text) for name, one in value.items()}
+    return [unshared(one, text) for one in value] if isinstance(value, list) else value
 
 
 def text_of_parts(parts: Any, types: Iterable[str] = ("text",)) -> str:

@@ -1,7 +1,13 @@
 """Import of transcripts: complete, once, and again after the file has grown."""
 
+import json
+import os
+import re
 import shutil
-from collections.abc import Iterator
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +16,11 @@ import pytest
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts import transcript_import
+from stenolog.transfer.transcripts.claude_ai import ClaudeAI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
+from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
+from stenolog.transfer.transcripts.opencode import OpenCode
 from stenolog.transfer.transcripts.transcript import TranscriptReader
 from stenolog.transfer.transcripts.transcript_import import TranscriptReport, import_transcript
 from support.transcripts import SAMPLES
@@ -165,3 +174,266 @@ def test_codex_threads_are_imported(store: Store) -> None:
     info = store.info("codex:01a1e437-f8fe-7d63-b58e-5b07d6b939fb")
     assert info.summary == "The user counted lighthouses: 3. count.md was written."
     assert len(bodies(store, info.key, full=False)) == 4
+
+
+# --- messages that a program changed -------------------------------------------------------------
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_a_changed_message_replaces_its_older_version(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "conversations.json"
+    shutil.copy(SAMPLES / "claude-ai-export" / "conversations.json", path)
+    run(ClaudeAI(), path, store)
+    key = "claude-ai:7c000000-0000-4000-8000-00000000000a"
+    before = bodies(store, key)
+    edited(path, "A double sheet bend.", "A triple sheet bend.")
+    report, _ = run(ClaudeAI(), path, store)
+    assert (report.added, report.changed) == (0, 1)
+    assert bodies(store, key)[: len(before)] == before
+    shown = [body["content"] for body in bodies(store, key, full=False)]
+    assert "A double sheet bend." not in shown
+    assert shown[-1] == "A triple sheet bend."
+    edited(path, "A triple sheet bend.", "A double sheet bend.")
+    report, _ = run(ClaudeAI(), path, store)
+    assert (report.added, report.changed) == (0, 1)
+    shown = [body["content"] for body in bodies(store, key, full=False)]
+    assert [text for text in shown if "sheet bend" in str(text)] == ["A double sheet bend."]
+
+
+def test_an_import_that_was_killed_before_it_hid_an_older_version(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "conversations.json"
+    shutil.copy(SAMPLES / "claude-ai-export" / "conversations.json", path)
+    run(ClaudeAI(), path, store)
+    edited(path, "A double sheet bend.", "A triple sheet bend.")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transcript_import._Stored, "hide_older_versions", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(ClaudeAI(), path, store)
+    run(ClaudeAI(), path, store)
+    key = "claude-ai:7c000000-0000-4000-8000-00000000000a"
+    shown = [body["content"] for body in bodies(store, key, full=False)]
+    assert [text for text in shown if "sheet bend" in str(text)] == ["A triple sheet bend."]
+
+
+def test_a_call_of_gemini_that_was_imported_early_is_completed(
+    store: Store, tmp_path: Path
+) -> None:
+    (sample,) = (SAMPLES / "gemini-cli").rglob("session-*.jsonl")
+    lines = sample.read_bytes().splitlines(keepends=True)
+    path = tmp_path / sample.name
+    for end in range(1, len(lines) + 1):
+        path.write_bytes(b"".join(lines[:end]))
+        run(GeminiCLI(), path, store)
+    key = "gemini-cli:bc11d78f-298e-484c-9c84-3ae9fd87ba3f"
+    with open_store(tmp_path / "fresh") as fresh:
+        run(GeminiCLI(), path, fresh)
+        expected = bodies(fresh, key, full=False)
+    found = bodies(store, key, full=False)
+
+    def contents(listed: list[dict[str, Any]]) -> list[str]:
+        return sorted(transcript_import.content_digest(body) for body in listed)
+
+    assert contents(found) == contents(expected)
+    tokens = [
+        body["stenolog"]["usage"]["answer"]
+        for body in bodies(store, key)
+        if "usage" in body["stenolog"]
+    ]
+    assert sum(tokens) == sum(
+        b["stenolog"]["usage"]["answer"] for b in expected if "usage" in b["stenolog"]
+    )
+
+
+def migrated(line: str, number: int) -> list[dict[str, Any]]:
+    """Return what `codex migrate-rollouts` makes of a line of a legacy file."""
+    record = json.loads(line)
+    payload = record["payload"]
+    if payload.get("type") == "ghost_snapshot":
+        return []
+    if record["type"] == "session_meta":
+        record["payload"] = {**payload, "history_mode": "paginated", "session_id": payload["id"]}
+    twins = {"user_message": "UserMessage", "agent_message": "AgentMessage"}
+    if record["type"] == "event_msg" and payload["type"] in twins:
+        item = {"type": twins[payload["type"]], "id": f"item-{number}"}
+        record["payload"] = {"type": "item_completed", "item": item}
+    return [{"timestamp": record["timestamp"], "ordinal": number, **record}]
+
+
+def test_a_codex_file_that_was_migrated_adds_nothing(store: Store, tmp_path: Path) -> None:
+    (sample,) = (SAMPLES / "codex" / "legacy").rglob("rollout-*.jsonl")
+    path = tmp_path / sample.name
+    shutil.copy(sample, path)
+    (first,) = run(Codex(), path, store)
+    before = bodies(store, first.key), bodies(store, first.key, full=False)
+    lines = sample.read_text(encoding="utf-8").splitlines()
+    records = [one for number, line in enumerate(lines) for one in migrated(line, number)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    (second,) = run(Codex(), path, store)
+    assert (second.added, second.changed, second.messages) == (0, 0, first.messages)
+    assert (bodies(store, first.key), bodies(store, first.key, full=False)) == before
+
+
+def test_a_codex_file_that_was_compressed_or_archived_adds_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    (sample,) = (SAMPLES / "codex" / "sessions").rglob("*ad28*.jsonl")
+    folder = tmp_path / "codex" / "sessions"
+    folder.mkdir(parents=True)
+    shutil.copy(sample, folder)
+    (first,) = run(Codex(), tmp_path / "codex", store)
+    before = bodies(store, first.key)
+    (folder / sample.name).unlink()
+    archived = tmp_path / "codex" / "archived_sessions"
+    archived.mkdir()
+    (packed,) = (SAMPLES / "codex" / "compressed").rglob("*.zst")
+    shutil.copy(packed, archived)
+    (second,) = run(Codex(), tmp_path / "codex", store)
+    assert (second.added, second.changed, second.messages) == (0, 0, first.messages)
+    assert bodies(store, first.key) == before
+
+
+def test_a_reverted_thread_of_codex_hides_what_was_reverted(store: Store, tmp_path: Path) -> None:
+    first, second = sorted((SAMPLES / "codex" / "sessions").rglob("*f8fe*.jsonl"))
+    first, second = sorted((first, second), key=lambda path: len(path.name))
+    shutil.copy(first, tmp_path)
+    run(Codex(), tmp_path, store)
+    shutil.copy(second, tmp_path)
+    (report,) = run(Codex(), tmp_path, store)
+    assert report.changed == 0
+    with open_store(tmp_path / "fresh") as fresh:
+        run(Codex(), tmp_path, fresh)
+        assert bodies(store, report.key, full=False) == bodies(fresh, report.key, full=False)
+        assert len(bodies(store, report.key)) == len(bodies(fresh, report.key))
+
+
+def test_new_rows_in_the_log_of_a_database_are_imported(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "opencode.db"
+    shutil.copy(SAMPLES / "opencode" / "opencode.db", path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=wal")
+    run(OpenCode(), path, store)
+    size = path.stat().st_size
+    connection.execute("UPDATE part SET data=replace(data, 'There are 2 gates.', 'Two gates.')")
+    connection.commit()
+    assert path.stat().st_size == size
+    reports = run(OpenCode(), path, store)
+    connection.close()
+    assert sum(report.changed for report in reports) == 1
+    assert sum(report.added for report in reports) == 0
+
+
+def test_two_imports_at_the_same_time_store_each_message_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (SAMPLES / "claude-code" / "projects" / NAME).read_bytes().splitlines(keepends=True)
+    path = tmp_path / "session.jsonl"
+    path.write_bytes(b"".join(lines[:10]))
+    run(ClaudeCode(), path, store)
+    both_have_read = threading.Barrier(2)
+    append = transcript_import._Stored.append
+
+    def append_after_both_have_read(*args: Any) -> int:
+        # While one import holds the lease, the other cannot read: nobody comes.
+        with suppress(threading.BrokenBarrierError):
+            both_have_read.wait(timeout=0.5)
+        return append(*args)
+
+    monkeypatch.setattr(transcript_import._Stored, "append", append_after_both_have_read)
+
+    def grow(end: int) -> None:
+        # Each process has seen the file at another moment.
+        copy = tmp_path / str(end) / "session.jsonl"
+        copy.parent.mkdir()
+        copy.write_bytes(b"".join(lines[:end]))
+        run(ClaudeCode(), copy, store)
+
+    threads = [threading.Thread(target=grow, args=(end,)) for end in (len(lines), 60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    identities = [body["stenolog"]["id"] for body in bodies(store, "claude-code:session")]
+    assert len(identities) == len(set(identities)) == 28
+
+
+# --- many transcripts ----------------------------------------------------------------------------
+
+
+def copies(folder: Path, count: int) -> None:
+    """Write this many sessions with ids of their own."""
+    text = (SAMPLES / "claude-code" / "projects" / NAME).read_bytes()
+    folder.mkdir()
+    for number in range(count):
+        ids = re.sub(rb"([0-9a-f]{8})-[0-9a-f]{4}-4", rb"\1-%04x-4" % number, text)
+        (folder / f"session-{number}.jsonl").write_bytes(ids)
+
+
+def test_new_sessions_are_stored_in_batches_with_few_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies(tmp_path / "project", 70)
+    syncs = 0
+
+    def counted(sync: Callable[..., None]) -> Callable[..., None]:
+        def call(descriptor: Any) -> None:
+            nonlocal syncs
+            syncs += 1
+            sync(descriptor)
+
+        return call
+
+    with open_store(tmp_path / "store") as store:
+        monkeypatch.setattr(os, "fsync", counted(os.fsync))
+        monkeypatch.setattr(os, "fdatasync", counted(os.fdatasync))
+        reader = ClaudeCode()
+        importer = transcript_import.TranscriptImport(reader, store)
+        for file in reader.find(tmp_path / "project"):
+            importer.add(file)
+        importer.flush()
+        assert [report.added for report in importer.reports] == [28] * 70
+        # One for each session, and a few for the folder.
+        assert syncs < 70 + 20
+        again = transcript_import.TranscriptImport(reader, store)
+        monkeypatch.setattr(ClaudeCode, "read", None)
+        for file in reader.find(tmp_path / "project"):
+            again.add(file)
+        again.flush()
+        assert all(report.is_unchanged for report in again.reports)
+        assert len(again.reports) == 70
+
+
+def test_two_files_of_one_session_in_a_batch(store: Store, tmp_path: Path) -> None:
+    for folder, name in (("a", "earlier/projects"), ("b", "projects")):
+        (tmp_path / folder).mkdir()
+        shutil.copy(SAMPLES / "claude-code" / name / NAME, tmp_path / folder)
+    reader = ClaudeCode()
+    importer = transcript_import.TranscriptImport(reader, store)
+    for file in reader.find(tmp_path):
+        importer.add(file)
+    importer.flush()
+    assert [report.added for report in importer.reports] == [20, 8]
+    assert len(bodies(store, KEY)) == 28
+
+
+def test_another_process_imports_a_session_of_the_batch(store: Store, tmp_path: Path) -> None:
+    copies(tmp_path / "project", 3)
+    reader = ClaudeCode()
+    importer = transcript_import.TranscriptImport(reader, store)
+    files = list(reader.find(tmp_path / "project"))
+    for file in files:
+        importer.add(file)
+    import_transcript(ClaudeCode(), files[1], store)
+    importer.flush()
+    assert [report.added for report in importer.reports] == [28, 0, 28]
+    assert all(len(bodies(store, key)) == 28 for key in store.list_sessions())

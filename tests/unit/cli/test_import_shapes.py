@@ -1,0 +1,216 @@
+"""`steno import` of plain messages in other shapes: folders, fine-tuning files, aliases, times."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from stenolog.stores.open_store import open_store
+
+Steno = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name: str, *lines: Any) -> None:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def said(key: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": key}
+
+
+def stored(key: str) -> list[dict[str, Any]]:
+    with open_store("workspace", read_only=True) as store:
+        return [message.to_dict() for message in store.get_history(key)]
+
+
+def keys() -> list[str]:
+    with open_store("workspace", read_only=True) as store:
+        return store.list_sessions()
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def test_recursive_takes_keys_from_paths(steno: Steno) -> None:
+    write("chats/top.json", [said("a")])
+    write("chats/2026/11/talk.jsonl", said("b"))
+    write("chats/2026/12/talk.jsonl", said("c"))
+    write("chats/.git/hidden.jsonl", said("d"))
+    shallow = steno("import", "chats", "-w", "other")
+    assert "2 subfolders not searched. Use --recursive to search them." in shallow.stderr
+    done = steno("import", "--recursive", "chats")
+    assert (done.exit_code, done.stderr) == (0, "Imported 3 sessions, 3 messages.\n")
+    assert keys() == ["2026/11/talk", "2026/12/talk", "top"]
+    assert stored("2026/12/talk") == [said("c")]
+    again = steno("import", "--recursive", "chats")
+    assert again.stderr == "Imported 0 sessions, 0 messages; 3 sessions already imported.\n"
+
+
+def test_recursive_does_not_import_the_workspace_into_itself(steno: Steno) -> None:
+    write("chats/a.json", [said("a")])
+    steno("import", "-r", "chats")
+    assert steno("import", "-r", ".").exit_code == 0
+    assert keys() == ["a", "chats/a"]
+
+
+def test_recursive_keys_can_be_mapped(steno: Steno) -> None:
+    write("chats/x/talk.json", [said("a")])
+    assert steno("import", "-r", "chats", "--map", "x/*=app:*").exit_code == 0
+    assert keys() == ["app:talk"]
+
+
+# --- one conversation per line -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["train.jsonl", "data"])
+def test_each_line_of_a_fine_tuning_file_is_a_session(steno: Steno, source: str) -> None:
+    name = "train.jsonl" if source == "train.jsonl" else "data/train.jsonl"
+    write(
+        name,
+        {"messages": [said("a"), said("b", "assistant")], "weight": 1},
+        {"messages": [said("c")]},
+    )
+    done = steno("import", source)
+    assert (done.exit_code, done.stderr) == (0, "Imported 2 sessions, 3 messages.\n")
+    assert keys() == ["train:1", "train:2"]
+    assert stored("train:1") == [said("a"), said("b", "assistant")]
+    with open_store("workspace", read_only=True) as store:
+        assert store.info("train:1").meta["plain"] == {"weight": 1}
+    with Path(name).open("a") as file:
+        file.write(json.dumps({"messages": [said("d")]}) + "\n")
+    again = steno("import", source)
+    assert "Imported 1 session, 1 message; 2 sessions already imported." in again.stderr
+
+
+def test_a_line_of_another_shape_is_reported_with_its_number(steno: Steno) -> None:
+    write("train.jsonl", {"messages": [said("a")]}, {"prompt": "x"}, {"messages": [{"x": 1}]})
+    with Path("train.jsonl").open("a") as file:
+        file.write("{broken\n")
+    done = steno("import", "train.jsonl")
+    assert done.exit_code == 3
+    assert keys() == ["train:1"]
+    for number, reason in ((2, "has no list of messages"), (4, "is not JSON")):
+        assert f"train.jsonl was skipped: line {number} {reason}" in done.stderr
+    assert "train.jsonl was skipped: line 3: it contains no messages" in done.stderr
+
+
+# --- fields --------------------------------------------------------------------------------------
+
+
+def test_role_aliases_and_text_fields_are_mapped_with_a_note(steno: Steno) -> None:
+    write(
+        "talk.jsonl",
+        {"role": "human", "text": "hello"},
+        {"role": "ai", "text": "hi"},
+        {"role": "bot", "content": "hi again"},
+        {"role": "model", "parts": [{"text": "and"}, {"text": "again"}]},
+    )
+    done = steno("import", "talk.jsonl", "--json")
+    assert done.exit_code == 0
+    assert [(one["role"], one["content"]) for one in stored("talk")] == [
+        ("user", "hello"),
+        ("assistant", "hi"),
+        ("assistant", "hi again"),
+        ("assistant", "and\n\nagain"),
+    ]
+    assert stored("talk")[0]["plain"] == {"role": "human", "content": "text"}
+    assert "Note: role 'human' read as 'user' in 1 message." in done.stderr
+    assert "Note: field 'text' read as the content in 2 messages." in done.stderr
+    assert "role 'bot' read as 'assistant' in 1 message" in json.loads(done.stdout)["notes"]
+
+
+def test_a_message_that_says_nothing_is_reported_and_not_imported(steno: Steno) -> None:
+    write("talk.jsonl", said("a"), {"role": "user", "message": "lost?"}, {"role": "assistant"})
+    done = steno("import", "talk.jsonl")
+    assert done.exit_code == 3
+    assert stored("talk") == [said("a")]
+    assert (
+        "talk.jsonl: line 2 has neither content nor tool calls, only the fields message, role."
+        in done.stderr
+    )
+    assert "line 3 has neither content nor tool calls" in done.stderr
+
+
+def test_a_file_of_unknown_shape_is_reported(steno: Steno) -> None:
+    write("talk.jsonl", {"role": "user", "message": "x"})
+    done = steno("import", "talk.jsonl")
+    assert done.exit_code == 1
+    assert "talk.jsonl was skipped: it contains no messages; line 1 has neither" in done.stderr
+    assert not Path("workspace").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timestamp", 1_700_000_000),
+        ("timestamp", 1_700_000_000_000),
+        ("created_at", "1700000000"),
+        ("time", 1_700_000_000.0),
+        ("at", "2023-11-14T22:13:20Z"),
+        ("sent", 1_700_000_000_000),
+    ],
+)
+def test_times_since_1970_and_their_field(steno: Steno, name: str, value: Any) -> None:
+    write("talk.jsonl", {**said("a"), name: value, "time_zone": "x"}, said("b"))
+    options = ["--time-field", "sent"] if name == "sent" else []
+    done = steno("import", "talk.jsonl", *options)
+    with open_store("workspace", read_only=True) as store:
+        first = store.get_history("talk")[0].at
+    assert first.isoformat() == "2023-11-14T22:13:20+00:00"
+    if options:
+        assert done.exit_code == 3
+        assert "line 2 has no time in the field 'sent'" in done.stderr
+
+
+def test_the_time_field_does_not_apply_to_transcripts(steno: Steno) -> None:
+    Path("x").mkdir()
+    done = steno("import", "--from", "codex", "x", "--time-field", "t")
+    assert done.exit_code == 2
+    assert "--time-field" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (
+            {
+                "prompt_tokens": 100,
+                "completion_tokens": 20,
+                "prompt_tokens_details": {"cached_tokens": 60},
+            },
+            (100, 20, 60),
+        ),
+        (
+            {"input_tokens": 40, "output_tokens": 20, "cache_read_input_tokens": 60},
+            (100, 20, 60),
+        ),
+        (
+            {
+                "input_tokens": 100,
+                "output_tokens": 20,
+                "input_tokens_details": {"cached_tokens": 60},
+            },
+            (100, 20, 60),
+        ),
+        ({"prompt_tokens": 7, "completion_tokens": True}, (7, 0, 0)),
+    ],
+)
+def test_usage_of_providers_is_counted(
+    steno: Steno, usage: dict[str, Any], counts: tuple[int, int, int]
+) -> None:
+    answer = {**said("b", "assistant"), "model": "gpt-5", "usage": usage}
+    write("talk.jsonl", said("a"), answer)
+    steno("import", "talk.jsonl")
+    found = json.loads(steno("stats", "--json").stdout)
+    assert (found["input_tokens"], found["output_tokens"], found["cached_tokens"]) == counts
+    assert "gpt-5" in steno("stats", "--json").stdout
