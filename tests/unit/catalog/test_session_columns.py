@@ -125,10 +125,10 @@ def test_program_and_project_come_from_the_imported_transcript(
         store.add_messages(key, [_answer()])
         _import(store, key, folder, program="codex" if key == "c" else "claude-code")
     store.add_messages("own", [_answer()])
-    store.set_meta("own", cwd="/home/me")
+    store.set_meta("own", cwd="/srv/me")
     entry = _entry(catalog, "a")
     assert (entry.program, entry.project) == ("claude-code", "/srv/app")
-    assert (_entry(catalog, "own").program, _entry(catalog, "own").project) == ("", "/home/me")
+    assert (_entry(catalog, "own").program, _entry(catalog, "own").project) == ("", "/srv/me")
     assert sorted(_keys(catalog, program="claude-code")) == ["a", "b"]
     assert sorted(_keys(catalog, program="")) == ["own"]
     assert _keys(catalog, project="/srv/site") == ["c"]

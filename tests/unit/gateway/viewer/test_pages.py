@@ -179,7 +179,7 @@ def test_any_key_has_its_pages(served: Served) -> None:
 def test_a_hit_that_is_out_of_sight_says_what_became_of_it(served: Served) -> None:
     with served.client() as client:
         found = client.get("/?q=heron").text
-    told = re.findall(r"</span> · \d+ · (\w+) · <time", found)
+    told = re.findall(r"message \d+ · (\w+) · <time", found)
     assert sorted(told) == ["cleared", "replaced", "summarized"]
 
 
