@@ -188,13 +188,13 @@ class Transcript:
 
     def __init__(self, home: Path, project: str, branch: str, began: datetime, model: str) -> None:
         self.session = str(uuid.uuid4())
-        folder = home / ".claude" / "projects" / f"-home-ada-{project}"
+        folder = home / ".claude" / "projects" / f"-srv-{project}"
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{self.session}.jsonl"
         self._common = {
             "isSidechain": False,
             "userType": "external",
-            "cwd": f"/home/ada/{project}",
+            "cwd": f"/srv/{project}",
             "sessionId": self.session,
             "version": "2.1.325",
             "gitBranch": branch,
