@@ -317,7 +317,6 @@ def take(page: Page, session: str, folder: Path) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("mark")
     page.screenshot(path=folder / "view-search.png")
-    page.go_back()
     page.click(f'a.title[href*="{session}"]')
     page.wait_for_selector("article.message")
     time.sleep(1)
