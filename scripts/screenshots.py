@@ -280,17 +280,12 @@ def write_transcripts(home: Path) -> str:
 
 
 @contextmanager
-def viewer(home: Path) -> Iterator[str]:
-    """Run `steno view` with this home folder and yield the link that it prints."""
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("XDG_", "CLAUDE_", "CODEX_", "STENO"))
-    }
+def running(home: Path, address: str, *command: str) -> Iterator[str]:
+    """Run steno with this home folder, and yield the address of this form that it prints."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "stenolog", "view", "--no-open"],
+        [sys.executable, "-m", "stenolog", *command],
         cwd=home,
-        env={**environment, "HOME": str(home)},
+        env=environment(home),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -298,14 +293,33 @@ def viewer(home: Path) -> Iterator[str]:
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if link := re.search(r"http://\S+/login\?code=\S+", line):
-                yield link.group()
+            if link := re.search(address, line):
+                yield link[0]
                 break
         else:
-            raise SystemExit("steno view printed no link")
+            raise SystemExit(f"steno {' '.join(command)} printed no link")
     finally:
         process.terminate()
         process.wait()
+
+
+def run(home: Path, *command: str) -> str:
+    """Run a command of steno and return its output."""
+    return subprocess.run(
+        [sys.executable, "-m", "stenolog", *command],
+        cwd=home,
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return an environment in which nothing of this machine is found."""
+    foreign = ("XDG_", "CLAUDE_", "CODEX_", "STENO")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    return {**kept, "HOME": str(home)}
 
 
 def take(page: Page, session: str, folder: Path) -> None:
@@ -322,7 +336,9 @@ def take(page: Page, session: str, folder: Path) -> None:
     time.sleep(1)
     for details in page.query_selector_all("details.tool"):
         details.evaluate("one => one.open = true")
-    page.evaluate("document.querySelector('article.message').scrollIntoView()")
+    page.evaluate("document.querySelector('.block.diff').scrollIntoView()")
+    page.mouse.wheel(0, -420)
+    time.sleep(1)
     page.screenshot(path=folder / "view-conversation.png")
     with page.expect_download() as download:
         page.click("details.export summary")
@@ -334,19 +350,38 @@ def take(page: Page, session: str, folder: Path) -> None:
     exported.unlink()
 
 
+def take_inspector(page: Page, session: str, folder: Path) -> None:
+    """Take the pictures of the pages Turns and Context."""
+    page.wait_for_selector("[data-row]")
+    page.click(f'a.title[href*="{session}"]')
+    for tab in ("Turns", "Context"):
+        page.click(f"nav.tabs >> text={tab}")
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=folder / f"viewer-{tab.lower()}.png")
+
+
 def main() -> None:
     """Take the screenshots."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
     home = Path(tempfile.mkdtemp(prefix="steno-screenshots-"))
     try:
         session = write_transcripts(home)
-        with viewer(home) as link, sync_playwright() as playwright:
+        with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
-            page = chromium.new_page(viewport={"width": 1440, "height": 900})
-            page.goto(link)
-            take(page, session, folder)
+            size = {"width": 1440, "height": 900}
+            with running(home, r"http://\S+/login\?code=\S+", "view", "--no-open") as link:
+                page = chromium.new_page(viewport=size)
+                page.goto(link)
+                take(page, session, folder)
+            run(home, "import", "claude-code")
+            with running(home, r"http://[\d.:]+", "serve", "--model=scripted", "--port=0") as address:
+                page = chromium.new_page(viewport=size)
+                page.goto(
+                    run(home, "open", "--print", "--port", address.rpartition(":")[2]).strip()
+                )
+                take_inspector(page, session, folder)
             chromium.close()
     finally:
         shutil.rmtree(home)

@@ -53,10 +53,10 @@ def _kinds(blocks: tuple[ToolBlock, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "kinds", "summary"),
     [
-        ("Edit", ["diff", "json"], "/home/ada/harbour/page.md"),
+        ("Edit", ["diff", "json"], CLAUDE["Edit"]["file_path"]),
         ("Write", ["code"], "/project/hello.py"),
         ("Bash", ["shell", "json"], "ls -1"),
-        ("Read", ["json"], "/home/ada/harbour/page.md"),
+        ("Read", ["json"], CLAUDE["Read"]["file_path"]),
         ("Grep", ["json"], "tide"),
         ("WebFetch", ["json"], "https://docs.github.com/en/rest/pulls/comments"),
         ("Task", ["text", "json"], "Explore project structure for packaging"),
@@ -93,7 +93,7 @@ def test_calls_of_codex_have_the_blocks_of_their_shape() -> None:
     [shell, more] = argument_blocks('{"command": ["bash", "-lc", "ls -l"], "workdir": "/srv"}')
     assert (shell.kind, shell.text) == ("shell", "ls -l")
     assert (more.kind, json.loads(more.text)) == ("json", {"workdir": "/srv"})
-    [shell, _] = argument_blocks('{"cmd": "cat lighthouses.txt", "workdir": "/home/cy/coast"}')
+    [shell, _] = argument_blocks('{"cmd": "cat lighthouses.txt", "workdir": "/srv/coast"}')
     assert shell.text == "cat lighthouses.txt"
     plan = {"plan": [{"step": "Look", "status": "completed"}, {"step": "Do", "status": "pending"}]}
     [steps] = argument_blocks(plan)
