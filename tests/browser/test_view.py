@@ -60,13 +60,13 @@ def test_view_shows_a_transcript_without_a_message_box(
     page.screenshot(path=str(screenshots / "view-transcript.png"))
     for missing in ("#say", "#rename", "#retag", "[data-fork-at]", "[data-undo]"):
         expect(page.locator(missing)).to_have_count(0)
-    expect(page.get_by_role("link", name="Context")).to_have_count(0)
+    expect(page.get_by_role("link", name="Context", exact=True)).to_have_count(0)
     # The keys of the message box do nothing.
     page.keyboard.press("c")
     page.keyboard.press("/")
     page.keyboard.type("lighthouses")
     page.keyboard.press("Enter")
-    expect(page.locator("li.hit").first).to_be_visible()
+    expect(page.locator(".hit").first).to_be_visible()
 
 
 def test_the_token_signs_a_browser_in(viewing: Viewing, page: Page, screenshots: Path) -> None:

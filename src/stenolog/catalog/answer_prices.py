@@ -79,7 +79,8 @@ class _PriceList:
         self._package = package
         # The first use imports modules of the package. Here, no fork happens meanwhile.
         with suppress(LookupError, ValueError):
-            package.calc_price(package.Usage(input_tokens=1), model_ref="gpt-4o")
+            usage = package.Usage(input_tokens=1, output_tokens=0, cache_read_tokens=0)
+            package.calc_price(usage, model_ref="gpt-4o")
         self._models: dict[str, _Model | None] = {}
 
     def price(self, name: str, usage: Mapping[str, int]) -> float | None:
@@ -113,14 +114,14 @@ class _PriceList:
         attempts: list[tuple[str, str | None]] = [(rest, provider), (rest, None)] if slash else []
         for reference, provider_id in [*attempts, (name, None)]:
             try:
+                usage = self._package.Usage(input_tokens=1, output_tokens=1, cache_read_tokens=0)
                 found = self._package.calc_price(
-                    self._package.Usage(input_tokens=1, output_tokens=1),
-                    model_ref=reference,
-                    provider_id=provider_id,
+                    usage, model_ref=reference, provider_id=provider_id
                 )
             except (LookupError, ValueError):
                 continue
-            tiers = [getattr(one, "tiers", ()) for one in vars(found.model_price).values()]
+            rates = getattr(found, "model_price", None)
+            tiers = [getattr(rate, "tiers", ()) for rate in vars(rates).values()] if rates else []
             thresholds = sorted({tier.start for some in tiers for tier in some})
             return _Model(reference, provider_id, thresholds, {})
         return None

@@ -52,6 +52,8 @@ def install_command(program: str, dry_run: bool, where: Location) -> None:
     Examples:
       steno hook install claude-code --dry-run
       steno hook install claude-code -w ~/conversations
+
+    Exit codes: 0 done, 1 the settings cannot be read or written, 2 wrong usage.
     """  # noqa: D301 -- click knows a block by this character
     del program
     path = settings_file()
@@ -82,7 +84,10 @@ def install_command(program: str, dry_run: bool, where: Location) -> None:
 @_program
 @click.option("--dry-run", is_flag=True, help="Print what would change, without changing it.")
 def remove_command(program: str, dry_run: bool) -> None:
-    """Remove the hook that imports sessions of PROGRAM. Imported sessions stay."""
+    """Remove the hook that imports sessions of PROGRAM. Imported sessions stay.
+
+    Exit codes: 0 done, 1 the settings cannot be read or written, 2 wrong usage.
+    """
     del program
     path = settings_file()
     before = _read(path)
@@ -101,7 +106,9 @@ def remove_command(program: str, dry_run: bool) -> None:
 def run_command(program: str, file: Path | None, where: Location) -> None:
     """Import the session that ended. Claude Code calls this and gives its facts on stdin.
 
-    Always exits with 0 and prints nothing: an import that fails must not disturb the session.
+    Prints nothing: an import that fails must not disturb the session.
+
+    Exit codes: 0 always.
     """
     del program
     try:

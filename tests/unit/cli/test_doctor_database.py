@@ -83,10 +83,10 @@ def test_session_that_cannot_be_indexed_is_a_finding(
         store.add_message("bad one", "user", "poison")
     real = searchable_text.text_of
 
-    def text_of(fields: Mapping[str, Any]) -> str:
+    def text_of(fields: Mapping[str, Any], parts: Any = None) -> str:
         if fields.get("content") == "poison":
             raise TypeError("unhashable type: 'dict'")
-        return real(fields)
+        return real(fields, parts)
 
     with monkeypatch.context() as failing:
         failing.setattr(searchable_text, "text_of", text_of)

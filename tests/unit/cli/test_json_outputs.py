@@ -41,6 +41,15 @@ class Listed(_Exact):
     channel: str | None
     prompt: str
     problem: str | None
+    last_message: str | None
+    program: str | None
+    project: str | None
+    model: str | None
+    input_tokens: int
+    output_tokens: int
+    usd: float | None
+    failed: int
+    forked_from: str | None
 
 
 class Said(_Exact):
@@ -208,6 +217,7 @@ class Imported(_Exact):
     layout: str
     file: str
     problems: list[str]
+    notes: list[str]
     aliases: list[str]
     aliases_left: list[str]
     dry_run: bool
@@ -349,9 +359,13 @@ CASES: list[tuple[str, type[Struct]]] = [
 WITHOUT = {
     "chat": "it talks",
     "completion": "it writes a script",
+    "hook install": "it prints the changed file",
+    "hook remove": "it prints the changed file",
+    "hook run": "another program calls it",
     "memory export": "it writes a page; `memory list --json` has the same notes",
     "open": "it opens a browser",
     "serve": "it serves",
+    "view": "it serves",
 }
 """Commands that take no --json, and why."""
 

@@ -20,7 +20,7 @@ InTerminal = Callable[..., tuple[int, str]]
 
 pytestmark = pytest.mark.usefixtures("place")
 
-MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ| \d\d:\d\d:\d\d \S+)")
 
 
 def _golden(text: str) -> str:

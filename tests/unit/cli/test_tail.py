@@ -23,7 +23,7 @@ InTerminal = Callable[..., tuple[int, str]]
 pytestmark = pytest.mark.usefixtures("place")
 
 KEY = "telegram:123"
-MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ| \d\d:\d\d:\d\d \S+)")
 
 
 @pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])

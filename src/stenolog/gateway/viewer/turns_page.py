@@ -15,6 +15,7 @@ from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import dollars, segment
 from stenolog.gateway.viewer.pages import entry_of, page, title_of
+from stenolog.gateway.viewer.secret_masks import covered
 from stenolog.gateway.viewer.session_outline import Totals, Turn, read_outline
 from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.records import SessionInfo
@@ -173,7 +174,7 @@ def chart_data(found: TurnsPage, agent: str) -> list[dict[str, Any]]:
                 "input_tokens": turn.input_tokens,
                 "output_tokens": turn.output_tokens,
                 "cost": cost,
-                "label": f"{' · '.join(words)} — {turn.prompt or '(no text)'}",
+                "label": f"{' · '.join(words)} — {covered(turn.prompt) or '(no text)'}",
                 "address": f"/s/{segment(found.info.key)}?at={turn.seq}{extra}#m{turn.seq}",
             }
         )

@@ -68,6 +68,7 @@ CASES = {
         "fork telegram:123 telegram:third",
         "fork telegram:123 telegram:fourth --at 99",
     ],
+    "hook": ["hook install claude-code", "hook remove claude-code"],
     "import": [
         "import old --dry-run",
         "import old --json",
@@ -150,6 +151,7 @@ CASES = {
     ],
     "tail": ["tail telegram:123", "tail telegram:123 -n 1 --json", "tail nobody"],
     "undo": ["undo telegram:123", "undo telegram:123", "undo slack:C42 --json"],
+    "view": ["view nowhere --no-open", "view --port 99999"],
 }
 """What is run one after the other, for each command; words before a bar are its stdin."""
 
