@@ -47,7 +47,8 @@ class OpenWebUI:
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the chats of an export. Raises OSError."""
-        for file in [path] if path.is_file() else filter(os.path.isfile, sorted(path.glob("*.json"))):
+        files = [path] if path.is_file() else sorted(path.glob("*.json"))
+        for file in filter(os.path.isfile, files):
             for item, raw in self._export.conversations(file).items():
                 if b'"history"' in bytes(raw):
                     yield file_at(PROGRAM, f"{PROGRAM}:{item}", file, item=item)
