@@ -1,5 +1,6 @@
 """Several places as one store that cannot be written."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,11 @@ class _FailingStore(InMemoryStore):
             raise StoreUnavailable("not now")
         return super().stamps()
 
+    def leased(self, keys: Collection[str]) -> set[str]:
+        if self.fails:
+            raise StoreUnavailable("not now")
+        return super().leased(keys)
+
 
 def test_place_that_cannot_be_read_keeps_its_sessions_until_it_is_gone() -> None:
     failing = _FailingStore()
@@ -64,6 +70,7 @@ def test_place_that_cannot_be_read_keeps_its_sessions_until_it_is_gone() -> None
         assert store.list_sessions() == ["one/a", "two/b"]
         failing.fails = True
         assert store.list_sessions() == ["one/a", "two/b"]
+        assert store.leased(["one/a", "two/b"]) == set()
         exists = False
         assert store.list_sessions() == ["two/b"]
 
