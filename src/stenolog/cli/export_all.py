@@ -72,6 +72,7 @@ def export_all(
                 messages = store.get_history(key, full=True)
                 if messages and (since is None or messages[-1].at >= since):
                     one = _exported(info, messages, form, clean)
+                    _remove_link(folder / one.file)
                     write(folder / one.file, pieces(form, info, messages, clean))
                     report.sessions.append(one)
             except (NoSuchSession, ForeignLog):
@@ -97,6 +98,16 @@ def _prepare(folder: Path, form: ExportFormat, *, force: bool) -> None:
     except OSError as error:
         words = f"Cannot write to {one_line(str(folder))}: {error.strerror}"
         raise click.ClickException(words) from error
+
+
+def _remove_link(path: Path) -> None:
+    """Remove a link with the name of an exported file: what it leads to is not overwritten."""
+    if path.is_symlink():
+        try:
+            path.unlink()
+        except OSError as error:
+            words = f"Cannot write {one_line(str(path))}: {error.strerror}"
+            raise click.ClickException(words) from error
 
 
 def _exported(

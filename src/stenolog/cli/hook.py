@@ -68,7 +68,13 @@ def install_command(program: str, dry_run: bool, where: Location) -> None:
             f"{one_line(str(path))}. Name it without the password, and put that into ~/.pgpass."
         )
     before = _read(path)
-    text = with_hook(_text(before, path), _command_line(where), path)
+    command = _command_line(where)
+    if not _is_utf8(command):
+        raise click.ClickException(
+            f"The path {one_line(_absolute(where.workspace))} is not UTF-8, so it cannot be "
+            f"written to {one_line(str(path))}."
+        )
+    text = with_hook(_text(before, path), command, path)
     if _write(path, before, text, dry_run=dry_run):
         done = "Would install" if dry_run else "Installed"
         click.echo(
@@ -161,6 +167,14 @@ def _import(path: Path, where: Location) -> None:
 def _command_line(where: Location) -> str:
     """Return the command that runs the hook from any folder."""
     return shlex.join([*_steno(), *_arguments(where)])
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _steno() -> list[str]:

@@ -133,7 +133,14 @@ async def _view(
         except OSError as error:
             print_notice(f"Warning: the search index is kept in memory: {sentence(str(error))}")
             catalog = None
-        store = open_places(places, catalog=catalog)
+        failed: list[ViewedPlace] = []
+
+        def report(place: "ViewedPlace", error: Exception) -> None:
+            failed.append(place)
+            shown = display_name(place.where)
+            print_notice(f"Warning: {shown} is not shown: {sentence(str(error))}")
+
+        store = open_places(places, catalog=catalog, on_problem=report)
         undo.callback(store.close)
         agent = open_viewer(AgentSpec(), store, heads=store.heads)
         undo.callback(agent.close_stores)
@@ -144,7 +151,7 @@ async def _view(
         daemon = Daemon(gateway, token, listening, NoChannels())
         await daemon.start()
         undo.pop_all()
-    _print_places(places)
+    _print_places([place for place in places if place not in failed])
     link = own_login_link(daemon.url, token, settings.gateway.hosts)
     click.echo(f"Listening at {daemon.url}")
     click.echo(f"Open within a minute, once: {link}")

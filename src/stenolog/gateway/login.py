@@ -153,6 +153,7 @@ _REDIRECT: Final = (
 _MAX_ATTEMPTS: Final = 4
 """Maximum number of tokens that are checked at the same time."""
 _WRONG_TOKEN_SECONDS: Final = 0.5
+_MAX_FORM_BYTES: Final = 10_000
 _ENDED: Final = "ended-logins"
 """Session in the namespace `channels` with one message per logged-out cookie."""
 _VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
@@ -307,10 +308,12 @@ class TokenForm:
 
     async def submit(self, request: Request) -> Response:
         """Check the token in the body of a request."""
+        # Read first: a slow sender must not use up the attempts of others.
+        token = _token_in(await _short_body(request))
         if self._attempts.locked():
             return PlainTextResponse("Too many attempts to sign in. Try again later.", 429)
         async with self._attempts:
-            if not self._links.is_token(_token_in(await request.body())):  # guard: form-token
+            if not self._links.is_token(token):  # guard: form-token
                 # A program should not be able to try many tokens in a short time.
                 await asyncio.sleep(_WRONG_TOKEN_SECONDS)
                 words = "This is not the access token of this gateway."
@@ -325,6 +328,16 @@ class TokenForm:
         accepts = called is not None and called.host in self._known.cookie_hosts
         host = called.host if accepts and called is not None else self._own
         return f"{request.scope['scheme']}://{f'[{host}]' if ':' in host else host}{port}"
+
+
+async def _short_body(request: Request) -> bytes:
+    """Return the body of a form; empty if it is too long for a token."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MAX_FORM_BYTES:
+            return b""
+    return body
 
 
 def _token_in(body: bytes) -> bytes:

@@ -160,8 +160,10 @@ class CombinedStore:
         found: set[str] = set()
         for place in self._places:
             own = {key: one for key in keys for at, one in [self._at(key)] if at is place}
-            running = leased_keys(place.store, list(own.values())) if own else set()
-            found |= {key for key, one in own.items() if one in running}
+            # A place that cannot be read now does not hide the others.
+            with suppress(StenologError):
+                running = leased_keys(place.store, list(own.values())) if own else set()
+                found |= {key for key, one in own.items() if one in running}
         return found
 
     def mark(self, name: str) -> str:

@@ -5,7 +5,7 @@ program.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from stenolog.errors import UsageError
+from stenolog.errors import StenologError, UsageError
 from stenolog.sessions.folders import AGENTS, CHANNELS, NAMESPACE, NOTES, log_folders
 from stenolog.stores import disk
 from stenolog.stores.base import Store
@@ -85,9 +85,19 @@ def _has_logs(folder: Path) -> bool:
     return False
 
 
-def open_places(places: Sequence[ViewedPlace], *, catalog: Path | None) -> CombinedStore:
-    """Open places as one store, so that nothing in them changes. Raises StoreUnavailable."""
+def open_places(
+    places: Sequence[ViewedPlace],
+    *,
+    catalog: Path | None,
+    on_problem: Callable[[ViewedPlace, Exception], None] | None = None,
+) -> CombinedStore:
+    """Open places as one store, so that nothing in them changes.
+
+    A place that cannot be opened is left out, and `on_problem` is called. Raises its StenologError
+    or OSError if no place can be opened.
+    """
     opened: list[StorePlace] = []
+    problems: list[Exception] = []
     try:
         prefixes = _prefixes(places)
         # Transcripts without a prefix share one store: their keys differ by program.
@@ -95,13 +105,21 @@ def open_places(places: Sequence[ViewedPlace], *, catalog: Path | None) -> Combi
         if plain:
             opened.append(StorePlace(store=_transcripts(plain)))
         for place in places:
-            if place not in plain:
-                opened += _opened(place, prefixes[place])
-        return CombinedStore(opened, catalog=catalog)
+            if place in plain:
+                continue
+            try:
+                opened.extend(_opened(place, prefixes[place]))
+            except (StenologError, OSError) as error:
+                problems.append(error)
+                if on_problem is not None:
+                    on_problem(place, error)
     except BaseException:
         for one in opened:
             one.store.close()
         raise
+    if problems and not opened:
+        raise problems[0]
+    return CombinedStore(opened, catalog=catalog)
 
 
 def open_unchanged(where: str | os.PathLike[str], *, namespace: str) -> Store:

@@ -517,3 +517,17 @@ def test_export_of_all_sessions_needs_all_and_a_folder(told: Path, steno: Steno)
     assert "is a folder" in steno("export", "k", "-o", ".").stderr
     (told / "file").write_text("")
     assert steno("export", "--all", "-o", "file").exit_code == 1
+
+
+def test_export_of_all_sessions_overwrites_nothing_behind_a_link(told: Path, steno: Steno) -> None:
+    own = told / "own.txt"
+    own.write_text("mine")
+    command = ("export", "--all", "--format", "html", "-o", "out")
+    assert steno(*command).exit_code == 0
+    files = [path for path in (told / "out").iterdir() if path.name != "index.html"]
+    for path in files:
+        path.unlink()
+        path.symlink_to(own)
+    assert steno(*command).exit_code == 0
+    assert own.read_text() == "mine"
+    assert all(path.is_file() and not path.is_symlink() for path in files)

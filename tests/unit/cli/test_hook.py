@@ -207,3 +207,10 @@ def test_an_import_that_fails_is_in_the_log(steno: Steno, settings: Path, tmp_pa
     assert f"{SESSION}.jsonl was not imported" in second
     path = Path(os.environ["XDG_STATE_HOME"]) / "stenolog" / "hook.log"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_workspace_that_is_not_utf8_is_refused(steno: Steno, settings: Path) -> None:
+    settings.write_text("{}")
+    result = steno("hook", "install", "claude-code", "-w", "/srv/\udcff")
+    assert (result.exit_code, "is not UTF-8" in result.stderr) == (1, True)
+    assert settings.read_text() == "{}"

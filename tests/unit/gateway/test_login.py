@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx2
@@ -398,3 +398,34 @@ def test_few_tokens_are_checked_at_the_same_time(monkeypatch: pytest.MonkeyPatch
             return list(await asyncio.gather(*(ask_and_go_on() for _ in range(5))))
 
     assert sorted(asyncio.run(main())) == [401] * 4 + [429]
+
+
+def test_slow_senders_do_not_use_up_the_attempts_of_others(ask: Ask) -> None:
+    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own=OWN)
+    app = Starlette(routes=login_routes(LoginLinks(TOKEN), Cookies(TOKEN), names, OWN))
+
+    async def main() -> int:
+        started, going_on = asyncio.Semaphore(0), asyncio.Event()
+        body = b"token=" + TOKEN.value
+        transport = httpx2.ASGITransport(app)
+
+        async def slow(content: bytes) -> AsyncIterator[bytes]:
+            yield content[:5]
+            started.release()
+            await going_on.wait()
+            yield content[5:]
+
+        async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
+            senders = [
+                asyncio.create_task(client.post("/sign-in", content=slow(body))) for _ in range(4)
+            ]
+            for _ in senders:
+                await started.acquire()
+            status = (await client.post("/sign-in", content=body)).status_code
+            going_on.set()
+            await asyncio.gather(*senders)
+            return status
+
+    assert asyncio.run(main()) == 200
+    long = ask("POST", "/sign-in", content=f"x={'x' * 20_000}&token={TOKEN.value.decode()}")
+    assert long.status_code == 401

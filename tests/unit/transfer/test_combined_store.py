@@ -1,5 +1,6 @@
 """Several places as one store that cannot be written."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,11 @@ class _FailingStore(InMemoryStore):
             raise StoreUnavailable("not now")
         return super().stamps()
 
+    def leased(self, keys: Collection[str]) -> set[str]:
+        if self.fails:
+            raise StoreUnavailable("not now")
+        return super().leased(keys)
+
 
 def test_place_that_cannot_be_read_keeps_its_sessions_until_it_is_gone() -> None:
     failing = _FailingStore()
@@ -64,6 +70,7 @@ def test_place_that_cannot_be_read_keeps_its_sessions_until_it_is_gone() -> None
         assert store.list_sessions() == ["one/a", "two/b"]
         failing.fails = True
         assert store.list_sessions() == ["one/a", "two/b"]
+        assert store.leased(["one/a", "two/b"]) == set()
         exists = False
         assert store.list_sessions() == ["two/b"]
 
@@ -126,3 +133,33 @@ def test_password_of_a_database_is_not_written_to_the_cache(tmp_path: Path) -> N
     place = ViewedPlace(program="stenolog", where="postgresql://ada:secret@host/db")
     index = index_file([place], tmp_path)
     assert b"secret" not in b"".join(path.read_bytes() for path in index.parent.iterdir())
+
+
+def test_place_that_cannot_be_opened_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
+    crashed, damaged, good = tmp_path / "crashed.db", tmp_path / "damaged.db", tmp_path / "good"
+    for where in (f"sqlite:{crashed}", f"sqlite:{damaged}", str(good)):
+        with open_store(where) as store:
+            store.add_message("a", "user", "hello")
+    # As after a crash on another machine: a log without its index.
+    with open_store(f"sqlite:{crashed}") as store:
+        store.add_message("a", "user", "again")
+        files = {name: (tmp_path / name).read_bytes() for name in ("crashed.db", "crashed.db-wal")}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "crashed.db-shm").unlink(missing_ok=True)
+    damaged.write_bytes(damaged.read_bytes()[:100] + b"x" * 5_000)
+    places = [
+        ViewedPlace(program="stenolog", where=str(where)) for where in (crashed, damaged, good)
+    ]
+    failed: dict[str, str] = {}
+
+    def report(place: ViewedPlace, error: Exception) -> None:
+        failed[place.where] = str(error)
+
+    with open_places(places, catalog=None, on_problem=report) as combined:
+        assert combined.list_sessions() == ["good/a"]
+    assert list(failed) == [str(crashed), str(damaged)]
+    assert "write-ahead log" in failed[str(crashed)]
+    assert not (tmp_path / "crashed.db-shm").exists()
+    with pytest.raises(StoreUnavailable):
+        open_places(places[:1], catalog=None, on_problem=report)

@@ -212,3 +212,22 @@ def test_any_call_takes_bounded_time_and_space(name: str) -> None:
         assert len(summary_of(HOSTILE[name])) <= 120
 
     run_limited(show, cpu=30, memory=400 * MB)
+
+
+def test_long_edits_of_one_page_are_bounded() -> None:
+    edits = [{"old_string": "\n" * 100_000, "new_string": "b" + "\n" * 99_999}] * 50
+    blocks = argument_blocks({"file_path": "a.py", "edits": edits})
+    assert len(blocks) == 50
+    shown = [bool(block.lines) for block in blocks]
+    assert shown == [True] * 4 + [False] * 46
+    assert all(block.omitted > 100_000 for block in blocks[4:])
+    short = {"file_path": "a.py", "old_string": "a", "new_string": "b"}
+    budget = DiffBudget()
+    argument_blocks({"file_path": "a.py", "edits": edits}, budget)
+    [block] = argument_blocks(short, budget)
+    assert diff_text(block.lines) == "-a\n+b"
+
+
+def test_label_of_a_patch_is_short() -> None:
+    [block] = argument_blocks({"x" * 10_000: "*** Begin Patch\n+a"})
+    assert len(block.label) <= 120

@@ -171,8 +171,8 @@ def _search(agent: AgentInstance, key: str, query: str) -> Found:
     info = store.info(agent.resolve_key(key))
     end = monotonic() + _MAX_SECONDS
     seqs: list[int] = []
-    for number, message in enumerate(all_messages(store, info)):
-        if number % 500 == 0 and monotonic() > end:
+    for message in all_messages(store, info):
+        if monotonic() > end:
             return Found(seqs=seqs, words=words, complete=False)
         if _may_contain(message, words) and _contains(message.to_dict(), words):
             seqs.append(message.seq)

@@ -51,6 +51,12 @@ class SecretMask:
             at = one.end
         return "".join([*pieces, text[at:]]) if pieces else text
 
+    def end_before(self, text: str, end: int) -> int:
+        """Return where to cut a text with placeholders: at `end`, or before a placeholder there."""
+        start = text.rfind(_NONCE, 0, end + len(_NONCE))
+        found = _PLACEHOLDER.match(text, start) if start >= 0 else None
+        return end if found is None or found.end() <= end else start
+
     def cover(self, text: str) -> str:
         """Return the text with secrets covered, for places that cannot have a button."""
         return _PLACEHOLDER.sub(_COVER, self.hide(text))

@@ -98,7 +98,7 @@ def _folded(text: str, language: str, colours: ColourBudget, mask: SecretMask) -
     if count <= MAX_OPEN_LINES and len(text) <= 2 * _MAX_PREVIEW:
         return Markup("<pre>{}</pre>").format(_code(text, language, colours, mask))
     shown = mask.hide(text)
-    end = _preview_end(shown)
+    end = mask.end_before(shown, _preview_end(shown))
     start, rest = shown[:end].removesuffix("\n"), shown[end:]
     length = plural(count, "line") if count > 1 else plural(len(text), "character")
     folded = Markup(

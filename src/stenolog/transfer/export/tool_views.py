@@ -29,6 +29,8 @@ _MAX_DIFF_LINES: Final = 2_000
 """Maximum number of lines of all diffs of one call; further lines are only counted."""
 _MAX_COMPARED: Final = 1_000
 """Maximum number of lines of one edit that are compared line by line."""
+_MAX_LONG_LINES: Final = 1_000_000
+"""Maximum number of lines of all edits on one page that have more than _MAX_COMPARED lines."""
 _MAX_CHANGES: Final = 60
 """Maximum number of changed lines that the comparison looks for."""
 _MAX_ITEMS: Final = 200
@@ -120,6 +122,7 @@ class DiffBudget:
 
     def __init__(self, left: int = 20_000) -> None:
         self.left = left
+        self._long_left = _MAX_LONG_LINES
 
     def take(self, count: int) -> bool:
         """Return whether this number of lines may be compared, and count them if so."""
@@ -127,6 +130,12 @@ class DiffBudget:
             return False
         self.left -= count
         return True
+
+    def take_long(self, count: int) -> bool:
+        """Return whether an edit with this number of lines may be split, and count a long one."""
+        if count > _MAX_COMPARED:
+            self._long_left -= count
+        return count <= _MAX_COMPARED or self._long_left >= 0
 
 
 # --- summary ---------------------------------------------------------------------------------
@@ -368,7 +377,7 @@ def _patch(text: str, label: str) -> ToolBlock:
     shown = cut(text.strip("\n")).split("\n")
     lines = tuple(_patch_line(line) for line in shown[:_MAX_DIFF_LINES])
     label = "" if label in ("input", "patch", "diff") else label
-    return ToolBlock(kind="diff", label=label, lines=lines, omitted=len(shown) - len(lines))
+    return ToolBlock(kind="diff", label=_line(label), lines=lines, omitted=len(shown) - len(lines))
 
 
 def _patch_line(line: str) -> DiffLine:
@@ -381,6 +390,9 @@ def _patch_line(line: str) -> DiffLine:
 
 def _compare(old: str, new: str, room: int, budget: DiffBudget) -> tuple[list[DiffLine], int]:
     """Return at most `room` lines of the diff of two texts, and the number of omitted ones."""
+    count = old.count("\n", 0, MAX_BLOCK) + new.count("\n", 0, MAX_BLOCK) + 2
+    if room <= 0 or not budget.take_long(count):
+        return [], count
     before, after = _split(old), _split(new)
     head = _common(before, after)
     tail = _common(before[head:][::-1], after[head:][::-1])

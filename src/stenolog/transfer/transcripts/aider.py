@@ -15,6 +15,7 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptMessage,
     annotated,
     file_at,
+    files_below,
     filled,
     one_line,
     time_from,
@@ -39,7 +40,7 @@ class Aider:
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the chats of a file, or of the files below a folder. Raises OSError."""
-        for file in [path] if path.is_file() else sorted(path.rglob(NAME)):
+        for file in [path] if path.is_file() else files_below(path, NAME):
             for start, _ in _chats(file):
                 key = f"{PROGRAM}:{file.resolve().parent.name}:{start.replace(' ', 'T')}"
                 yield file_at(PROGRAM, key, file, item=start)

@@ -26,6 +26,7 @@ from stenolog.transfer.transcripts.transcript import (
     as_text,
     digest_of,
     file_at,
+    files_below,
     filled,
     hidden,
     json_lines,
@@ -88,7 +89,7 @@ class ClaudeCode:
         if path.is_file():
             yield file_at(PROGRAM, _key(path), path)
             return
-        for found in sorted(path.rglob("*.jsonl")):
+        for found in files_below(path, "*.jsonl"):
             if _is_transcript(found):
                 yield file_at(PROGRAM, _key(found), found)
 

@@ -26,6 +26,7 @@ from stenolog.transfer.transcripts.transcript import (
     as_text,
     digest_of,
     file_at,
+    files_below,
     filled,
     json_lines,
     one_line,
@@ -85,7 +86,7 @@ class Codex:
             yield file_at(PROGRAM, f"{PROGRAM}:{name['thread'] if name else path.stem}", path)
             return
         threads: defaultdict[str, list[Path]] = defaultdict(list)
-        for found in sorted(path.rglob("rollout-*.jsonl*")):
+        for found in files_below(path, "rollout-*.jsonl*"):
             if name := _NAME.fullmatch(found.name):
                 threads[name["thread"]].append(found)
         for thread, files in threads.items():
@@ -108,7 +109,7 @@ class Codex:
     def _before(self, path: Path, base: str, end: int) -> list[TranscriptMessage]:
         """Return the messages of a fork's parent up to the fork; none if its file is gone."""
         folder = next((one for one in path.parents if one.name == "sessions"), path.parent)
-        for found in sorted(folder.rglob(f"rollout-*{base}.jsonl*")):
+        for found in files_below(folder, f"rollout-*{base}.jsonl*"):
             file = file_at(PROGRAM, f"{PROGRAM}:{base}", found)
             return [
                 message

@@ -19,6 +19,7 @@ from stenolog.transfer.transcripts.transcript import (
     as_dict,
     as_text,
     file_at,
+    files_below,
     filled,
     hidden,
     json_lines,
@@ -51,7 +52,7 @@ class GeminiCLI:
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the sessions below a folder, or the session in one file."""
-        files = [path] if path.is_file() else sorted(path.rglob("session-*.json*"))
+        files = [path] if path.is_file() else files_below(path, "session-*.json*")
         for found in files:
             if session := _session_id(found):
                 yield file_at(PROGRAM, f"{PROGRAM}:{session}", found)

@@ -4,6 +4,7 @@
 branch. Reasoning and tool calls are inside the text, as `<details>` elements, and stay there.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +47,8 @@ class OpenWebUI:
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the chats of an export. Raises OSError."""
-        for file in [path] if path.is_file() else sorted(path.glob("*.json")):
+        files = [path] if path.is_file() else sorted(path.glob("*.json"))
+        for file in filter(os.path.isfile, files):
             for item, raw in self._export.conversations(file).items():
                 if b'"history"' in bytes(raw):
                     yield file_at(PROGRAM, f"{PROGRAM}:{item}", file, item=item)

@@ -1,6 +1,7 @@
 """The programs whose transcripts can be read, by name, and which of them wrote a file."""
 
 import itertools
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,10 +66,10 @@ def _detect_in_folder(folder: Path) -> str | None:
         if next(folder.glob(pattern), None) is not None:
             return "gemini-cli"
     for pattern in ("projects/*/*.jsonl", "*/*.jsonl", "*.jsonl"):
-        for found in itertools.islice(folder.glob(pattern), MAX_TRIED):
+        for found in itertools.islice(filter(os.path.isfile, folder.glob(pattern)), MAX_TRIED):
             if _detect_in_lines(found) == "claude-code":
                 return "claude-code"
-    for found in itertools.islice(sorted(folder.glob("*.json")), MAX_TRIED):
+    for found in itertools.islice(filter(os.path.isfile, sorted(folder.glob("*.json"))), MAX_TRIED):
         if (program := _detect_in_export(found)) is not None:
             return program
     return None

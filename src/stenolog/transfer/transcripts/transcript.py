@@ -5,6 +5,7 @@ kept in a field named after the program, so that the record can be rebuilt. Each
 identity, by which a later import recognizes stored messages.
 """
 
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -168,6 +169,14 @@ class ExportFile:
                 if info.file_size > MAX_EXPORT_BYTES:
                     raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
                 yield archive.read(info)
+
+
+def files_below(folder: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files below a folder in order, without pipes, devices and links to nothing.
+
+    One of these would hide all other files: reading a pipe may never end.
+    """
+    return filter(os.path.isfile, sorted(folder.rglob(pattern)))
 
 
 def file_at(program: str, key: str, *paths: Path, item: str = "") -> TranscriptFile:

@@ -227,3 +227,18 @@ def test_tool_calls_are_escaped_and_folded() -> None:
             assert "<script" not in html
             assert html.count("<pre") == html.count("</pre>")
             assert html.count("<details") == html.count("</details>")
+
+
+def test_secret_at_the_end_of_a_preview_is_covered_as_a_whole() -> None:
+    secret = "sk-ant-api03-" + "A1b2C3d4" * 12
+    for length in range(3_976, 4_004, 2):
+        text = "a " * (length // 2) + secret + " b" * 5_000
+        [made] = message_views(
+            _stored(
+                {"role": "assistant", "content": "", "tool_calls": [_call("a")]},
+                {"role": "tool", "tool_call_id": "a", "content": text},
+            )
+        )
+        html = str(made.calls[0].result)
+        assert html.count('class="secret"') == 1
+        assert html.count(secret) == 1

@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
+from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ import pytest
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry
 from stenolog.errors import DamagedStore
+from stenolog.gateway.viewer import conversation_navigation
 from stenolog.gateway.viewer.pages import POLICY
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -341,3 +343,16 @@ def test_the_page_of_a_damaged_session_says_so(tmp_path: Path, where: str) -> No
     for text in (hurt, more):
         marker = text.index("Message 2 is damaged and cannot be read")
         assert text.index('id="m1"') < marker < text.index('id="m3"')
+
+
+def test_search_in_a_session_ends_in_time_between_any_two_messages(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served.client() as client:
+        whole = client.get("/s/drawn/find", params={"q": "x"}).json()
+        assert whole["complete"]
+        # A clock on which each message takes four seconds.
+        ticks = count(0.0, 4.0)
+        monkeypatch.setattr(conversation_navigation, "monotonic", lambda: next(ticks))
+        found = client.get("/s/drawn/find", params={"q": "x"}).json()
+        assert not found["complete"]

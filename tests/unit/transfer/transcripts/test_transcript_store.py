@@ -1,5 +1,6 @@
 """Transcripts as a read-only store: read in place, never written."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from hashlib import sha256
@@ -13,6 +14,7 @@ from stenolog.transfer.transcripts import transcript_store
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.opencode import OpenCode
+from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program
 from stenolog.transfer.transcripts.transcript_store import TranscriptStore
 from support.transcripts import SAMPLES
 
@@ -99,3 +101,38 @@ def test_unreadable_place_does_not_hide_the_others(tmp_path: Path) -> None:
     claude_code = (ClaudeCode(), SAMPLES / "claude-code" / "projects")
     with TranscriptStore([(OpenCode(), tmp_path), claude_code]) as opened:
         assert len(opened.list_sessions()) == 6
+
+
+@pytest.mark.parametrize(
+    ("program", "sample", "name"),
+    [
+        ("claude-code", "claude-code/projects", "0.jsonl"),
+        ("codex", "codex", "rollout-2025-01-01T00-00-00-{}.jsonl"),
+        ("gemini-cli", "gemini-cli", "session-0.json"),
+        ("aider", "aider", ".aider.chat.history.md"),
+        ("open-webui", "open-webui", "0.json"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["link to nothing", "pipe", "folder"])
+def test_file_that_cannot_be_read_hides_no_other(
+    program: str, sample: str, name: str, kind: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(SAMPLES / sample, folder)
+    with TranscriptStore([(PROGRAMS[program](), folder)]) as store:
+        expected = store.list_sessions()
+    assert expected
+    # Open WebUI's exports are not searched in subfolders.
+    added = folder if program == "open-webui" else folder / "0"
+    added.mkdir(exist_ok=True)
+    file = added / name.format("00000000-0000-0000-0000-000000000000")
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to("nothing")
+    assert detect_program(folder) == program
+    with TranscriptStore([(PROGRAMS[program](), folder)]) as store:
+        assert store.list_sessions() == expected
+        assert len(list(store.heads(expected))) == len(expected)
