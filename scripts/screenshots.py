@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 MODELS: Final = ("claude-opus-4-5", "claude-sonnet-4-5-20250929")
@@ -370,7 +370,7 @@ def main() -> None:
             chromium = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
-            size = {"width": 1440, "height": 900}
+            size: ViewportSize = {"width": 1440, "height": 900}
             with running(home, r"http://\S+/login\?code=\S+", "view", "--no-open") as link:
                 page = chromium.new_page(viewport=size)
                 page.goto(link)

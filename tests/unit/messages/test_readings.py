@@ -27,7 +27,7 @@ from stenolog.transfer.export.message_parts import read_all
 from support.message_samples import SAMPLES
 
 FILE: Final = Path(__file__).with_name("readings.json")
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:Z| UTC)")
 
 
 def _stored(body: dict[str, Any]) -> Message:
