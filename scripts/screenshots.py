@@ -376,9 +376,8 @@ def main() -> None:
                 page.goto(link)
                 take(page, session, folder)
             run(home, "import", "claude-code")
-            with running(
-                home, r"http://[\d.:]+", "serve", "--model=scripted", "--port=0"
-            ) as address:
+            serve = ("serve", "--model=scripted", "--port=0")
+            with running(home, r"http://[\d.:]+", *serve) as address:
                 page = chromium.new_page(viewport=size)
                 page.goto(
                     run(home, "open", "--print", "--port", address.rpartition(":")[2]).strip()

@@ -607,6 +607,27 @@ def test_a_session_deleted_elsewhere_takes_no_more_messages_on_its_open_page(
         assert store.list_trash() == []
 
 
+def test_restore_is_not_covered_at_the_end_of_a_deleted_session(
+    looking: Looking, place: Path
+) -> None:
+    with open_store(str(place)) as store:
+        many = [{"role": "assistant", "content": f"Answer {n}."} for n in range(40)]
+        store.add_messages("long-gone", many)
+    with looking.page.expect_response("**/events**"):
+        looking.session("long-gone")
+    expect(looking.page.locator("#m40")).to_be_in_viewport()
+    with open_store(str(place)) as store:
+        store.delete("long-gone")
+    button = looking.page.get_by_role("button", name="Restore")
+    expect(button).to_be_in_viewport()
+    looking.picture("deleted-long")
+    assert button.evaluate("""one => {
+      const box = one.getBoundingClientRect();
+      return document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2) === one;
+    }""")
+    looking.problems.clear()
+
+
 def test_a_message_to_a_deleted_session_ends_its_page(looking: Looking, place: Path) -> None:
     _written_elsewhere(place, "went", "Hello.")
     # The page hears of nothing by itself.

@@ -21,6 +21,7 @@ from support.viewer_page import Looking, window
 from support.viewer_samples import LONG, PLAN, fill
 
 _LONG_NAMES = "phone:long-names"
+_SHORTENED = "phone:shortened"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         store.add_message(_LONG_NAMES, "user", "Who are you?")
         body = {"role": "assistant", "content": "It is me.", "stenolog": mark}
         store.add_full_message(_LONG_NAMES, body)
+        store.add_messages(_SHORTENED, [{"role": "user", "content": f"{n}"} for n in range(1_200)])
+        store.truncate_history(_SHORTENED, keep_last=150)
     spec = AgentSpec(
         consolidation=False,
         system="You plan journeys.\n\nAsk before you book anything. Times are those of the place.",
@@ -134,10 +137,11 @@ def test_a_phone_has_room_for_everything(
     ):
         page = looking.page
         looking.open("/")
-        wide = "document.documentElement.scrollWidth - innerWidth"
+        # A phone zooms out of a page that is too wide, which changes innerWidth.
+        wide = "document.documentElement.scrollWidth - Math.min(innerWidth, screen.width)"
         assert page.evaluate(wide) <= 0
         looking.picture("phone-list")
-        for key in (PLAN, _LONG_NAMES):
+        for key in (PLAN, _SHORTENED, _LONG_NAMES):
             for rest in ("", "/context", "/turns"):
                 looking.session(key, rest)
                 assert page.evaluate(wide) <= 0

@@ -94,6 +94,29 @@ def test_rows_show_cost_model_program_project_failures_and_the_total(looking: Lo
     looking.picture("list-columns")
 
 
+def test_source_of_a_fork_does_not_cover_the_numbers(looking: Looking, place: Path) -> None:
+    source = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
+    with open_store(str(place)) as store:
+        model = "claude-sonnet-4-5-20250929"
+        _add(store, source, "Long key", days=1, project="/srv/harbour", model=model)
+        store.fork(source, f"{source}-fork")
+        _add(store, f"{source}-fork", "Go on", days=1, project="/srv/harbour", failed=True)
+    page = looking.page
+    looking.open("/")
+    row = page.locator(".row", has=page.locator(f'.fork-of[href*="{source[-12:]}"]'))
+    for width in (1280, 1000):
+        page.set_viewport_size({"width": width, "height": 800})
+        fork, figures = (
+            row.locator(".fork-of").bounding_box(),
+            row.locator(".figures").bounding_box(),
+        )
+        assert fork is not None
+        assert figures is not None
+        assert fork["x"] + fork["width"] <= figures["x"]
+        assert fork["width"] > 40
+    looking.picture("list-fork")
+
+
 def test_tagging_changes_neither_the_date_nor_the_order(looking: Looking) -> None:
     page = looking.page
     looking.open("/")

@@ -230,6 +230,23 @@ def test_an_address_opens_a_session_with_a_search_also_for_hidden_messages(
     assert page.evaluate("CSS.highlights.get('found-here').size") == 1
 
 
+@pytest.mark.parametrize("width", [1280])
+def test_a_found_message_stays_marked_when_the_session_changes(
+    looking_at: Looking, place: Path
+) -> None:
+    page = looking_at.page
+    _fill(place, "changing", 4)
+    looking_at.session("changing", "?q=%22box 4.%22")
+    expect(page.locator("#m20")).to_have_class("message assistant arrived")
+    before = page.locator("#m20").element_handle()
+    with open_store(str(place)) as store:
+        store.checkpoint("changing", summary="Boxes.", upto=5)
+    expect(page.locator("#talk")).to_contain_text("5 messages replaced by a summary")
+    assert not before.evaluate("one => one.isConnected")
+    expect(page.locator("#m20")).to_have_class("message assistant arrived")
+    page.wait_for_function("CSS.highlights.get('found-here')?.size === 1")
+
+
 @_WIDTHS
 def test_filters_act_on_the_whole_session_and_keep_the_place(
     looking_at: Looking, width: int

@@ -42,6 +42,8 @@ def _lines(block: ToolBlock, style: str) -> Iterator[Styled]:
                 text = " ".join(item.text.split())
                 yield f"{_TICKS[item.state]} {text}", _TICK_STYLES[item.state]
         case "shell":
+            if block.label:
+                yield printable(block.label), style
             for number, text in enumerate(printable(block.text).rstrip("\n").split("\n")):
                 yield f"{'  ' if number else '$ '}{text}", "bold"
         case "code" | "text" | "json":

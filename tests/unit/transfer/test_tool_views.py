@@ -55,7 +55,7 @@ def _kinds(blocks: tuple[ToolBlock, ...]) -> list[str]:
     [
         ("Edit", ["diff", "json"], CLAUDE["Edit"]["file_path"]),
         ("Write", ["code"], "/project/hello.py"),
-        ("Bash", ["shell", "json"], "ls -1"),
+        ("Bash", ["shell"], "ls -1"),
         ("Read", ["json"], CLAUDE["Read"]["file_path"]),
         ("Grep", ["json"], "tide"),
         ("WebFetch", ["json"], "https://docs.github.com/en/rest/pulls/comments"),
@@ -231,3 +231,15 @@ def test_long_edits_of_one_page_are_bounded() -> None:
 def test_label_of_a_patch_is_short() -> None:
     [block] = argument_blocks({"x" * 10_000: "*** Begin Patch\n+a"})
     assert len(block.label) <= 120
+
+
+def test_short_description_of_a_command_is_its_caption() -> None:
+    [shell] = argument_blocks({"command": "ls -1", "description": "List files"})
+    assert (shell.kind, shell.label, shell.text) == ("shell", "List files", "ls -1")
+    for kept in ("a\nb", "long " * 40, 7, ""):
+        shell, rest = argument_blocks({"command": "ls -1", "description": kept})
+        assert (shell.kind, shell.label) == ("shell", "")
+        assert rest.kind in ("json", "text")
+    shell, rest = argument_blocks({"command": "ls", "description": "List", "timeout": 5})
+    assert shell.label == "List"
+    assert json.loads(rest.text) == {"timeout": 5}

@@ -300,7 +300,9 @@ def _answers(
         own = parts[message.seq]
         if message.seq in bodies and (calls := _calls_in(own)):
             if "role" in bodies[message.seq]:  # Responses items of one answer are several messages
-                waiting = {}
+                # Calls with other ids still wait: their results may follow the next calls.
+                for known in {None, *(call.id for call in calls)}:
+                    waiting.pop(known, None)
             for place, call in enumerate(calls):
                 waiting.setdefault(call.id, []).append((message.seq, place))
         for part in own:

@@ -80,7 +80,7 @@ def _block(block: ToolBlock) -> str:
             items = [ChecklistItem(_line(item.text), item.state) for item in block.items]
             return label + checklist_text(items) + more
         case "shell":
-            return _code(block.text, "sh")
+            return label + _code(block.text, "sh")
         case "json":
             return label + _code(block.text, "json")
     return label + _code(block.text, block.language)

@@ -106,7 +106,7 @@ class ToolBlock(Struct, frozen=True, kw_only=True):
 
     kind: BlockKind
     label: str = ""
-    """Name of the argument, or path of the file; may be empty."""
+    """Name of the argument, path of the file, or description of the command; may be empty."""
     text: str = ""
     """Text of the block, for all kinds except diff and checklist."""
     language: str = ""
@@ -273,7 +273,7 @@ def _fields(given: Mapping[str, Any], budget: DiffBudget) -> Iterator[ToolBlock]
         for name in _COMMANDS:
             if (command := _command(left.get(name))) is not None:
                 del left[name]
-                yield ToolBlock(kind="shell", text=cut(command))
+                yield ToolBlock(kind="shell", label=_caption(left), text=cut(command))
     for name, value in list(left.items()):
         if isinstance(value, str) and _PATCH.match(value):
             yield _patch(value, name)
@@ -286,6 +286,15 @@ def _fields(given: Mapping[str, Any], budget: DiffBudget) -> Iterator[ToolBlock]
         del left[name]
     if left or not given:
         yield ToolBlock(kind="json", text=laid_out(left))
+
+
+def _caption(given: dict[str, Any]) -> str:
+    """Return a description that fits into a line, and remove it from the fields."""
+    text = given.get("description")
+    if not isinstance(text, str) or not text or _line(text) != text:
+        return ""
+    del given["description"]
+    return text
 
 
 def _is_text(given: Mapping[str, Any], name: str) -> bool:

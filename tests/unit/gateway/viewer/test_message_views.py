@@ -39,6 +39,20 @@ def test_a_result_stands_with_its_call() -> None:
     assert "1" in second.result
 
 
+def test_results_of_parallel_calls_in_several_messages_stand_with_their_calls() -> None:
+    made = message_views(
+        _stored(
+            {"role": "assistant", "content": None, "tool_calls": [_call("a")]},
+            {"role": "assistant", "content": None, "tool_calls": [_call("b")]},
+            {"role": "tool", "tool_call_id": "b", "content": "second"},
+            {"role": "tool", "tool_call_id": "a", "content": "first"},
+        )
+    )
+    assert [one.seq for one in made] == [1, 2]
+    assert "<pre>first</pre>" in str(made[0].calls[0].result)
+    assert "<pre>second</pre>" in str(made[1].calls[0].result)
+
+
 def test_a_result_without_its_call_is_a_message() -> None:
     [one] = message_views(_stored({"role": "tool", "tool_call_id": "x", "content": "<i>alone</i>"}))
     assert one.kind == "tool"

@@ -164,6 +164,11 @@ let current = 0;
 // The message of the last jump, until the reader scrolls: at the end it cannot come to the top.
 let arrived;
 
+// Returns a message as it is on the page now: a live change replaces its element.
+function shownNow(one) {
+  return one && (document.getElementById(one.id) ?? undefined);
+}
+
 function tellPosition() {
   const list = articles();
   $("#nothing").hidden = list.length > 0 || !talk.dataset.filter;
@@ -179,7 +184,7 @@ function tellPosition() {
   // The turn being read is the last one that starts in the upper part of the window.
   const line = under + (innerHeight - under) * 0.2;
   const read = list[Math.max(0, firstWhere(list, (one) => one.getBoundingClientRect().top > line) - 1)];
-  const now = arrived?.isConnected ? arrived : atEnd() && showsEnd() ? list.at(-1) : read;
+  const now = shownNow(arrived) ?? (atEnd() && showsEnd() ? list.at(-1) : read);
   if (seqOf(now) !== current) { current = seqOf(now); showCurrent(); }
 }
 
@@ -399,9 +404,10 @@ function mark() {
   CSS.highlights.delete("found");
   CSS.highlights.delete("found-here");
   if (!search.words.length) return;
-  const others = articles().filter((one) => one !== here).flatMap((one) => rangesIn(one, 20));
+  const found = shownNow(here);
+  const others = articles().filter((one) => one !== found).flatMap((one) => rangesIn(one, 20));
   CSS.highlights.set("found", new Highlight(...others.slice(0, 2000)));
-  if (here?.isConnected) CSS.highlights.set("found-here", new Highlight(...rangesIn(here, 200)));
+  if (found) CSS.highlights.set("found-here", new Highlight(...rangesIn(found, 200)));
 }
 
 async function show(place) {

@@ -447,8 +447,10 @@ function newer() {
   talk.after(button);
 }
 
-// Copies what the reader did to the old element to the new one: the selection and open details.
+// Copies what the reader did to the old element to the new one: the selection, the mark of a jump,
+// and open details.
 function keepReaderState(known, one) {
+  if (known.classList.contains("arrived")) one.classList.add("arrived");
   if (known.classList.contains("chosen")) {
     one.classList.add("chosen");
     one.setAttribute("aria-current", "true");
@@ -551,16 +553,19 @@ async function refresh() {
 async function takeIn() {
   const stay = !atEnd();
   const height = document.documentElement.scrollHeight;
+  const end = $$(".part", talk).at(-1);
   const digests = $$(".part", talk).map((one) => one.dataset.digest);
   // Load from the last prompt on: before it, only the visibility of messages can change.
   const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
-  const last = Number($$(".part", talk).at(-1).dataset.last);
+  const last = Number(end.dataset.last);
   const from = prompt ? prompt.dataset.seq - 1 : 0;
   // In a very long turn, load only new messages.
   const made = await trying(() => {
     return part({ after: last - from > 300 ? last : from }).catch(endIfDeleted);
   });
   if (made === undefined) return;
+  // A jump has loaded other messages meanwhile.
+  if (end !== $$(".part", talk).at(-1)) { again = true; return; }
   tellState(made.dataset);
   let count;
   if (digests.every((one) => one === made.dataset.digest)) {
@@ -577,6 +582,7 @@ async function takeIn() {
 // Loads the conversation again and keeps the scroll position.
 async function reload({ end = false } = {}) {
   const live = end || !isOld();
+  const before = $$(".part", talk).at(-1);
   const read = end || (live && atEnd()) ? undefined : beingRead();
   const fields = shownFields();
   if (read) fields.at = read.dataset.seq;
@@ -589,6 +595,8 @@ async function reload({ end = false } = {}) {
     if (more === undefined) return;
     parts.push(more);
   }
+  // A jump has loaded other messages meanwhile.
+  if (before !== $$(".part", talk).at(-1)) { await reload({ end }); return; }
   const top = read?.getBoundingClientRect().top;
   for (const one of parts.flatMap((each) => $$("article", each))) {
     const known = document.getElementById(one.id);
