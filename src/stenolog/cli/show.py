@@ -55,6 +55,20 @@ from stenolog.transfer.export.tool_views import (
     summary_of,
 )
 
+PROGRAM_FIELDS: Final = frozenset(
+    {
+        "aider",
+        "chatgpt",
+        "claude_ai",
+        "claude_code",
+        "codex",
+        "gemini_cli",
+        "llm",
+        "open_webui",
+        "opencode",
+    }
+)
+"""Fields of imported messages that hold the rest of the original record."""
 _INTERRUPTED: Final = "[interrupted]"
 """Text that marks an interrupted answer for the model."""
 _NEIGHBOURS: Final = 5
@@ -314,7 +328,7 @@ class _MessageRenderer:
         for part in read_message(fields):
             yield from self._part(part, fields, why)
         for name, value in unread_fields(fields).items():
-            if name != FIELD:
+            if name != FIELD and name not in PROGRAM_FIELDS:
                 yield from self._field(name, value)
         yield ""
 

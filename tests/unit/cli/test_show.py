@@ -3,12 +3,16 @@
 import json
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 from click.testing import Result
 
+from stenolog.cli.show import PROGRAM_FIELDS
 from stenolog.stores.open_store import open_store
+from stenolog.transfer import transcripts
 from support.tool_samples import CODING, fill_tools
 
 Steno = Callable[..., Result]
@@ -232,3 +236,24 @@ def test_leaving_the_pager_early_exits_with_0(place: Path, in_terminal: InTermin
     assert code == 0
     assert "Traceback" not in shown
     assert shown.count("\n") < 5
+
+
+def test_terminal_does_not_show_the_original_record_of_another_program(
+    place: Path, in_terminal: InTerminal
+) -> None:
+    del place
+    with open_store("workspace") as store:
+        body = {"role": "user", "content": "hello", "claude_code": {"uuid": "1"}, "other": 2}
+        store.add_messages("k", [body])
+    _, shown = in_terminal("show", "k", "--no-pager", NO_COLOR="1")
+    assert "claude_code" not in shown
+    assert "other: 2" in shown
+
+
+def test_original_records_of_all_programs_are_known() -> None:
+    fields = {
+        import_module(f"stenolog.transfer.transcripts.{module.name}").__dict__.get("FIELD")
+        for module in iter_modules(transcripts.__path__)
+        if module.name not in ("transcript", "transcript_import", "transcript_store", "programs")
+    }
+    assert fields - {None} == PROGRAM_FIELDS
