@@ -87,10 +87,22 @@ def query_of(request: Request, kind: type[S]) -> S:
         names = [name for name, _ in found]
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"the query parameter {twice!r} is given more than once")
+    for name in ("since", "until"):
+        # msgspec would read a number as seconds since 1970, which the API does not document.
+        if _is_number(fields.get(name, "")):
+            raise UsageError(f"invalid query: {name} must be a time such as 2026-01-31T08:00:00Z")
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"invalid query: {_validation_text(error)}") from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_query(request: Request, kind: type[A]) -> ApiCall[A, None]:

@@ -500,6 +500,7 @@ def test_sessions_are_filtered_and_sorted(api: Api) -> None:
     assert keys("program=codex&project=/srv&model=gpt-4o") == ["a"]
     assert keys("failed=true") == []
     assert keys("until=2020-01-01T00:00:00Z") == []
+    assert "must be a time" in str(api("GET", "/v1/sessions?until=0.5", status=400))
     [entry] = api("GET", "/v1/sessions?prefix=b")["entries"]
     assert (entry["input_tokens"], entry["model"], entry["failed"]) == (5_000, "gpt-4o", 0)
     assert entry["cost"] > 0
