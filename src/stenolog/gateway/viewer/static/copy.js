@@ -3,14 +3,9 @@
 
 const session = document.querySelector("#session");
 
-let toastEnds;
-function announce(words, bad = false) {
-  const shown = document.querySelector("#toast");
-  shown.textContent = words;
-  shown.classList.toggle("bad", bad);
-  shown.hidden = false;
-  clearTimeout(toastEnds);
-  toastEnds = setTimeout(() => { shown.hidden = true; }, bad ? 6000 : 2000);
+function announce(text, bad = false) {
+  const detail = { text, bad, milliseconds: bad ? 6000 : 2000 };
+  document.dispatchEvent(new CustomEvent("notice", { detail }));
 }
 
 async function copy(text) {

@@ -84,14 +84,8 @@ if (found) {
 
 // --- requests ----------------------------------------------------------------------------------
 
-let toastEnds;
-function toast(words, bad = false) {
-  const shown = $("#toast");
-  shown.textContent = words;
-  shown.classList.toggle("bad", bad);
-  shown.hidden = false;
-  clearTimeout(toastEnds);
-  toastEnds = setTimeout(() => { shown.hidden = true; }, 6000);
+function toast(text, bad = false) {
+  document.dispatchEvent(new CustomEvent("notice", { detail: { text, bad } }));
 }
 
 const agent = (found ?? $("#trash"))?.dataset.agent;

@@ -49,11 +49,8 @@ async function html(url) {
   return new DOMParser().parseFromString(await response.text(), "text/html");
 }
 
-function tell(words) {
-  const shown = $("#toast");
-  shown.textContent = words;
-  shown.hidden = false;
-  setTimeout(() => { if (shown.textContent === words) shown.hidden = true; }, 6000);
+function tell(text) {
+  document.dispatchEvent(new CustomEvent("notice", { detail: { text } }));
 }
 
 const tried = async (act) => {

@@ -77,14 +77,19 @@ async function api(method, address, body, tries = 4) {
 }
 
 let toastEnds;
-function toast(words, bad = false) {
+function toast(words, bad = false, milliseconds = 6000) {
   const shown = $("#toast");
   shown.textContent = words;
   shown.classList.toggle("bad", bad);
   shown.hidden = false;
   clearTimeout(toastEnds);
-  toastEnds = setTimeout(() => { shown.hidden = true; }, 6000);
+  toastEnds = setTimeout(() => { shown.hidden = true; }, milliseconds);
 }
+
+// The other scripts show their notices with this event.
+document.addEventListener("notice", ({ detail }) => {
+  toast(detail.text, detail.bad, detail.milliseconds);
+});
 
 // Shows the notice on the next page instead.
 function tellThere(words) {
