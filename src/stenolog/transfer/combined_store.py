@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.catalog.background_catalog import SessionHead
 from stenolog.catalog.catalog_database import to_microseconds
-from stenolog.errors import NoSuchSession, ReadOnly, StenologError
-from stenolog.records import Health, Message, SessionInfo, Trashed
+from stenolog.errors import NoSuchSession, StenologError
+from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import MarkedStore, SessionView, Store, leased_keys
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
+from stenolog.transfer.read_only_store import ReadOnlyStore
 
 
 class StorePlace(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class HeadStore(Protocol):
         ...
 
 
-class CombinedStore:
+class CombinedStore(ReadOnlyStore):
     """The sessions of several places, as a store that cannot be written. It closes the places.
 
     `catalog`: file for the search index. [default: in memory]
@@ -59,23 +59,12 @@ class CombinedStore:
     def __init__(self, places: Sequence[StorePlace], *, catalog: Path | None = None) -> None:
         # A key is looked up at the place with the longest matching prefix.
         self._places = sorted(places, key=lambda place: -len(place.prefix))
-        self._catalog = catalog
+        super().__init__(catalog)
         self._lock = threading.Lock()
         self._stamps: dict[str, dict[str, str]] = {}
         """The last stamps of each place, by prefix."""
 
     # --- sessions ----------------------------------------------------------------------------
-
-    def list_sessions(
-        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
-    ) -> list[str]:
-        """Return the keys in byte order."""
-        keys = sorted(
-            key
-            for key in self.stamps()
-            if key.startswith(prefix) and (after is None or key > after)
-        )
-        return keys if limit is None else keys[:limit]
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session. It differs after every change of its files.
@@ -118,10 +107,6 @@ class CombinedStore:
         place, own = self._at(key)
         view = place.store.view(own, last)
         return replace(view, info=_renamed(view.info, place.prefix))
-
-    def refresh(self, view: SessionView) -> SessionView:
-        """Return a full view."""
-        return self.view(view.key, view.last)
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
@@ -171,10 +156,6 @@ class CombinedStore:
         store = self._places[0].store
         return store.mark(name) if len(self._places) == 1 and isinstance(store, MarkedStore) else ""
 
-    def list_trash(self) -> list[Trashed]:
-        """Return an empty list: nothing can be restored here."""
-        return []
-
     def _at(self, key: str) -> tuple[StorePlace, str]:
         """Return the place of a session, and its key there. Raises NoSuchSession."""
         for place in self._places:
@@ -184,39 +165,14 @@ class CombinedStore:
 
     # --- writing is refused ------------------------------------------------------------------
 
-    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise ReadOnly("the sessions are shown read-only")
-
-    add_message = add_full_message = add_messages = change_mark = _refuse
-    set_summary = truncate_history = clear = set_history = hide = pop = checkpoint = _refuse
-    undo = compact = fork = delete = restore = purge = lease = set_meta = _refuse
-    hold_snapshot = snapshot_writer = _refuse
+    change_mark = hold_snapshot = snapshot_writer = ReadOnlyStore._refuse
 
     # --- the store itself --------------------------------------------------------------------
-
-    def health(self) -> Health:
-        """Return that the store can be read."""
-        return Health(ok=True, free_bytes=None, problems=())
-
-    def catalog_file(self) -> Path | None:
-        """Return the path of the search index; None if it is in memory."""
-        return self._catalog
 
     def close(self) -> None:
         """Close all places. Later calls raise StoreClosed."""
         for place in self._places:
             place.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _heads_from_info(store: Store, keys: Sequence[str]) -> Iterator[SessionHead]:

@@ -13,20 +13,20 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.catalog.background_catalog import SessionHead
 from stenolog.catalog.catalog_database import to_microseconds
-from stenolog.errors import NoSuchSession, ReadOnly, StoreClosed
-from stenolog.records import Health, Message, SessionInfo, Trashed
+from stenolog.errors import NoSuchSession, StoreClosed
+from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import SessionView
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
+from stenolog.transfer.read_only_store import ReadOnlyStore
 from stenolog.transfer.transcripts.claude_code import kind_of_record
 from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
@@ -46,17 +46,21 @@ LIST_SECONDS: Final = 2.0
 _POLL: Final = 1.0
 
 
-class TranscriptStore:
+class TranscriptStore(ReadOnlyStore):
     """The transcripts of one or more places, as a store that cannot be written.
 
     `catalog`: file for the search index. [default: in memory]
     """
 
+    refusal = (
+        "transcripts of other programs are read-only; `steno import` copies them into a workspace"
+    )
+
     def __init__(
         self, places: Sequence[tuple[TranscriptReader, Path]], *, catalog: Path | None = None
     ) -> None:
         self._places = list(places)
-        self._catalog = catalog
+        super().__init__(catalog)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._files: dict[str, tuple[TranscriptReader, TranscriptFile]] = {}
@@ -64,17 +68,6 @@ class TranscriptStore:
         self._parsed: OrderedDict[str, tuple[TranscriptFile, InMemoryStore]] = OrderedDict()
 
     # --- sessions ----------------------------------------------------------------------------
-
-    def list_sessions(
-        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
-    ) -> list[str]:
-        """Return the keys in byte order."""
-        keys = sorted(
-            key
-            for key in self._found()
-            if key.startswith(prefix) and (after is None or key > after)
-        )
-        return keys if limit is None else keys[:limit]
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session. It differs after every change of its files."""
@@ -87,10 +80,6 @@ class TranscriptStore:
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment. Raises NoSuchSession."""
         return self._session(key).view(key, last)
-
-    def refresh(self, view: SessionView) -> SessionView:
-        """Return a full view."""
-        return self.view(view.key, view.last)
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
@@ -137,10 +126,6 @@ class TranscriptStore:
     ) -> AbstractContextManager[SnapshotReading]:
         """Read a session and its messages after a seq. Raises NoSuchSession."""
         return self._session(mark.key).read_snapshot(mark, after=after)
-
-    def list_trash(self) -> list[Trashed]:
-        """Return an empty list: nothing can be deleted here."""
-        return []
 
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
@@ -203,44 +188,13 @@ class TranscriptStore:
     def _cached_bytes(self) -> int:
         return sum(file.size for file, _ in self._parsed.values())
 
-    # --- writing is refused ------------------------------------------------------------------
-
-    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise ReadOnly(
-            "transcripts of other programs are read-only; "
-            "`steno import` copies them into a workspace"
-        )
-
-    add_message = add_full_message = add_messages = _refuse
-    set_summary = truncate_history = clear = set_history = hide = pop = checkpoint = _refuse
-    undo = compact = fork = delete = restore = purge = lease = set_meta = _refuse
-
     # --- the store itself --------------------------------------------------------------------
-
-    def health(self) -> Health:
-        """Return that the store can be read."""
-        return Health(ok=True, free_bytes=None, problems=())
-
-    def catalog_file(self) -> Path | None:
-        """Return the path of the search index; None if it is in memory."""
-        return self._catalog
 
     def close(self) -> None:
         """Close the store. Later calls raise StoreClosed."""
         self._closed.set()
         with self._lock:
             self._parsed.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 # --- heads ---------------------------------------------------------------------------------------
