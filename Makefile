@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test test-all test-loaded test-llm check fix docs crash replay guards bench soak quality python dev llm
 
 help:
-	@echo "make demo      kill an agent in the middle of a turn and see it go on; no key, no network"
+	@echo "make demo      kill an agent and see it resume; no key; after the installation no network"
 	@echo "make test      the quick tests; what this machine cannot run is listed at the end"
 	@echo "               PKG=stores/jsonl runs the tests of one package"
 	@echo "make test-all  the slower tests that make test leaves out, and new random examples"
@@ -33,7 +33,7 @@ help:
 	@echo "make crash     the long crash suites (some need root), under 30 minutes"
 	@echo "make replay    all sequences of operations on every disk a power cut may leave; an hour"
 	@echo "make guards    break each guarded line of the source and check that a test fails; an hour"
-	@echo "make bench     the speed tables, beside the bare loop and a peer"
+	@echo "make bench     the speed tables, compared with a bare loop and a peer"
 	@echo "make soak      the gateway under load and overload for 10 minutes, and its memory"
 	@echo "Another Python: make test PYTHON=python3.12. More arguments: ARGS=\"...\"."
 

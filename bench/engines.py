@@ -1,6 +1,6 @@
-"""Rows about the SQLite store, beside the bare driver, the JSONL store and the peer.
+"""Rows about the SQLite store, compared with the bare driver, the JSONL store and a peer.
 
-And the references' own benchmarks, AddMessage and GetHistory, on both engines.
+AddMessage and GetHistory are the benchmarks of the reference projects, run on both engines.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import stenolog
 from appends import fill, workspace
-from measure import Figure, NotRun, Place, in_turn, percentiles, timed
+from measure import Context, Measurement, NotRun, alternate, percentiles, time_calls
 from messages import payload, sample
 from reads import Peer, touch
 
@@ -25,7 +25,7 @@ _READS = 10
 
 
 class BareSQLite:
-    """The limit: one INSERT and its commit through the same driver, and nothing else."""
+    """The lower limit: one INSERT with its commit through the same driver."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -39,7 +39,7 @@ class BareSQLite:
         self._payloads = cycle(_PAYLOADS)
 
     def append(self) -> None:
-        """One row, durable."""
+        """Insert one row and commit."""
         self._connection.execute("INSERT INTO bare (body) VALUES (?)", (next(self._payloads),))
 
     def __enter__(self) -> Self:
@@ -54,14 +54,14 @@ class BareSQLite:
         self._connection.close()
 
 
-def where(place: Place, engine: Engine) -> str:
-    """Where the store of an engine lives in this run."""
-    return workspace(place) if engine == "jsonl" else f"sqlite:{place.folder / 'bench.db'}"
+def store_address(context: Context, engine: Engine) -> str:
+    """Return the address of an engine's store in this run."""
+    return workspace(context) if engine == "jsonl" else f"sqlite:{context.folder / 'bench.db'}"
 
 
-def _opened(place: Place, engine: Engine) -> stenolog.Store:
+def _open_store(context: Context, engine: Engine) -> stenolog.Store:
     try:
-        return stenolog.open_store(where(place, engine))
+        return stenolog.open_store(store_address(context, engine))
     except stenolog.StenologError as error:
         raise NotRun(str(error)) from error
 
@@ -72,25 +72,28 @@ def _appender(store: stenolog.Store, name: str) -> Callable[[], int]:
     return lambda: store.add_full_message(key, next(messages))
 
 
-def sqlite_append(place: Place) -> Figure:
-    """The p50 of one durable append, as a multiple of the bare driver's; JSONL's beside it."""
+def sqlite_append(context: Context) -> Measurement:
+    """Measure the p50 of one durable append, as a multiple of the bare driver's.
+
+    The JSONL store's p50 is recorded too.
+    """
     with (
-        BareSQLite(place.folder / f"bare-{uuid4().hex}.db") as bare,
-        _opened(place, "sqlite") as store,
-        _opened(place, "jsonl") as files,
+        BareSQLite(context.folder / f"bare-{uuid4().hex}.db") as bare,
+        _open_store(context, "sqlite") as store,
+        _open_store(context, "jsonl") as files,
     ):
         append, append_line = _appender(store, "append"), _appender(files, "append")
         bare.append()
         append()
         append_line()
-        bare_times, times, line_times = in_turn(
-            place.times(40),
-            lambda: timed(_BLOCK, bare.append),
-            lambda: timed(_BLOCK, append),
-            lambda: timed(_BLOCK, append_line),
+        bare_times, times, line_times = alternate(
+            context.times(40),
+            lambda: time_calls(_BLOCK, bare.append),
+            lambda: time_calls(_BLOCK, append),
+            lambda: time_calls(_BLOCK, append_line),
         )
     raw, ours = percentiles(bare_times), percentiles(times)
-    return Figure(
+    return Measurement(
         measured=ours["p50_us"] / raw["p50_us"],
         ours=ours,
         raw=raw,
@@ -98,29 +101,29 @@ def sqlite_append(place: Place) -> Figure:
     )
 
 
-def add_message(place: Place, *, engine: Engine, peer_python: Path) -> Figure:
-    """How many times faster than the peer one durable append is."""
+def add_message(context: Context, *, engine: Engine, peer_python: Path) -> Measurement:
+    """Measure how many times faster than the peer one durable append is."""
     with (
-        _opened(place, engine) as store,
-        Peer(place, peer_python, _MESSAGES[:1]) as peer,
+        _open_store(context, engine) as store,
+        Peer(context, peer_python, _MESSAGES[:1]) as peer,
     ):
         append = _appender(store, "add")
         append()
-        peer_times, times = in_turn(
-            place.times(20),
-            lambda: _asked(peer, "append", _BLOCK),
-            lambda: timed(_BLOCK, append),
+        peer_times, times = alternate(
+            context.times(20),
+            lambda: _peer_times(peer, "append", _BLOCK),
+            lambda: time_calls(_BLOCK, append),
         )
     raw, ours = percentiles(peer_times), percentiles(times)
-    return Figure(measured=raw["p50_us"] / ours["p50_us"], ours=ours, raw=raw)
+    return Measurement(measured=raw["p50_us"] / ours["p50_us"], ours=ours, raw=raw)
 
 
 def get_history(
-    place: Place, *, engine: Engine, count: int, cold: bool, peer_python: Path
-) -> Figure:
-    """How many times faster than the peer a read of everything is, every field touched."""
+    context: Context, *, engine: Engine, count: int, cold: bool, peer_python: Path
+) -> Measurement:
+    """Measure how many times faster than the peer a read of all messages and fields is."""
     key = f"history-{count}"
-    with _opened(place, engine) as store:
+    with _open_store(context, engine) as store:
         fill(store, key, count)
         messages = [message.to_dict() for message in store.get_history(key)]
 
@@ -128,22 +131,22 @@ def get_history(
         touch([message.to_dict() for message in store.get_history(key)])
 
     def read_cold() -> None:
-        with stenolog.open_store(where(place, engine)) as fresh:
+        with stenolog.open_store(store_address(context, engine)) as fresh:
             read(fresh)
 
-    with _opened(place, engine) as store, Peer(place, peer_python, messages) as peer:
-        ask = "cold" if cold else "ready"
-        _asked(peer, ask, 1)
+    with _open_store(context, engine) as store, Peer(context, peer_python, messages) as peer:
+        command = "cold" if cold else "ready"
+        _peer_times(peer, command, 1)
         read(store)
-        peer_times, times = in_turn(
-            place.times(16),
-            lambda: _asked(peer, ask, _READS),
-            lambda: timed(_READS, read_cold if cold else lambda: read(store)),
+        peer_times, times = alternate(
+            context.times(16),
+            lambda: _peer_times(peer, command, _READS),
+            lambda: time_calls(_READS, read_cold if cold else lambda: read(store)),
         )
     raw, ours = percentiles(peer_times), percentiles(times)
-    return Figure(measured=raw["p50_us"] / ours["p50_us"], ours=ours, raw=raw)
+    return Measurement(measured=raw["p50_us"] / ours["p50_us"], ours=ours, raw=raw)
 
 
-def _asked(peer: Peer, what: str, times: int) -> list[float]:
-    found: Any = peer.ask(what, times=times)
-    return list(found)
+def _peer_times(peer: Peer, command: str, times: int) -> list[float]:
+    durations: Any = peer.ask(command, times=times)
+    return list(durations)

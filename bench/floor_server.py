@@ -1,9 +1,10 @@
-"""A bare Starlette handler that does what every durable chat turn needs, and nothing else.
+"""A bare Starlette handler with only the steps that every durable chat turn needs.
 
     python floor_server.py FOLDER SECONDS
 
-Six thread hops, two of which append a line to the session's file and sync it, and a model of so
-many seconds. It prints its address as one line, and ends when its stdin is closed.
+A turn makes six thread hops, two of which append a line to the session's file and sync it, and
+waits SECONDS for a model. The process prints its address as one line and ends when its stdin is
+closed.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ def _application(folder: Path, seconds: float) -> Starlette:
 
 async def _serve(folder: Path, seconds: float) -> None:
     folder.mkdir(parents=True)  # noqa: ASYNC240 - nothing else runs yet
-    # With the protocol named: only then does asyncio send small writes without delay.
+    # asyncio sends small writes without delay only if the protocol is named.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(1024)

@@ -1,6 +1,7 @@
 """Rows about memory and start-up.
 
-What a process weighs after touching many sessions, and how long a fresh one takes to be ready.
+They measure the resident memory of a process that used many sessions, and the run time of a new
+process.
 """
 
 import os
@@ -10,37 +11,37 @@ from uuid import uuid4
 
 import stenolog
 from appends import workspace
-from measure import Figure, NotRun, Place, in_turn, percentiles, run_process, timed
-from stenolog.codec import re_sign
+from measure import Context, Measurement, NotRun, alternate, percentiles, run_process, time_calls
+from stenolog.codec import correct_checksum
 
 _MB = 1024 * 1024
 
 
-def resident() -> float:
-    """What this process holds in memory now, in MB."""
-    return resident_of(os.getpid())
+def resident_mb() -> float:
+    """Return the resident memory of this process in MB."""
+    return resident_mb_of(os.getpid())
 
 
-def resident_of(pid: int) -> float:
-    """The same of another process."""
+def resident_mb_of(pid: int) -> float:
+    """Return the resident memory of a process in MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / _MB
 
 
-def touched_sessions(place: Place, *, count: int) -> Figure:
-    """The MB of a process that appended to so many sessions and read each."""
-    count = place.times(count)
-    before = resident()
+def touched_sessions(context: Context, *, count: int) -> Measurement:
+    """Measure the MB of a process that appended to `count` sessions and read each."""
+    count = context.times(count)
+    before = resident_mb()
     half = before
-    with stenolog.open_store(workspace(place)) as store:
+    with stenolog.open_store(workspace(context)) as store:
         for index in range(count):
             key = f"touched-{index:06d}"
             store.add_message(key, "user", "Good morning. What is on my list for today?")
             store.get_history(key)
             if index == count // 2:
-                half = resident()
-        after = resident()
-    return Figure(
+                half = resident_mb()
+        after = resident_mb()
+    return Measurement(
         measured=after,
         ours={"mb": round(after, 1), "n": count},
         raw={"mb": round(before, 1)},
@@ -48,19 +49,19 @@ def touched_sessions(place: Place, *, count: int) -> Figure:
     )
 
 
-def touched_keys(place: Place, *, count: int) -> Figure:
-    """The MB by which a process grows from a fifth of so many sessions read to all of them."""
-    count = place.times(count)
-    keys = _copies(place, count)
-    with stenolog.open_store(workspace(place), namespace="keys") as store:
-        before = resident()
+def touched_keys(context: Context, *, count: int) -> Measurement:
+    """Measure by how many MB a process grows between reading a fifth of the keys and all keys."""
+    count = context.times(count)
+    keys = _copy_sessions(context, count)
+    with stenolog.open_store(workspace(context), namespace="keys") as store:
+        before = resident_mb()
         for key in keys[: count // 5]:
             store.get_history(key)
-        fifth = resident()
+        fifth = resident_mb()
         for key in keys[count // 5 :]:
             store.get_history(key)
-        after = resident()
-    return Figure(
+        after = resident_mb()
+    return Measurement(
         measured=after - fifth,
         ours={"mb": round(after, 1), "n": count},
         raw={"mb": round(fifth, 1), "n": count // 5},
@@ -68,18 +69,18 @@ def touched_keys(place: Place, *, count: int) -> Figure:
     )
 
 
-def _copies(place: Place, count: int) -> list[str]:
-    """So many sessions, made from the bytes of one: by appends each would wait for the disk."""
+def _copy_sessions(context: Context, count: int) -> list[str]:
+    """Create `count` sessions by copying one file, because each append would wait for the disk."""
     keys = [f"keys-{index:06d}" for index in range(count)]
-    with stenolog.open_store(workspace(place), namespace="keys") as store:
+    with stenolog.open_store(workspace(context), namespace="keys") as store:
         store.add_message(keys[0], "user", "Good morning. What is on my list for today?")
         uid = store.info(keys[0]).uid.encode()
-    folder = Path(workspace(place)) / "keys"
+    folder = Path(workspace(context)) / "keys"
     lines = (folder / f"{keys[0]}.jsonl").read_bytes().splitlines()
     for key in keys[1:]:
-        own = uuid4().hex[: len(uid)].encode()
+        new_uid = uuid4().hex[: len(uid)].encode()
         signed = [
-            re_sign(line.replace(keys[0].encode(), key.encode()).replace(uid, own))
+            correct_checksum(line.replace(keys[0].encode(), key.encode()).replace(uid, new_uid))
             for line in lines
         ]
         file = os.open(folder / f"{key}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -88,8 +89,8 @@ def _copies(place: Place, count: int) -> list[str]:
     return keys
 
 
-def start_up(place: Place, *, command: str) -> Figure:
-    """How many ms a fresh process takes, beside a Python that does nothing."""
+def start_up(context: Context, *, command: str) -> Measurement:
+    """Measure how many ms a new process takes, compared with a Python that does nothing."""
     nothing = [sys.executable, "-c", "pass"]
     ours = [sys.executable, "-c", "import stenolog"]
     if command == "steno":
@@ -98,10 +99,10 @@ def start_up(place: Place, *, command: str) -> Figure:
             raise NotRun("the `steno` command is not installed in this environment")
         ours = [str(script), "--version"]
     run_process(ours)
-    bare_times, times = in_turn(
-        place.times(5),
-        lambda: timed(5, lambda: run_process(nothing)),
-        lambda: timed(5, lambda: run_process(ours)),
+    bare_times, times = alternate(
+        context.times(5),
+        lambda: time_calls(5, lambda: run_process(nothing)),
+        lambda: time_calls(5, lambda: run_process(ours)),
     )
     raw, took = percentiles(bare_times), percentiles(times)
-    return Figure(measured=took["p50_us"] / 1000, ours=took, raw=raw)
+    return Measurement(measured=took["p50_us"] / 1000, ours=took, raw=raw)

@@ -1,4 +1,4 @@
-"""Rows about the gateway: what it adds to the time that a model takes."""
+"""Rows about the gateway: the time that the gateway adds to the time of the model."""
 
 import asyncio
 import json
@@ -14,12 +14,12 @@ from time import perf_counter
 from urllib.parse import urlsplit
 
 from gateway_server import TOKEN
-from measure import Figure, NotRun, Place, percentiles
+from measure import Context, Measurement, NotRun, percentiles
 from stenolog.stores.jsonl.store import CACHE_BYTES
 
 MODEL_SECONDS = 0.05
-_AGAIN = 0.1
-"""Seconds after which who was refused asks again."""
+_RETRY_SECONDS = 0.1
+"""Seconds that a user waits after a rejected request."""
 
 
 @contextmanager
@@ -31,13 +31,13 @@ def gateway(
     plain_malloc: bool = False,
     memory: bool = True,
 ) -> Iterator[tuple[str, int]]:
-    """Yield the address and the pid of a process that serves the workspace.
+    """Run a gateway in a process and yield its address and pid.
 
-    `plain_malloc`: without the caches that glibc keeps for each thread, so that the memory of the
-    process shows what it uses.
+    `plain_malloc` switches off the caches that glibc keeps for each thread, so that resident memory
+    is the memory in use.
     """
     options = (str(MODEL_SECONDS), str(max_turns), str(cache_bytes), str(int(memory)))
-    with _serving("gateway_server.py", workspace, *options, plain_malloc=plain_malloc) as (
+    with _run_server("gateway_server.py", workspace, *options, plain_malloc=plain_malloc) as (
         url,
         pid,
     ):
@@ -45,10 +45,10 @@ def gateway(
 
 
 @contextmanager
-def _serving(
+def _run_server(
     program: str, folder: Path, *options: str, plain_malloc: bool = False
 ) -> Iterator[tuple[str, int]]:
-    """Yield the address and the pid of a server."""
+    """Run a server program in a process and yield its address and pid."""
     command = [sys.executable, str(Path(__file__).with_name(program)), str(folder), *options]
     environment = dict(os.environ)
     if plain_malloc:
@@ -68,7 +68,7 @@ def _serving(
 
 
 class User:
-    """One connection that is kept, and asks one thing after the other; no library, no overhead."""
+    """Client with one connection that sends one request after another, without an HTTP library."""
 
     def __init__(self, url: str, key: str) -> None:
         parts = urlsplit(url)
@@ -83,29 +83,29 @@ class User:
         self.seconds: list[float] = []
 
     async def talk(self, until: float) -> None:
-        """Ask, wait for the answer, ask again; each answer is timed.
+        """Send requests until a time and record the duration of each answer.
 
-        A connection that is closed unheard is a refusal, too, and counted as status 0.
+        A connection that is closed without a response counts as status 0.
         """
         while perf_counter() < until:
             try:
                 await self._talk(until)
             except (OSError, asyncio.IncompleteReadError):
                 self.statuses[0] += 1
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _talk(self, until: float) -> None:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
             while perf_counter() < until:
-                began = perf_counter()
+                start = perf_counter()
                 writer.write(self._request)
                 status = await _status(reader)
                 self.statuses[status] += 1
                 if status == 200:
-                    self.seconds.append(perf_counter() - began)
+                    self.seconds.append(perf_counter() - start)
                 else:
-                    await asyncio.sleep(_AGAIN)
+                    await asyncio.sleep(_RETRY_SECONDS)
         finally:
             writer.close()
 
@@ -118,53 +118,53 @@ async def _status(reader: asyncio.StreamReader) -> int:
     return int(lines[0].split()[1])
 
 
-def talking(url: str, users: int, seconds: float) -> list[User]:
-    """So many users at once, each in a session of its own, for so long."""
+def run_users(url: str, users: int, seconds: float) -> list[User]:
+    """Run `users` users at once, each with a separate session, for `seconds`."""
 
-    async def all_of_them() -> list[User]:
+    async def run_all() -> list[User]:
         until = perf_counter() + seconds
-        found = [User(url, f"user:{number}") for number in range(users)]
-        await asyncio.gather(*(one.talk(until) for one in found))
-        return found
+        clients = [User(url, f"user:{number}") for number in range(users)]
+        await asyncio.gather(*(client.talk(until) for client in clients))
+        return clients
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(run_all())
 
 
-def added(place: Place, *, users: int, memory: bool = False) -> Figure:
-    """How much longer a turn takes beyond the model's time than in a bare handler (the floor).
+def added_latency(context: Context, *, users: int, memory: bool = False) -> Measurement:
+    """Measure the time that a turn adds to the model's time, as a multiple of a bare handler's.
 
-    The two servers are measured in turns, so that both meet the same load of the machine.
+    The two servers are measured alternately, so that both see the same load of the machine.
     """
     ours: list[float] = []
     floor: list[float] = []
-    # The repetitions of a row share `place.folder`; each one starts with empty folders.
-    folder = Path(tempfile.mkdtemp(prefix="gateway-", dir=place.folder))
+    # The repetitions of a row share the folder. Each repetition starts with an empty subfolder.
+    folder = Path(tempfile.mkdtemp(prefix="gateway-", dir=context.folder))
     with (
         gateway(folder / "ours", memory=memory) as (url, _),
-        _serving("floor_server.py", folder / "floor", str(MODEL_SECONDS)) as (bare, _),
+        _run_server("floor_server.py", folder / "floor", str(MODEL_SECONDS)) as (bare, _),
     ):
         for address in (url, bare):
-            talking(address, users, 1.0)
+            run_users(address, users, 1.0)
         for _round in range(3):
-            ours += _added(url, users, place.seconds(4))
-            floor += _added(bare, users, place.seconds(2))
-    found, least = percentiles(ours), percentiles(floor)
-    return Figure(
-        measured=found["p50_us"] / least["p50_us"],
-        ours=found,
-        raw=least,
+            ours += _added_seconds(url, users, context.seconds(4))
+            floor += _added_seconds(bare, users, context.seconds(2))
+    stats, floor_stats = percentiles(ours), percentiles(floor)
+    return Measurement(
+        measured=stats["p50_us"] / floor_stats["p50_us"],
+        ours=stats,
+        raw=floor_stats,
         others={
-            "p99_ms": found["p99_us"] / 1000,
-            "turns_per_second": round(len(ours) / (3 * place.seconds(4)), 1),
+            "p99_ms": stats["p99_us"] / 1000,
+            "turns_per_second": round(len(ours) / (3 * context.seconds(4)), 1),
         },
     )
 
 
-def _added(url: str, users: int, seconds: float) -> list[float]:
-    found = talking(url, users, seconds)
+def _added_seconds(url: str, users: int, seconds: float) -> list[float]:
+    finished = run_users(url, users, seconds)
     others = sum(
-        count for user in found for status, count in user.statuses.items() if status != 200
+        count for user in finished for status, count in user.statuses.items() if status != 200
     )
     if others:
         raise NotRun(f"{others} requests were not answered")
-    return [one - MODEL_SECONDS for user in found for one in user.seconds]
+    return [seconds - MODEL_SECONDS for user in finished for seconds in user.seconds]

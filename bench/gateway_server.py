@@ -1,8 +1,8 @@
-"""A gateway process with a model that takes so many seconds: for bench and soak.
+"""A gateway process with a model that takes a fixed time, for the benchmarks and the soak test.
 
     python gateway_server.py WORKSPACE SECONDS MAX_TURNS CACHE_BYTES MEMORY
 
-It prints its address as one line, and ends when its stdin is closed.
+The process prints its address as one line and ends when its stdin is closed.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from stenolog.stores.open_store import open_store
 TOKEN = "b" * 43
 
 
-class Slow:
-    """A model that says one thing after so many seconds."""
+class SlowModel:
+    """A model that gives the same answer after a fixed number of seconds."""
 
     name = "slow"
 
@@ -43,14 +43,14 @@ class Slow:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The answer."""
+        """Wait, then stream the answer."""
         del messages, tools, schema, max_tokens
         await asyncio.sleep(self._seconds)
         yield Delta(text="That is so.", finish="stop")
         yield Delta(usage=Usage(prompt=20, answer=4))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the model has no resources."""
 
 
 async def _serve(
@@ -63,7 +63,7 @@ async def _serve(
     spec = AgentSpec(sessions=workspace, consolidation=False, memory=memory)
     sessions = JSONLBackend(JSONLStore(workspace, cache_bytes=cache_bytes))
     notes = open_store(workspace, namespace=NOTES) if memory else None
-    agent = AgentInstance(spec, model=Slow(seconds), sessions=sessions, notes=notes)
+    agent = AgentInstance(spec, model=SlowModel(seconds), sessions=sessions, notes=notes)
     loop = AgentLoop(AgentRegistry([agent]))
     channels = Channels(loop, settings)
     daemon = Daemon(
@@ -76,7 +76,9 @@ async def _serve(
 
 
 if __name__ == "__main__":
-    _, place, model_seconds, turns, cache, with_memory = sys.argv
+    _, workspace_path, model_seconds, turns, cache, with_memory = sys.argv
     asyncio.run(
-        _serve(place, float(model_seconds), int(turns), int(cache), memory=with_memory == "1")
+        _serve(
+            workspace_path, float(model_seconds), int(turns), int(cache), memory=with_memory == "1"
+        )
     )

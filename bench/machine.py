@@ -1,4 +1,4 @@
-"""What the numbers were taken with: commit, versions, disk, load; and the peer's environment."""
+"""Conditions of a run (commit, versions, disk, load), and the environment of the peers."""
 
 import os
 import platform
@@ -13,25 +13,27 @@ _PEER = ".venv-bench-peer"
 
 
 def commit() -> str:
-    """The commit that was measured, and whether the tree differs from it."""
-    found = _git("rev-parse", "--short=12", "HEAD")
-    if found is None:
+    """Return the measured commit, and whether the working tree differs from the commit."""
+    revision = _git("rev-parse", "--short=12", "HEAD")
+    if revision is None:
         return "none"
-    return f"{found}, changed since" if _git("status", "--porcelain", "src", "bench") else found
+    return (
+        f"{revision}, changed since" if _git("status", "--porcelain", "src", "bench") else revision
+    )
 
 
 def _git(*arguments: str) -> str | None:
     try:
-        ended = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(_ROOT), *arguments], check=False, capture_output=True, text=True
         )
     except FileNotFoundError:
         return None
-    return ended.stdout.strip() if ended.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
-def machine(folder: Path) -> dict[str, Any]:
-    """The versions and the disk."""
+def machine_info(folder: Path) -> dict[str, Any]:
+    """Return the versions and the disk."""
     return {
         "cpus": os.cpu_count(),
         "architecture": platform.machine(),
@@ -43,38 +45,38 @@ def machine(folder: Path) -> dict[str, Any]:
 
 
 def load() -> list[float]:
-    """The load averages of the last 1, 5 and 15 minutes."""
+    """Return the load averages of the last 1, 5 and 15 minutes."""
     return [round(average, 2) for average in os.getloadavg()]
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on."""
+    """Return the type of a folder's file system."""
     device = os.stat(folder).st_dev  # noqa: PTH116
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
-        if fields[2] == wanted:
+        if fields[2] == number:
             return fields[fields.index("-") + 1]
     return "unknown"
 
 
 def peer_environment() -> tuple[Path, str | None]:
-    """The Python of the peer's own environment, made if it is missing; and why it is not there."""
+    """Return the Python of the peers' environment, and an error text if pip could not create it."""
     python = _ROOT / _PEER / "bin" / "python"
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, _ROOT / "scripts" / "environment.py", _PEER, "--editable", ".[bench]"],
         check=False,
         stdout=sys.stderr,
     )
-    return python, None if ended.returncode == 0 else "pip could not install the peers"
+    return python, None if result.returncode == 0 else "pip could not install the peers"
 
 
 def peer_versions(python: Path) -> str:
-    """What the peers that speak to PostgreSQL are made of."""
+    """Return the versions of the packages of the PostgreSQL peers."""
     names = ("langgraph-checkpoint-postgres", "SQLAlchemy", "asyncpg")
     script = (
         "from importlib.metadata import version; "
         f"print(', '.join(f'{{name}} {{version(name)}}' for name in {names}))"
     )
-    ended = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
-    return ended.stdout.strip()
+    result = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
+    return result.stdout.strip()

@@ -1,4 +1,4 @@
-"""How things are measured: by turns, so that all see the same machine, and as percentiles."""
+"""Functions that measure durations and rates. Compared blocks of calls run alternately."""
 
 import gc
 import os
@@ -10,56 +10,60 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-Side = dict[str, float]
-"""One thing's own numbers: `p50_us`, `p99_us` …, `per_second`, `mb`."""
+Stats = dict[str, float]
+"""Numbers by name, of one side of a comparison: `p50_us`, `p99_us` …, `per_second`, `mb`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a row may work, and how long."""
+class Context:
+    """Folder and length of a run."""
 
     folder: Path
-    """Empty at the start of the run; rows of one run share it, one after the other."""
+    """Folder that is empty when the run starts. The rows of a run use it one after the other."""
     quick: bool
 
     def times(self, full: int) -> int:
-        """How often to do a thing that a full run does so many times."""
+        """Return how often to repeat an action that a full run does `full` times."""
         return max(full // 4, 1) if self.quick else full
 
     def seconds(self, full: float) -> float:
-        """How long to do it."""
+        """Return how long to repeat an action that a full run repeats for `full` seconds."""
         return full / 3 if self.quick else full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """What one repetition of a row found."""
+class Measurement:
+    """Result of one repetition of a row."""
 
     measured: float
-    """The number that the target speaks of."""
-    ours: Side
-    raw: Side
-    """The limit, or what the row compares with, taken in the same run."""
+    """Number that is compared with the target."""
+    ours: Stats
+    raw: Stats
+    """Numbers of the comparison, measured in the same run."""
     others: dict[str, float] = field(default_factory=dict)
-    """Further numbers by name, for the reader of the JSON."""
+    """More numbers by name, for readers of the JSON."""
 
 
 class NotRun(Exception):
-    """The row cannot be measured here; the text says why."""
+    """A row that cannot be measured on this machine; the text gives the reason."""
 
 
 def run_process(command: Sequence[str]) -> None:
-    """Start a process and wait for its end; call it once before it is timed.
+    """Start a process and wait for its end.
 
-    An installed package has its bytecode beside it: the first call writes it.
+    Call this function once before you measure it: the first call writes the bytecode, which an
+    installed package already has.
     """
-    environment = {**os.environ}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
 
 
-def percentiles(seconds: Sequence[float]) -> Side:
-    """A list of times as p50, p90, p99 and the worst, in microseconds."""
+def environment() -> dict[str, str]:
+    """Return the environment for a measured process, which may write bytecode."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def percentiles(seconds: Sequence[float]) -> Stats:
+    """Return the p50, p90, p99 and maximum of durations, in microseconds."""
     ordered = sorted(seconds)
 
     def at(share: float) -> float:
@@ -74,68 +78,71 @@ def percentiles(seconds: Sequence[float]) -> Side:
     }
 
 
-def in_turn(rounds: int, *blocks: Callable[[], list[float]]) -> list[list[float]]:
-    """Run the blocks by turns, each second round backwards; the times of each.
+def alternate(rounds: int, *blocks: Callable[[], list[float]]) -> list[list[float]]:
+    """Run the blocks alternately, and return the durations of each block.
 
-    What else the machine does, and what one block leaves behind for the next, then hits all alike.
+    Every second round runs in reverse order. So other load of the machine, and effects of one block
+    on the next block, affect all blocks equally.
     """
-    found: list[list[float]] = [[] for _ in blocks]
+    durations: list[list[float]] = [[] for _ in blocks]
     order = list(enumerate(blocks))
     for turn in range(rounds):
         for index, block in order if turn % 2 == 0 else reversed(order):
             gc.collect()
-            found[index] += block()
-    return found
+            durations[index] += block()
+    return durations
 
 
-def timed(times: int, action: Callable[[], Any]) -> list[float]:
-    """How long each of so many calls took."""
-    found = []
+def time_calls(times: int, action: Callable[[], Any]) -> list[float]:
+    """Call an action `times` times and return the duration of each call."""
+    durations = []
     for _ in range(times):
         start = perf_counter()
         action()
-        found.append(perf_counter() - start)
-    return found
+        durations.append(perf_counter() - start)
+    return durations
 
 
 @dataclass(slots=True)
 class Rate:
-    """What several writers did, added up over all their turns."""
+    """Calls of several writers, summed over all rounds."""
 
     calls: int = 0
     seconds: float = 0.0
-    each: list[float] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
 
-    def add(self, seconds: float, each: list[float]) -> None:
-        """Count one turn."""
-        self.calls += len(each)
+    def add(self, seconds: float, durations: list[float]) -> None:
+        """Add one round."""
+        self.calls += len(durations)
         self.seconds += seconds
-        self.each += each
+        self.durations += durations
 
     @property
     def per_second(self) -> float:
         """Calls per second of all writers together."""
         return self.calls / self.seconds
 
-    def side(self) -> Side:
-        """The rate, with the times of the single calls."""
-        return {"per_second": round(self.per_second, 1), **percentiles(self.each)}
+    def stats(self) -> Stats:
+        """Return the rate and the percentiles of single calls."""
+        return {"per_second": round(self.per_second, 1), **percentiles(self.durations)}
 
 
-def in_threads(actions: Sequence[Callable[[], Any]], seconds: float, rate: Rate) -> None:
-    """Each action over and over in a thread of its own, all at once, for so long."""
+def run_threads(actions: Sequence[Callable[[], Any]], seconds: float, rate: Rate) -> None:
+    """Repeat each action in its own thread, all at once, for `seconds`."""
     stop = False
-    each: list[list[float]] = [[] for _ in actions]
+    durations: list[list[float]] = [[] for _ in actions]
     gate = threading.Barrier(len(actions) + 1)
 
-    def work(action: Callable[[], Any], found: list[float]) -> None:
+    def work(action: Callable[[], Any], durations: list[float]) -> None:
         gate.wait()
         while not stop:
             start = perf_counter()
             action()
-            found.append(perf_counter() - start)
+            durations.append(perf_counter() - start)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(actions, each, strict=True)]
+    threads = [
+        threading.Thread(target=work, args=pair) for pair in zip(actions, durations, strict=True)
+    ]
     for thread in threads:
         thread.start()
     gate.wait()
@@ -144,4 +151,4 @@ def in_threads(actions: Sequence[Callable[[], Any]], seconds: float, rate: Rate)
     stop = True
     for thread in threads:
         thread.join()
-    rate.add(perf_counter() - start, [took for found in each for took in found])
+    rate.add(perf_counter() - start, [took for own in durations for took in own])

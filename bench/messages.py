@@ -1,6 +1,7 @@
-"""The messages that every row writes and reads, the same in every run.
+"""Sample messages that every row writes and reads, the same in every run.
 
-The traffic of an agent that uses tools: about 500 bytes each as JSON, one in ten not ASCII.
+The messages resemble those of an agent with tools. Each has about 500 bytes as JSON, and every
+tenth message contains characters that are not ASCII.
 """
 
 import json
@@ -21,24 +22,24 @@ _TOOLS = ("read_file", "run_command", "search_text", "list_folder")
 
 
 def sample(count: int, seed: int = 1) -> list[dict[str, Any]]:
-    """So many messages, as the caller of a store holds them."""
-    return list(islice(_talk(random.Random(seed)), count))
+    """Return `count` messages as dictionaries."""
+    return list(islice(_conversation(random.Random(seed)), count))
 
 
 def payload(message: dict[str, Any]) -> bytes:
-    """The message as compact JSON: what a bare loop writes in our place."""
+    """Return the message as compact JSON, as a bare loop writes it."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _talk(chance: random.Random) -> Iterator[dict[str, Any]]:
+def _conversation(rng: random.Random) -> Iterator[dict[str, Any]]:
     call = 0
     while True:
-        yield {"role": "user", "content": _text(chance, 350)}
-        for _ in range(chance.randint(1, 3)):
+        yield {"role": "user", "content": _text(rng, 350)}
+        for _ in range(rng.randint(1, 3)):
             call += 1
-            tool = chance.choice(_TOOLS)
+            tool = rng.choice(_TOOLS)
             arguments = json.dumps(
-                {"path": f"src/part_{call}/module.py", "query": _text(chance, 150)},
+                {"path": f"src/part_{call}/module.py", "query": _text(rng, 150)},
                 ensure_ascii=False,
             )
             yield {
@@ -56,18 +57,18 @@ def _talk(chance: random.Random) -> Iterator[dict[str, Any]]:
                 "role": "tool",
                 "tool_call_id": f"call_{call:08x}",
                 "name": tool,
-                "content": _text(chance, 520),
+                "content": _text(rng, 520),
             }
-        yield {"role": "assistant", "content": _text(chance, 500)}
+        yield {"role": "assistant", "content": _text(rng, 500)}
 
 
-def _text(chance: random.Random, mean: int) -> str:
-    words = (_OTHER if chance.random() < 0.1 else _ENGLISH).split()
-    wanted = chance.randint(mean // 2, mean * 3 // 2)
-    found: list[str] = []
-    length = 0
-    while length < wanted:
-        word = chance.choice(words)
-        found.append(word)
-        length += len(word) + 1
-    return " ".join(found)
+def _text(rng: random.Random, mean: int) -> str:
+    words = (_OTHER if rng.random() < 0.1 else _ENGLISH).split()
+    length = rng.randint(mean // 2, mean * 3 // 2)
+    chosen: list[str] = []
+    size = 0
+    while size < length:
+        word = rng.choice(words)
+        chosen.append(word)
+        size += len(word) + 1
+    return " ".join(chosen)

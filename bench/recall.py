@@ -1,9 +1,8 @@
-"""Rows about recall: a question to 100,000 messages, of one user or of a thousand.
+"""Rows about recall: a question to 100,000 messages, of one user or of a thousand users.
 
-Each user also has notes, on the same engine: 5,000 daily entries and 200 facts where there is one
-user, fifty of each where there are many. No two questions are the same; half of them have a rare
-word, and the others only words that stand everywhere. Before each, a turn was noted, and each first
-looks whether something has changed.
+Users also have notes on the same engine. A single user has 5,000 daily entries and 200 facts; each
+of many users has fifty of both. All questions differ. Half of them contain a rare word, the others
+only common words. A turn is noted before each question, and each recall first checks for changes.
 """
 
 import random
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from time import perf_counter
 
 import stenolog
-from measure import Figure, Place, percentiles, timed
+from measure import Context, Measurement, percentiles, time_calls
 from messages import sample
 from stenolog.catalog import open_catalog
 from stenolog.memory.notes import Draft, Notes
@@ -22,69 +21,69 @@ MESSAGES = 100_000
 USERS = 1_000
 DAILY = 5_000
 FACTS = 200
-_FEW = 50
-_EACH = 1_000
-_IN_SIGHT = 50
+_NOTES_EACH = 50
+_BATCH = 1_000
+_VISIBLE = 50
 _PLANTED_EVERY = 25
-_EVERYWHERE = ("the build failed", "which port opened", "second test waits", "client socket read")
+_COMMON = ("the build failed", "which port opened", "second test waits", "client socket read")
 
 
-def _rare(chance: random.Random) -> str:
-    """One of 4,096 words that nobody else says."""
-    return "".join(chance.choice(("ba", "du", "ki", "lo", "mu", "no", "ri", "ta")) for _ in "four")
+def _rare(rng: random.Random) -> str:
+    """Return one of 4,096 words that occur in no other text."""
+    return "".join(rng.choice(("ba", "du", "ki", "lo", "mu", "no", "ri", "ta")) for _ in "four")
 
 
-def _batch(count: int, start: int, chance: random.Random) -> list[dict[str, object]]:
+def _batch(count: int, start: int, rng: random.Random) -> list[dict[str, object]]:
     messages = sample(997)
     batch = [dict(messages[(start + index) % len(messages)]) for index in range(count)]
     for index in range(0, count, _PLANTED_EVERY):
-        text = f"the ferry {_rare(chance)} leaves with captain {_rare(chance)}, {_rare(chance)}"
+        text = f"the ferry {_rare(rng)} leaves with captain {_rare(rng)}, {_rare(rng)}"
         batch[index] = {"role": "user", "content": text}
     return batch
 
 
-def _questions(chance: random.Random) -> Iterator[str]:
+def _questions(rng: random.Random) -> Iterator[str]:
     while True:
-        yield f"When does {_rare(chance)} leave, and who is the captain of {_rare(chance)}?"
-        words = " ".join(chance.sample(_EVERYWHERE, 2))
-        yield f"What was it about {words} number {chance.randrange(100_000)}?"
+        yield f"When does {_rare(rng)} leave, and who is the captain of {_rare(rng)}?"
+        words = " ".join(rng.sample(_COMMON, 2))
+        yield f"What was it about {words} number {rng.randrange(100_000)}?"
 
 
-def _daily(number: int, chance: random.Random) -> Draft:
-    text = f"The user asked about the build number {number} and the ferry {_rare(chance)}. It went."
+def _daily_entry(number: int, rng: random.Random) -> Draft:
+    text = f"The user asked about the build number {number} and the ferry {_rare(rng)}. It went."
     return Draft(kind="daily", text=text, session="bench:me", seqs=(2 * number + 1, 2 * number + 2))
 
 
-def _fact(number: int, chance: random.Random) -> Draft:
+def _fact(number: int, rng: random.Random) -> Draft:
     about = f"ferry {number}"
-    return Draft(kind="core", text=f"Likes the ferry {_rare(chance)}, number {number}", about=about)
+    return Draft(kind="core", text=f"Likes the ferry {_rare(rng)}, number {number}", about=about)
 
 
-def _measured(
-    place: Place, store: stenolog.Store, users: list[str], *, session: str | None, where: str
-) -> Figure:
-    chance = random.Random(2)
-    questions = _questions(chance)
-    asking = users[:50]
-    daily, facts = (DAILY, FACTS) if len(asking) == 1 else (_FEW, _FEW)
+def _measure(
+    context: Context, store: stenolog.Store, users: list[str], *, session: str | None, address: str
+) -> Measurement:
+    rng = random.Random(2)
+    questions = _questions(rng)
+    active_users = users[:50]
+    daily, facts = (DAILY, FACTS) if len(active_users) == 1 else (_NOTES_EACH, _NOTES_EACH)
     with (
-        stenolog.open_store(where, namespace="notes") as opened,
+        stenolog.open_store(address, namespace="notes") as notes_store,
         open_catalog(store) as catalog,
     ):
-        notes = Notes(opened)
-        for user in asking:
+        notes = Notes(notes_store)
+        for user in active_users:
             scope = Scope(who=user)
-            notes.add(scope, [_daily(number, chance) for number in range(place.times(daily))])
-            notes.add(scope, [_fact(number, chance) for number in range(facts)])
+            notes.add(scope, [_daily_entry(number, rng) for number in range(context.times(daily))])
+            notes.add(scope, [_fact(number, rng) for number in range(facts)])
 
         def ask() -> None:
-            scope = Scope(who=chance.choice(asking))
+            scope = Scope(who=rng.choice(active_users))
             recall(
                 next(questions), scope=scope, notes=notes, catalog=catalog, exclude_session=session
             )
 
-        def turn() -> float:
-            notes.add(Scope(who=chance.choice(asking)), [_daily(0, chance)])
+        def timed_turn() -> float:
+            notes.add(Scope(who=rng.choice(active_users)), [_daily_entry(0, rng)])
             started = perf_counter()
             ask()
             return perf_counter() - started
@@ -93,33 +92,33 @@ def _measured(
         catalog.refresh()
         refreshed = perf_counter() - started
         started = perf_counter()
-        for user in asking:
+        for user in active_users:
             recall("ferry", scope=Scope(who=user), notes=notes, catalog=catalog)
-        first = (perf_counter() - started) / len(asking)
-        ours = percentiles([turn() for _ in range(place.times(100))])
-        raw = percentiles(timed(place.times(100), store.stamps))
+        first = (perf_counter() - started) / len(active_users)
+        ours = percentiles([timed_turn() for _ in range(context.times(100))])
+        raw = percentiles(time_calls(context.times(100), store.stamps))
     others = {"first_refresh_s": refreshed, "first_recall_ms": first * 1000}
-    return Figure(measured=ours["p50_us"] / 1000, ours=ours, raw=raw, others=others)
+    return Measurement(measured=ours["p50_us"] / 1000, ours=ours, raw=raw, others=others)
 
 
-def one_session(place: Place) -> Figure:
-    """All messages in one session, of which the last 50 are in sight, in ms."""
-    where = str(place.folder / "recall-one")
-    with stenolog.open_store(where, namespace="talk") as store:
-        chance = random.Random(1)
-        for start in range(0, place.times(MESSAGES), _EACH):
-            store.add_messages("bench:me", _batch(_EACH, start, chance))
+def one_session(context: Context) -> Measurement:
+    """Measure recall from one session with all messages, 50 of them visible, in ms."""
+    address = str(context.folder / "recall-one")
+    with stenolog.open_store(address, namespace="talk") as store:
+        rng = random.Random(1)
+        for start in range(0, context.times(MESSAGES), _BATCH):
+            store.add_messages("bench:me", _batch(_BATCH, start, rng))
         last = store.info("bench:me").last_seq
-        store.checkpoint("bench:me", summary="It was long.", upto=last - _IN_SIGHT)
-        return _measured(place, store, ["bench:me"], session="bench:me", where=where)
+        store.checkpoint("bench:me", summary="It was long.", upto=last - _VISIBLE)
+        return _measure(context, store, ["bench:me"], session="bench:me", address=address)
 
 
-def many_users(place: Place) -> Figure:
-    """A hundred messages of each user, in ms."""
-    where = str(place.folder / "recall-many")
-    with stenolog.open_store(where, namespace="talk") as store:
-        chance = random.Random(1)
-        users = [f"bench:{number:04d}" for number in range(place.times(USERS))]
+def many_users(context: Context) -> Measurement:
+    """Measure recall with a hundred messages for each of many users, in ms."""
+    address = str(context.folder / "recall-many")
+    with stenolog.open_store(address, namespace="talk") as store:
+        rng = random.Random(1)
+        users = [f"bench:{number:04d}" for number in range(context.times(USERS))]
         for number, user in enumerate(users):
-            store.add_messages(user, _batch(MESSAGES // USERS, number * 7, chance))
-        return _measured(place, store, users, session=None, where=where)
+            store.add_messages(user, _batch(MESSAGES // USERS, number * 7, rng))
+        return _measure(context, store, users, session=None, address=address)

@@ -1,6 +1,6 @@
-"""`make bench`: measure every row, print the table, keep the numbers in bench/results/latest.json.
+"""`make bench`: measure all rows, print the table and write bench/results/latest.json.
 
-Each repetition of a row has a process of its own. No time is asserted: a missed target is a line
+Each repetition of a row runs in its own process. No time is asserted: a missed target is a line
 that says "no".
 """
 
@@ -17,9 +17,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from machine import commit, load, machine, peer_environment, peer_versions
-from measure import NotRun, Place
-from postgres import about as about_postgres
+from machine import commit, load, machine_info, peer_environment, peer_versions
+from measure import Context, NotRun
+from postgres import describe as describe_postgres
 from reads import Peer
 from rows import Row, rows
 from tables import LATEST, text_table
@@ -28,144 +28,145 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
-    asked = _arguments()
-    peer_python, peer_refusal = peer_environment()
-    chosen = [
+    """Measure the rows that the command line selects."""
+    options = _arguments()
+    peer_python, peer_problem = peer_environment()
+    selected = [
         row
         for row in rows(peer_python)
-        if asked.only in (None, row.name) and not row.name.startswith(tuple(asked.without))
+        if options.only in (None, row.name) and not row.name.startswith(tuple(options.without))
     ]
-    if not chosen:
+    if not selected:
         names = ", ".join(row.name for row in rows(peer_python))
-        sys.exit(f"There is no row {asked.only!r}; there are: {names}")
-    if asked.child:
-        _child(chosen[0], Place(folder=asked.folder, quick=asked.quick))
+        sys.exit(f"No row {options.only!r}. Rows: {names}")
+    if options.child:
+        _run_row(selected[0], Context(folder=options.folder, quick=options.quick))
         return
-    results = _measure_all(chosen, asked, peer_python, peer_refusal)
+    results = _measure_all(selected, options, peer_python, peer_problem)
     print(text_table(results))
-    output = asked.output
-    if output is None and not asked.quick and asked.only is None:
+    output = options.output
+    if output is None and not options.quick and options.only is None:
         output = LATEST
     if output is not None:
         output.parent.mkdir(exist_ok=True)
         output.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-        print(f"Written to {output}; `python bench/tables.py` renews the page in docs.")
+        print(f"Written to {output}; `python bench/tables.py` updates docs/benchmarks.md.")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few minutes; once, and rougher")
-    parser.add_argument("--only", metavar="ROW", help="one row by its name")
+    parser.add_argument(
+        "--quick", action="store_true", help="one repetition with fewer calls; a few minutes"
+    )
+    parser.add_argument("--only", metavar="ROW", help="measure one row")
     parser.add_argument(
         "--without",
         metavar="NAME",
         action="append",
         default=[],
-        help="leave out the rows whose names begin so; the rows of search take minutes to prepare",
+        help="skip rows whose names start with NAME (search rows take minutes to prepare)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where the JSON goes")
-    parser.add_argument(
-        "--folder", type=Path, default=ROOT, help="work below here: the disk that is measured"
-    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON to FILE")
+    parser.add_argument("--folder", type=Path, default=ROOT, help="folder on the disk to measure")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _measure_all(
-    chosen: list[Row], asked: argparse.Namespace, peer_python: Path, peer_refusal: str | None
+    selected: list[Row], options: argparse.Namespace, peer_python: Path, peer_problem: str | None
 ) -> dict[str, Any]:
     started, load_before = perf_counter(), load()
-    repetitions: dict[str, list[dict[str, Any]]] = {row.name: [] for row in chosen}
-    refusals: dict[str, str] = {}
-    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=asked.folder))
+    repetitions: dict[str, list[dict[str, Any]]] = {row.name: [] for row in selected}
+    problems: dict[str, str] = {}
+    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=options.folder))
     try:
         (folder / ".gitignore").write_text("*\n")
-        # A PostgreSQL server, which does not run as root, has its files below.
+        # PostgreSQL does not run as root and must be able to reach its files in this folder.
         folder.chmod(0o711)
-        # All rows once, then all again: what disturbs the machine for a minute spoils one
-        # repetition of a few rows, not all of one.
-        for repetition in range(1 if asked.quick else 3):
-            for row in chosen:
-                if repetition >= row.times or row.name in refusals:
+        # Run all rows once, then all rows again. So a disturbance of a minute affects a single
+        # repetition of a few rows, not all repetitions of one row.
+        for repetition in range(1 if options.quick else 3):
+            for row in selected:
+                if repetition >= row.times or row.name in problems:
                     continue
-                _tell(f"{repetition + 1} {row.name}")
-                if peer_refusal is not None and row.peer:
-                    refusals[row.name] = peer_refusal
+                _show_progress(f"{repetition + 1} {row.name}")
+                if peer_problem is not None and row.peer:
+                    problems[row.name] = peer_problem
                     continue
-                answer = _in_child(row.name, folder, quick=asked.quick)
+                answer = _run_row_in_process(row.name, folder, quick=options.quick)
                 if "not_run" in answer:
-                    refusals[row.name] = answer["not_run"]
+                    problems[row.name] = answer["not_run"]
                 else:
                     repetitions[row.name].append(answer)
-        peer = {"not_run": peer_refusal} if peer_refusal else _about_peer(folder, peer_python)
-        described = {**machine(folder), "postgres": about_postgres()}
+        peer = {"not_run": peer_problem} if peer_problem else _describe_peer(folder, peer_python)
+        machine_data = {**machine_info(folder), "postgres": describe_postgres()}
     finally:
-        # Of a run that is stopped, the servers' own keeper removes their files at the same time.
+        # If the run is interrupted, the cleanup of the PostgreSQL servers deletes files at the same
+        # time.
         shutil.rmtree(folder, ignore_errors=True)
-        _tell("")
+        _show_progress("")
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "quick": asked.quick,
+        "quick": options.quick,
         "seconds": round(perf_counter() - started, 1),
-        "machine": described,
+        "machine": machine_data,
         "load": {"before": load_before, "after": load()},
         "peer": peer,
-        "rows": [_result(row, repetitions[row.name], refusals.get(row.name)) for row in chosen],
+        "rows": [_result(row, repetitions[row.name], problems.get(row.name)) for row in selected],
     }
 
 
-def _tell(what: str) -> None:
-    """Where the run is, for whoever watches it."""
+def _show_progress(text: str) -> None:
+    """Show the progress of the run in a terminal."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _about_peer(folder: Path, python: Path) -> dict[str, str]:
-    with Peer(Place(folder=folder, quick=True), python, []) as peer:
-        about: dict[str, str] = peer.ask("about")
-        return {**about, "others": peer_versions(python)}
+def _describe_peer(folder: Path, python: Path) -> dict[str, str]:
+    with Peer(Context(folder=folder, quick=True), python, []) as peer:
+        description: dict[str, str] = peer.ask("about")
+        return {**description, "others": peer_versions(python)}
 
 
-def _in_child(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
+def _run_row_in_process(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", "--only", name, "--folder", str(folder)]
-    ended = subprocess.run(
+    process = subprocess.run(
         [*command, *(["--quick"] if quick else [])], check=False, capture_output=True, text=True
     )
-    if ended.returncode != 0:
-        last = ended.stderr.strip().rpartition("\n")[2]
-        return {"not_run": last or f"the row's process ended with {ended.returncode}"}
-    answer: dict[str, Any] = json.loads(ended.stdout)
+    if process.returncode != 0:
+        last = process.stderr.strip().rpartition("\n")[2]
+        return {"not_run": last or f"the row's process ended with {process.returncode}"}
+    answer: dict[str, Any] = json.loads(process.stdout)
     return answer
 
 
-def _child(row: Row, place: Place) -> None:
+def _run_row(row: Row, context: Context) -> None:
     try:
-        answer: dict[str, Any] = asdict(row.run(place))
-    except NotRun as refusal:
-        answer = {"not_run": str(refusal)}
+        answer: dict[str, Any] = asdict(row.run(context))
+    except NotRun as problem:
+        answer = {"not_run": str(problem)}
     print(json.dumps(answer))
 
 
-def _result(row: Row, found: list[dict[str, Any]], refusal: str | None) -> dict[str, Any]:
+def _result(row: Row, measurements: list[dict[str, Any]], problem: str | None) -> dict[str, Any]:
     result: dict[str, Any] = {
         "name": row.name,
-        "what": row.what,
+        "what": row.description,
         "target": asdict(row.target),
-        "beside": row.beside,
+        "beside": row.baseline,
     }
-    if refusal is not None or not found:
-        return {**result, "not_run": refusal or "no repetition"}
-    measured = [figure["measured"] for figure in found]
-    # Three digits are shown, and these are judged.
-    middle = float(f"{median(measured):.3g}")
+    if problem is not None or not measurements:
+        return {**result, "not_run": problem or "no repetition"}
+    measured = [measurement["measured"] for measurement in measurements]
+    # Compare the three digits that the table shows with the target.
+    value = float(f"{median(measured):.3g}")
     return {
         **result,
-        "measured": middle,
+        "measured": value,
         "spread": [round(min(measured), 4), round(max(measured), 4)],
-        "reached": row.target.reached(middle),
-        "repetitions": found,
+        "reached": row.target.reached(value),
+        "repetitions": measurements,
     }
 
 

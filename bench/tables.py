@@ -1,6 +1,7 @@
 """Tables of the numbers in bench/results/latest.json, for the terminal and docs/benchmarks.md.
 
-`--check` changes nothing and fails if the text between the markers of that page is out of date.
+With `--check` nothing is changed. The program fails if the text between the markers of
+docs/benchmarks.md is out of date, or if a row was never measured.
 """
 
 import argparse
@@ -26,17 +27,17 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
     parser.add_argument("--results", type=Path, default=LATEST)
     parser.add_argument("--page", type=Path, default=PAGE)
-    asked = parser.parse_args()
-    before = asked.page.read_text()
-    after = renew(before, json.loads(asked.results.read_text()))
-    if asked.check:
-        measured = {row["name"] for row in json.loads(asked.results.read_text())["rows"]}
+    options = parser.parse_args()
+    before = options.page.read_text()
+    after = renew(before, json.loads(options.results.read_text()))
+    if options.check:
+        measured = {row["name"] for row in json.loads(options.results.read_text())["rows"]}
         if missing := [row.name for row in rows(Path()) if row.name not in measured]:
             sys.exit(f"never measured: {', '.join(missing)}; run `make bench`")
         if before != after:
-            sys.exit(f"{asked.page.name} is out of date: run `python bench/tables.py`")
+            sys.exit(f"{options.page.name} is out of date: run `python bench/tables.py`")
     else:
-        asked.page.write_text(after)
+        options.page.write_text(after)
 
 
 def renew(page: str, results: dict[str, Any]) -> str:
@@ -44,7 +45,7 @@ def renew(page: str, results: dict[str, Any]) -> str:
     parts = {
         "summary": _markdown(_SUMMARY_HEAD, _summary_lines(results)),
         "conditions": _conditions(results),
-        "rows": _markdown(_HEAD, _lines(results)),
+        "rows": _markdown(_HEAD, _row_lines(results)),
         "percentiles": _markdown(_PERCENTILE_HEAD, _percentile_lines(results)),
     }
     for name, text in parts.items():
@@ -58,13 +59,13 @@ def renew(page: str, results: dict[str, Any]) -> str:
 
 def text_table(results: dict[str, Any]) -> str:
     """Return the rows for a terminal, followed by the conditions."""
-    lines = [_HEAD, *_lines(results)]
+    lines = [_HEAD, *_row_lines(results)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
-    shown = [
+    padded = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    return "\n".join([shown[0], "-" * sum(widths), *shown[1:], "", _conditions(results)])
+    return "\n".join([padded[0], "-" * sum(widths), *padded[1:], "", _conditions(results)])
 
 
 _SUMMARY_HEAD = ("what", "ours", "peer", "ratio")
@@ -83,9 +84,9 @@ _SUMMARY = {
     "search-everywhere": "Search 1,000,000 messages for a common word",
     "recall-one-session": "Recall from 100,000 messages and 5,200 notes",
 }
-"""Rows of the table for users, with their descriptions there."""
+"""Rows of the table for users, and the description of each row in this table."""
 _FASTER = ": times faster"
-"""End of the description of rows whose number says how many times faster ours is."""
+"""End of the description of rows whose number says how many times faster stenolog is."""
 
 _HEAD = ("row", "what", "target", "measured", "spread", "reached", "ours", "compared with")
 _PERCENTILE_HEAD = ("row", "side", "p50", "p90", "p99", "worst", "calls")
@@ -94,33 +95,35 @@ _PERCENTILE_HEAD = ("row", "side", "p50", "p90", "p99", "worst", "calls")
 def _summary_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
     measured = {row["name"]: row for row in results["rows"]}
     lines: list[tuple[str, ...]] = []
-    for name, what in _SUMMARY.items():
+    for name, description in _SUMMARY.items():
         row = measured.get(name)
         if row is None:
-            lines.append((what, "", "", "NOT RUN"))
+            lines.append((description, "", "", "NOT RUN"))
             continue
-        beside = row["beside"]
-        if beside.startswith("the peer"):
-            beside = results["peer"].get("name", beside)
+        baseline = row["beside"]
+        if baseline.startswith("the peer"):
+            baseline = results["peer"].get("name", baseline)
         if "not_run" in row:
-            lines.append((what, "", beside, "NOT RUN"))
+            lines.append((description, "", baseline, "NOT RUN"))
             continue
-        figure = _middle(row)
-        ours = _side(figure["ours"])
+        measurement = _median_repetition(row)
+        ours = _format_stats(measurement["ours"])
         if row["target"]["unit"] == "×":
-            peer = f"{beside}: {_side(figure['raw'])}"
-            lines.append((what, ours, peer, _ratio(row)))
+            peer = f"{baseline}: {_format_stats(measurement['raw'])}"
+            lines.append((description, ours, peer, _ratio(row)))
         else:
-            lines.append((what, ours, "–", "–"))
+            lines.append((description, ours, "–", "–"))
     return lines
 
 
 def _ratio(row: dict[str, Any]) -> str:
     times = row["measured"] if row["what"].endswith(_FASTER) else 1 / row["measured"]
-    return f"{_short(times)} × faster" if times >= 1 else f"{_short(1 / times)} × slower"
+    return (
+        f"{_three_digits(times)} × faster" if times >= 1 else f"{_three_digits(1 / times)} × slower"
+    )
 
 
-def _lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
+def _row_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for row in results["rows"]:
         target = row["target"]
@@ -129,18 +132,18 @@ def _lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
         if "not_run" in row:
             lines.append((row["name"], row["what"], goal, "NOT RUN", "", "", row["not_run"], ""))
             continue
-        figure = _middle(row)
+        measurement = _median_repetition(row)
         low, high = row["spread"]
         lines.append(
             (
                 row["name"],
                 row["what"],
                 goal,
-                f"{_short(row['measured'])} {unit}",
-                f"{_short(low)}–{_short(high)}",
+                f"{_three_digits(row['measured'])} {unit}",
+                f"{_three_digits(low)}–{_three_digits(high)}",
                 "yes" if row["reached"] else "**no**",
-                _side(figure["ours"]),
-                f"{row['beside']}: {_side(figure['raw'])}",
+                _format_stats(measurement["ours"]),
+                f"{row['beside']}: {_format_stats(measurement['raw'])}",
             )
         )
     return lines
@@ -151,26 +154,26 @@ def _percentile_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
     for row in results["rows"]:
         if "not_run" in row:
             continue
-        figure = _middle(row)
-        for name, side in (("ours", figure["ours"]), (row["beside"], figure["raw"])):
-            if "p50_us" in side:
-                times = [_time(side[at]) for at in ("p50_us", "p90_us", "p99_us", "max_us")]
-                lines.append((row["name"], name, *times, f"{side['n']:,}"))
+        measurement = _median_repetition(row)
+        for name, stats in (("ours", measurement["ours"]), (row["beside"], measurement["raw"])):
+            if "p50_us" in stats:
+                times = [_format_time(stats[at]) for at in ("p50_us", "p90_us", "p99_us", "max_us")]
+                lines.append((row["name"], name, *times, f"{stats['n']:,}"))
     return lines
 
 
-def _middle(row: dict[str, Any]) -> dict[str, Any]:
-    """The repetition whose number is the one in the table."""
-    ordered = sorted(row["repetitions"], key=lambda figure: float(figure["measured"]))
-    figure: dict[str, Any] = ordered[len(ordered) // 2]
-    return figure
+def _median_repetition(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the repetition whose number is in the table."""
+    ordered = sorted(row["repetitions"], key=lambda measurement: float(measurement["measured"]))
+    measurement: dict[str, Any] = ordered[len(ordered) // 2]
+    return measurement
 
 
 def _conditions(results: dict[str, Any]) -> str:
     machine, peer = results["machine"], results["peer"]
-    beside = peer.get("not_run") or f"{peer['name']} {peer['version']}, SQLite {peer['sqlite']}"
+    baseline = peer.get("not_run") or f"{peer['name']} {peer['version']}, SQLite {peer['sqlite']}"
     if others := peer.get("others"):
-        beside += f"; {others}"
+        baseline += f"; {others}"
     database = f"{machine['postgres']}, " if machine.get("postgres") else ""
     before, after = results["load"]["before"][0], results["load"]["after"][0]
     length = "three repetitions, the middle one shown"
@@ -178,7 +181,7 @@ def _conditions(results: dict[str, Any]) -> str:
         length = "a quick run, once, with a quarter of the calls and sessions"
     busy = ""
     if before > machine["cpus"] / 2:
-        # Beside other work each sync also waits for a CPU, which changes the ratios.
+        # On a busy machine each sync also waits for a CPU, which changes the ratios.
         busy = (
             " Other programs were running, so the figures are less exact than on an idle machine."
         )
@@ -187,26 +190,26 @@ def _conditions(results: dict[str, Any]) -> str:
         f"Python {machine['python']}, msgspec {machine['msgspec']}, {database}"
         f"Linux {machine['kernel']}, "
         f"{machine['file_system']}, {machine['cpus']} CPUs ({machine['architecture']}), "
-        f"load {before} before and {after} after. Peer: {beside}.{busy}"
+        f"load {before} before and {after} after. Peer: {baseline}.{busy}"
     )
 
 
-def _side(side: dict[str, float]) -> str:
-    if "per_second" in side:
-        return f"{side['per_second']:,.0f}/s"
-    if "mb" in side:
-        return f"{side['mb']:,.0f} MB"
-    return _time(side["p50_us"])
+def _format_stats(stats: dict[str, float]) -> str:
+    if "per_second" in stats:
+        return f"{stats['per_second']:,.0f}/s"
+    if "mb" in stats:
+        return f"{stats['mb']:,.0f} MB"
+    return _format_time(stats["p50_us"])
 
 
-def _time(microseconds: float) -> str:
+def _format_time(microseconds: float) -> str:
     if microseconds >= 1000:
-        return f"{_short(microseconds / 1000)} ms"
-    return f"{_short(microseconds)} µs"
+        return f"{_three_digits(microseconds / 1000)} ms"
+    return f"{_three_digits(microseconds)} µs"
 
 
-def _short(number: float) -> str:
-    """Three digits are all that such a measurement can mean."""
+def _three_digits(number: float) -> str:
+    """Format a number with three digits. Further digits would be noise."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 

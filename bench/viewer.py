@@ -1,4 +1,4 @@
-"""The row about the viewer: a long conversation in a real browser, to the first paint."""
+"""Rows about the viewer: first paint of a long conversation in a real browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import stenolog
 from gateway import gateway
 from gateway_server import TOKEN
-from measure import Figure, NotRun, Place, percentiles
+from measure import Context, Measurement, NotRun, percentiles
 from messages import sample
 from stenolog.catalog import open_catalog
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 MESSAGES = 100_000
 _KEY = "long"
-_PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-"""From the click to the first words in sight, in ms, as the browser itself counts."""
+_FIRST_PAINT_SCRIPT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+"""Milliseconds from navigation to the first visible text, as the browser reports it."""
 
 
-def first_paint(place: Place, *, fresh: bool) -> Figure:
-    """How many ms until something of a session of 100,000 messages is to be seen.
+def first_paint(context: Context, *, fresh: bool) -> Measurement:
+    """Measure the ms until a page of a session with 100,000 messages shows its first text.
 
-    With `fresh` each is the first page that a gateway serves at all; beside it stands the
-    shortest page that the same gateway has.
+    With `fresh`, each page is the first page that a new gateway serves. The comparison is the
+    shortest page of the same gateway.
     """
-    workspace = place.folder / "viewer"
+    workspace = context.folder / "viewer"
     with stenolog.open_store(workspace) as store:
         if not store.list_sessions(limit=1):
             messages = sample(997)
             batch = [dict(messages[number % len(messages)]) for number in range(MESSAGES)]
             for start in range(0, MESSAGES, 1_000):
                 store.add_messages(_KEY, batch[start : start + 1_000])
-            # As where somebody has listed the sessions before: nobody is measured making the index.
+            # Build the catalog first, so that the time to build it is not measured.
             with open_catalog(store) as catalog:
                 catalog.refresh()
-    times = place.times(12)
+    times = context.times(12)
     ours: list[float] = []
     raw: list[float] = []
     with _browser() as browser:
@@ -52,8 +52,8 @@ def first_paint(place: Place, *, fresh: bool) -> Figure:
                 for _ in range(times):
                     ours.append(_paint(browser, f"{url}/s/{_KEY}"))
                     raw.append(_paint(browser, f"{url}/healthz"))
-    found = percentiles(ours)
-    return Figure(measured=found["p50_us"] / 1000, ours=found, raw=percentiles(raw))
+    stats = percentiles(ours)
+    return Measurement(measured=stats["p50_us"] / 1000, ours=stats, raw=percentiles(raw))
 
 
 @contextmanager
@@ -64,19 +64,19 @@ def _browser() -> Iterator["Browser"]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
-            yield made
+            yield browser
         finally:
-            made.close()
+            browser.close()
 
 
 def _paint(browser: "Browser", url: str) -> float:
-    """The seconds until the first paint of a page, in a window that has nothing in its cache."""
+    """Return the seconds until the first paint of a page, in a window with an empty cache."""
     with browser.new_context(extra_http_headers={"Authorization": f"Bearer {TOKEN}"}) as window:
         page = window.new_page()
         page.goto(url, wait_until="load")
-        # What the page allows forbids to wait for a piece of script in it.
-        while (painted := page.evaluate(_PAINTED)) is None:
+        # The page's Content-Security-Policy forbids waiting for a script expression.
+        while (painted := page.evaluate(_FIRST_PAINT_SCRIPT)) is None:
             page.wait_for_timeout(20)
         return float(painted) / 1000

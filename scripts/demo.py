@@ -1,7 +1,7 @@
 """Demo of an agent without API key or network: kill, restart, summary, undo, memory, gateway.
 
-Each step checks its claims against the store; the demo exits with code 1 if one is false. KEEP=1
-keeps the files, and MODEL=local uses a small language model on this machine.
+Each step checks its statements against the store. The demo exits with code 1 if a statement is
+false. KEEP=1 keeps the files, and MODEL=local uses a small language model on this machine.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ import demo_model
 from demo_gateway import Gateway
 from demo_stage import Agent, Failed, expect, heading, history, info, shell, tell, wait_for
 
-from stenolog.agent.turn import CUT_OFF
+from stenolog.agent.turn import CUT_OFF_TEXT
 from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.providers.local_model import find_weights, is_installed
 from stenolog.records import Message
 from stenolog.testing.model_server import ModelServer
 
-# Two sessions of one user; the part in the middle tells them apart.
+# Two sessions of one user; only the middle part of the key differs.
 MONDAY = "cli:monday:default"
 TUESDAY = "cli:tuesday:default"
 LOG = "workspace/sessions/cli%3Amonday%3Adefault.jsonl"
@@ -34,7 +34,7 @@ LOG = "workspace/sessions/cli%3Amonday%3Adefault.jsonl"
 ORDER = "Please order a chocolate cake, and look up the price of candles."
 DIARY = "it rained, I baked, the oven was too hot, a neighbour came by and stayed for tea, "
 TOKENS = 2_000
-"""Context size of the model; its server rejects longer requests."""
+"""Context size of the model in tokens. Its server rejects longer requests."""
 SECONDS = {"scripted": 85, "local": 300}
 """Time limit by model, in seconds."""
 
@@ -85,11 +85,11 @@ class Demo:
                 agent.until("asked")
             agent.kill()
         tell("  Killed with SIGKILL: nothing could be flushed or closed.")
-        left = turn_state(history(MONDAY))
+        state = turn_state(history(MONDAY))
         expect(_times_said(ORDER) == 1, "the message was stored before the model was called")
-        expect(left.is_unfinished, "the log shows that its turn is not finished")
+        expect(state.is_unfinished, "the log shows that its turn is not finished")
         if self._scripted:
-            calls = [call.name for call in left.open_calls]
+            calls = [call.name for call in state.open_calls]
             expect(len(_orders()) == 1, "the shop has received the order")
             expect("order" in calls, "the log has the tool call, but no result")
         tell("  The last line of the log, and the session in the list:")
@@ -103,23 +103,23 @@ class Demo:
             tell("  The chat app had no reply, so it delivers the same message again:")
             outcome, words = agent.say(ORDER, id="m3")
         after = history(MONDAY)
-        [asked] = [message for message in after if message.content == ORDER]
-        answer = answer_to(after, asked.seq)
+        [question] = [message for message in after if message.content == ORDER]
+        answer = answer_to(after, question.seq)
         expect(not turn_state(after).is_unfinished, "the turn is finished")
         expect(outcome == "again", "the message was not answered twice")
-        told = answer is not None and _on_one_line(answer.content) == words
-        expect(told, "the stored answer was returned again")
+        is_stored_answer = answer is not None and _on_one_line(answer.content) == words
+        expect(is_stored_answer, "the stored answer was returned again")
         if self._scripted:
             results = {body.get("tool_call_id"): body.get("content") for body in _bodies(after)}
             expect(results["call_3"] == "4 euros", "the price was looked up again")
-            expect(results["call_4"] == CUT_OFF, "the order is marked: its result is unknown")
+            expect(results["call_4"] == CUT_OFF_TEXT, "the order is marked: its result is unknown")
             expect(len(_orders()) == 1, "so it was not repeated: the shop has one order")
 
     def overflow(self) -> None:
         """Fill the context of the model."""
         heading("4. The conversation grows too long for the model")
         tell(f"  The model accepts {TOKENS:,} tokens. Ada reads from her diary until it overflows.")
-        with Agent(MONDAY, self._model, room=self._room, shown=False) as agent:
+        with Agent(MONDAY, self._model, room=self._context_size, shown=False) as agent:
             page = 0
             while not agent.heard("compacted"):
                 page += 1
@@ -185,13 +185,13 @@ class Demo:
 
     @property
     def _diary(self) -> str:
-        # Each page takes a model on this machine some seconds, however short it is.
+        # A local model takes some seconds per page, however short the page is.
         return DIARY * (6 if self._scripted else 24)
 
     @property
-    def _room(self) -> int:
-        # The scripted model has a server that refuses what is too long, and the agent does not
-        # know its limit; of the one on this machine it is told.
+    def _context_size(self) -> int:
+        # The server of the scripted model rejects requests that are too long, and the agent does
+        # not know the limit of the server. The agent knows the limit of the local model.
         return 4 * TOKENS if self._scripted else TOKENS
 
 
@@ -220,7 +220,7 @@ def main() -> None:
     """Run the demo in a temporary folder."""
     began = time.monotonic()
     try:
-        with _folder() as folder, _model() as (model, scripted):
+        with _demo_folder() as folder, _model() as (model, scripted):
             _end_within(SECONDS["scripted" if scripted else "local"])
             tell(f"Files are in {folder}; the commands below run there.")
             Demo(model, scripted=scripted).run()
@@ -233,7 +233,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def _demo_folder() -> Iterator[Path]:
     """Change to a temporary folder, and delete it at the end unless KEEP is set."""
     before, folder = Path.cwd(), Path(tempfile.mkdtemp(prefix="steno-demo-"))
     os.chdir(folder)
@@ -247,7 +247,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _model() -> Iterator[tuple[str, bool]]:
-    """Yield the address of a model, or `local`; and whether it is scripted."""
+    """Yield the address of a model, or `local`, and whether the model is scripted."""
     wanted = os.environ.get("MODEL") or "scripted"
     if wanted not in ("scripted", "local"):
         raise Failed(f"MODEL={wanted} is neither scripted nor local")
@@ -262,7 +262,10 @@ def _model() -> Iterator[tuple[str, bool]]:
         tell(f"A scripted model answers, over HTTP at {server.url}.")
         yield server.url, True
         # The server checks requests as strictly as any provider.
-        expect(server.refused == 0, f"all {server.asked} requests to the model were valid")
+        expect(
+            server.rejected_count == 0,
+            f"all {server.request_count} requests to the model were valid",
+        )
 
 
 def _end_within(seconds: int) -> None:

@@ -1,7 +1,7 @@
-"""The agent of the demo, in a process of its own: two tools, a model, and a workspace.
+"""Agent process of the demo, with two tools, a model and a workspace.
 
-It first goes on with what a killed one left. Then it answers each line of its input, an id and a
-text with a tab between them, and writes down what happens, one line each.
+The process first resumes a turn that a killed process left unfinished. Then the process answers
+each line of its input (an id, a tab, a text) and prints one line for each event.
 """
 
 import asyncio
@@ -31,32 +31,32 @@ from stenolog.providers.openai_chat import OpenAIChat
 PRICES = {"cake": "32 euros", "coffee": "3 euros", "candles": "4 euros"}
 ORDERS = Path("orders.txt")
 SENDER = "cli:default"
-"""The person who writes: sessions of one sender share a memory."""
+"""The user who writes. Sessions of one sender share a memory."""
 
 
 @tool(repeatable=True)
 async def price(item: Annotated[str, "cake, coffee or candles"]) -> str:
-    """Look up what something costs, which changes nothing."""
+    """Look up the price of an item. This changes nothing."""
     await asyncio.sleep(0.5)
     return PRICES.get(item, "not on the list")
 
 
 @tool
 def order(item: str) -> str:
-    """Order something from the shop, which must not be done twice."""
+    """Order an item from the shop. An order must not be sent twice."""
     with ORDERS.open("a") as orders:
         orders.write(f"{item}\n")
-    time.sleep(20)  # the shop takes its time to confirm
+    time.sleep(20)  # the shop is slow to confirm
     return "confirmed"
 
 
 async def main(key: str, model: ChatModel, limits: Limits) -> None:
-    """Answer what is said in one session, until the input ends."""
+    """Answer the messages of one session until the input ends."""
     spec = AgentSpec(
         sessions="workspace",
         system="You help Ada. Be brief.",
         limits=limits,
-        # A model on this machine takes a minute to make notes; what was said is recalled anyway.
+        # A local model takes a minute to write notes. Messages are recalled even without notes.
         consolidation=not isinstance(model, LocalModel),
     )
     agent = AgentInstance.open(spec, model=model, tools=[price, order])
@@ -68,13 +68,13 @@ async def main(key: str, model: ChatModel, limits: Limits) -> None:
         id, _, text = line.rstrip("\n").partition("\t")
         said = InboundMessage(key=key, content=text, id=id, sender=SENDER)
         tell_answer(await loop.handle(said, on_event=tell))
-        await loop.wait_until_idle()  # until the notes are made and the summary is written
+        await loop.wait_until_idle()  # until the notes and the summary are written
         tell_line("ready")
     await loop.close()
 
 
 def tell(event: Event) -> None:
-    """Say what happens during a turn."""
+    """Print an event of a turn."""
     match event:
         case ModelCalled():
             tell_line("asked", f"{event.tokens} tokens sent, {event.recalled} recalled")
@@ -87,17 +87,17 @@ def tell(event: Event) -> None:
 
 
 def tell_answer(answer: Answer) -> None:
-    """Say what came of a message."""
+    """Print the outcome of a message."""
     tell_line(answer.outcome, answer.text)
 
 
 def tell_line(kind: str, words: str = "") -> None:
-    """One line for whoever reads along."""
+    """Print one line: the kind and the text, separated by a tab."""
     print(kind, " ".join(words.split()), sep="\t", flush=True)
 
 
 def open_model(name: str) -> ChatModel:
-    """The model behind this address, or the one on this machine."""
+    """Return a client for the model at this address, or the local model."""
     if name != "local":
         return OpenAIChat("scripted", base_url=name)
     weights = find_weights()

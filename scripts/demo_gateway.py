@@ -1,4 +1,4 @@
-"""The gateway in the demo: `steno serve`, asked as OpenAI clients do, and followed over SSE."""
+"""Gateway of the demo: `steno serve`, used like any OpenAI server and followed over SSE."""
 
 import json
 import os
@@ -19,12 +19,12 @@ _PATIENCE = 30
 
 
 class Gateway:
-    """`steno serve` as a process. A context manager: it is asked to end, and waited for."""
+    """Context manager that runs a `steno serve` process, and stops it at the end."""
 
     def __init__(self, model: str) -> None:
-        """In the current folder, with a model at this address, or one of this name."""
+        """Start the gateway in the current folder, with a model address or name."""
         self._token = Path("gateway.token")
-        # What the user has set is not the demo's business.
+        # Ignore the user's own settings.
         config = Path("demo.toml")
         config.touch()
         named = f"{model}#scripted" if model.startswith("http") else model
@@ -44,7 +44,7 @@ class Gateway:
 
     def __enter__(self) -> Self:
         if not self._url:
-            raise Failed(f"the gateway did not start: {self._ended()}")
+            raise Failed(f"the gateway did not start: {self._exit_text()}")
         return self
 
     def __exit__(
@@ -54,23 +54,23 @@ class Gateway:
         trace: TracebackType | None,
     ) -> None:
         self._process.send_signal(signal.SIGTERM)
-        words = self._ended()
+        words = self._exit_text()
         if kind is None and self._process.returncode != 0:
             raise Failed(f"the gateway ended with code {self._process.returncode}: {words}")
 
-    def _ended(self) -> str:
+    def _exit_text(self) -> str:
         _, words = self._process.communicate(timeout=_PATIENCE)
         return words
 
     def ask(self, key: str, text: str) -> str:
-        """Say something at `/v1/chat/completions`, in a session; the answer."""
+        """Send a text to `/v1/chat/completions` in a session and return the answer."""
         tell(f"  POST {self._url}/v1/chat/completions, X-Session-Key: {key}")
         tell(f"  Ada: {text}")
         body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
         headers = {"X-Session-Key": key, "Content-Type": "application/json"}
         with self._open("/v1/chat/completions", headers, body) as response:
-            told = json.load(response)
-        answer = str(told["choices"][0]["message"]["content"])
+            completion = json.load(response)
+        answer = str(completion["choices"][0]["message"]["content"])
         tell(f"  agent: {answer}")
         return answer
 
@@ -82,22 +82,22 @@ class Gateway:
         return urllib.request.urlopen(wanted, timeout=_PATIENCE)
 
     def follow(self, key: str, after: int) -> "Following":
-        """The messages of a session behind this seq, as they come."""
+        """Stream the messages of a session with seq greater than `after`."""
         path = f"/v1/sessions/{key.replace(':', '%3A')}/events?after={after}"
         tell(f"  GET {self._url}{path}")
         return Following(self._open(path, {"Accept": "text/event-stream"}))
 
 
 class Following:
-    """A stream of events, read by a thread of its own."""
+    """A stream of events, read by its own thread."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
         self._heard: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
-        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading = threading.Thread(target=self._read_events, daemon=True)
         self._reading.start()
 
-    def _read(self) -> None:
+    def _read_events(self) -> None:
         id = ""
         for line in self._response:
             name, _, value = line.decode().rstrip("\n").partition(": ")
@@ -107,7 +107,7 @@ class Following:
                 self._heard.put((id, json.loads(value)))
 
     def next(self) -> dict[str, Any]:
-        """The next message, with its seq."""
+        """Return the next message with its seq."""
         try:
             id, told = self._heard.get(timeout=_PATIENCE)
         except queue.Empty:

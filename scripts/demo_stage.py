@@ -1,4 +1,4 @@
-"""What the demo stands on: the agent's process, the store as it is read, and what is printed."""
+"""Helpers of the demo: the agent process, reading the store, and printing."""
 
 import os
 import queue
@@ -22,14 +22,18 @@ _PATIENCE = 60.0
 
 
 class Failed(Exception):
-    """A step did not hold."""
+    """A failed check of the demo."""
 
 
 class Agent:
-    """The process of `demo_agent.py`, for one session. A context manager: it is gone at its end."""
+    """Context manager that runs a `demo_agent.py` process for one session, and ends the process."""
 
     def __init__(self, key: str, model: str, *, room: int = 8_000, shown: bool = True) -> None:
-        """`room`: how many tokens it believes that the model takes. `shown`: as it goes on."""
+        """Start the agent.
+
+        `room` is the context size that the agent assumes, in tokens. With `shown`, the events of
+        the agent are printed.
+        """
         self._shown = shown
         self._lines: queue.Queue[str] = queue.Queue()
         self._heard: list[tuple[str, str]] = []
@@ -41,7 +45,7 @@ class Agent:
             encoding="utf-8",
             env={**os.environ, "PYTHONIOENCODING": "utf-8"},
         )
-        self._reading = threading.Thread(target=self._read)
+        self._reading = threading.Thread(target=self._read_lines)
         self._reading.start()
 
     def __enter__(self) -> Self:
@@ -56,7 +60,7 @@ class Agent:
     ) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.close()  # the end of its input is the end of its work
+            self._process.stdin.close()  # the agent ends when its input ends
             code = self._process.wait(10 if kind is None else 0.1)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self._process.kill()
@@ -66,13 +70,13 @@ class Agent:
             raise Failed(f"the agent ended with code {code}")
 
     def say(self, text: str, *, id: str = "") -> tuple[str, str]:
-        """Say something and wait until all that follows from it is done; outcome and answer."""
+        """Send a message, wait until the agent is idle, and return the outcome and the answer."""
         self.send(text, id=id)
         self.until("ready")
         return [(kind, words) for kind, words in self._heard if kind in _OUTCOMES][-1]
 
     def send(self, text: str, *, id: str = "") -> None:
-        """Say something, and do not wait."""
+        """Send a message without waiting."""
         if self._shown:
             tell(f"  Ada: {text}")
         assert self._process.stdin is not None
@@ -80,7 +84,7 @@ class Agent:
         self._process.stdin.flush()
 
     def until(self, kind: str, words: str = "") -> None:
-        """Listen until it says something of this kind, with these words."""
+        """Read lines until one has this kind and contains these words."""
         while True:
             try:
                 line = self._lines.get(timeout=_PATIENCE)
@@ -88,27 +92,27 @@ class Agent:
                 raise Failed(f"the agent was silent for {_PATIENCE:g} s") from None
             if not line:
                 raise Failed("the agent ended too early; its last words stand above")
-            found, _, said = line.rstrip("\n").partition("\t")
-            self._heard.append((found, said))
-            if self._shown and found != "ready":
-                if found in _OUTCOMES:
-                    tell_answer(said)
+            line_kind, _, text = line.rstrip("\n").partition("\t")
+            self._heard.append((line_kind, text))
+            if self._shown and line_kind != "ready":
+                if line_kind in _OUTCOMES:
+                    tell_answer(text)
                 else:
-                    tell(f"    {found}: {said}")
-            if found == kind and words in said:
+                    tell(f"    {line_kind}: {text}")
+            if line_kind == kind and words in text:
                 return
 
     def heard(self, kind: str) -> list[str]:
-        """All that it said of this kind."""
-        return [words for found, words in self._heard if found == kind]
+        """Return the texts of all lines of this kind."""
+        return [words for line_kind, words in self._heard if line_kind == kind]
 
     def kill(self) -> None:
-        """Kill it with -9: it has no time to say a word, or to close a file."""
+        """Kill the agent with SIGKILL, so that it can neither print nor close a file."""
         self._process.send_signal(signal.SIGKILL)
         if self._process.wait() != -signal.SIGKILL:
             raise Failed(f"the agent ended by itself, with code {self._process.returncode}")
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -119,33 +123,33 @@ class Agent:
 _OUTCOMES = ("answered", "interrupted", "failed", "again", "elsewhere", "command")
 
 
-# --- the store, as anybody can read it -------------------------------------------------------
+# --- reading the store -----------------------------------------------------------------------
 
 
 def history(key: str, *, full: bool = False) -> list[Message]:
-    """The messages of a session that are in sight; with `full`, all there ever were."""
+    """Return the visible messages of a session, or all messages with `full`."""
     with stenolog.open_store("workspace") as store:
         return store.get_history(key, full=full)
 
 
 def info(key: str) -> SessionInfo:
-    """What is known of a session."""
+    """Return the metadata of a session."""
     with stenolog.open_store("workspace") as store:
         return store.info(key)
 
 
-# --- what is printed -------------------------------------------------------------------------
+# --- printing --------------------------------------------------------------------------------
 
 
 def tell(words: str) -> None:
-    """Print a line, cut where it would fill the screen."""
+    """Print a line, truncated to the width of the screen."""
     shown = words if len(words) <= _WIDTH else f"{words[: _WIDTH - 4]} ..."
     encoding = sys.stdout.encoding or "ascii"
     print(shown.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 def tell_answer(words: str) -> None:
-    """Print what the agent says, all of it, in lines of that width."""
+    """Print the complete answer of the agent, wrapped."""
     begin = "  agent: "
     for line in textwrap.wrap(
         words, _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin)
@@ -154,19 +158,19 @@ def tell_answer(words: str) -> None:
 
 
 def heading(words: str) -> None:
-    """Begin a step."""
+    """Print the heading of a step."""
     tell(f"\n{words}\n{'-' * len(words)}")
 
 
 def expect(holds: bool, words: str) -> None:
-    """Print what holds. Raises Failed where it does not."""
+    """Print `words` if the condition `holds`, otherwise raise Failed."""
     if not holds:
         raise Failed(f"check failed: {words}")
     tell(f"  ok: {words}")
 
 
 def wait_for(holds: Callable[[], bool], words: str) -> None:
-    """Wait until something holds, for a few seconds. Raises Failed."""
+    """Wait up to ten seconds until a condition holds. Raises Failed."""
     limit = time.monotonic() + 10
     while not holds():
         if time.monotonic() > limit:
@@ -175,12 +179,12 @@ def wait_for(holds: Callable[[], bool], words: str) -> None:
 
 
 def shell(command: str, *, lines: int = 10) -> str:
-    """Run a command and show what it prints, so many lines of it; all of it is returned.
+    """Run a command, print the first `lines` lines of its output and return all of it.
 
-    Raises Failed where it fails, or prints nothing.
+    Raises Failed if the command fails or prints nothing.
     """
     tell(f"  $ {command}")
-    # The `steno` beside this Python, whatever else is installed.
+    # Use the `steno` of this Python, even if another `steno` is installed.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     ran = subprocess.run(
         ["sh", "-c", command],

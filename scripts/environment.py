@@ -1,9 +1,10 @@
-"""Make a virtual environment and install this project in it: FOLDER, then what pip is to install.
+"""Create a virtual environment and install this project in it.
 
-A `--` begins another call of pip: what is wanted without its dependencies stands behind one.
-Does nothing when the environment is already what is asked for. A note written as the very last
-step says what was installed, from what and by which Python; without it, or when it differs, the
-environment is made anew, so a stopped install is never taken for a finished one.
+The arguments are the folder of the environment, then arguments for pip. `--` starts another call of
+pip, for example for packages without dependencies. If the environment is up to date, the script
+does nothing. The last step writes a note about the installed packages, their sources and the
+Python. If the note is missing or differs, the environment is created again. So an interrupted
+installation never counts as finished.
 """
 
 import fcntl
@@ -20,28 +21,31 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(folder: Path, requirement: list[str]) -> None:
-    """Bring the environment in folder up to date. Exits with a sentence if pip fails."""
+    """Bring the environment in `folder` up to date. Exits with a message if pip fails."""
     wanted = _describe(folder, requirement)
     note = folder / "installed.json"
-    # Two targets started at once must not build the same environment under each other's hands.
+    # Two make targets that run at once must not build the same environment.
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # If only this process is killed, pip works on; it then keeps the lock until it has ended.
+        # If only this process is killed, pip continues and keeps the lock until it ends.
         os.set_inheritable(lock.fileno(), True)
         if (folder / "bin" / "python").exists() and _read(note) == wanted:
             return
         print(f"Installing {' '.join(requirement)} into {folder.name} ...", flush=True)
         python = _python_outside(folder)
         shutil.rmtree(folder, ignore_errors=True)
-        _create(folder, python)
+        _create_folder(folder, python)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        for part in _parts(requirement):
+        for part in _split_calls(requirement):
             _run([*pip, "install", "--quiet", *part])
         note.write_text(wanted)
 
 
 def _describe(folder: Path, requirement: list[str]) -> str:
-    """What the environment depends on; a change in any of it calls for a new one."""
+    """Return a description of everything that the environment depends on.
+
+    If the description changes, the environment must be created again.
+    """
     sources = [ROOT / "pyproject.toml"]
     if "--editable" not in requirement:
         sources += sorted((ROOT / "src").rglob("*.py"))
@@ -52,14 +56,14 @@ def _describe(folder: Path, requirement: list[str]) -> str:
         {
             "requirement": requirement,
             "python": [sys.base_prefix, sys.version],
-            # The scripts in an environment name its place, so it does not survive a move.
+            # Scripts in an environment contain its path, so it cannot be moved.
             "place": str(folder),
             "sources": digest.hexdigest(),
         }
     )
 
 
-def _parts(requirement: list[str]) -> list[list[str]]:
+def _split_calls(requirement: list[str]) -> list[list[str]]:
     parts: list[list[str]] = [[]]
     for word in requirement:
         if word == "--":
@@ -77,20 +81,20 @@ def _read(note: Path) -> str | None:
 
 
 def _python_outside(folder: Path) -> str:
-    """The running Python, or the one beneath it when that stands in the folder to be replaced."""
+    """Return the running Python, or its base Python if it is in the folder to be replaced."""
     if Path(sys.prefix).resolve() != folder:
         return sys.executable
     return str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}")
 
 
-def _create(folder: Path, python: str) -> None:
-    made = subprocess.run(
+def _create_folder(folder: Path, python: str) -> None:
+    result = subprocess.run(
         [python, "-m", "venv", folder], check=False, capture_output=True, close_fds=False
     )
-    if made.returncode == 0:
+    if result.returncode == 0:
         return
-    # Debian keeps half of venv in a package of its own. virtualenv needs nothing of it, and goes
-    # to a temporary folder, so nothing is left behind on the machine.
+    # Debian has a part of venv in a separate package. virtualenv does not need this package. It is
+    # installed in a temporary folder, so that nothing is left on the machine.
     print("python -m venv does not work here; using virtualenv from pip.", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as tools:

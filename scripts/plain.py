@@ -2,9 +2,9 @@
 
     python scripts/plain.py [--list] [PATH ...]
 
-Fails if there are more per 1,000 words than `[tool.stenolog.plain]` in pyproject.toml allows.
-`--list` prints each place with a better word. A place is a hint, not a verdict: the aim is that
-every sentence is understood the first time.
+The script fails if there are more such phrases per 1,000 words than `[tool.stenolog.plain]` in
+pyproject.toml allows. `--list` prints each phrase with better words. A listed phrase may be fine:
+the aim is that readers understand every sentence the first time.
 """
 
 import argparse
@@ -61,7 +61,7 @@ _PATTERNS = [(re.compile(phrase, re.IGNORECASE), words) for phrase, words in PHR
 
 
 class Place(NamedTuple):
-    """A phrase, and where it is."""
+    """A phrase, and its position: file and line."""
 
     path: Path
     line: int
@@ -97,9 +97,9 @@ def check(paths: Sequence[Path]) -> tuple[int, list[Place]]:
             for line, text in _read_prose(file):
                 words += len(text.split())
                 places += [
-                    Place(file, line, found[0], instead)
+                    Place(file, line, match[0], instead)
                     for pattern, instead in _PATTERNS
-                    for found in pattern.finditer(text)
+                    for match in pattern.finditer(text)
                 ]
     return words, places
 

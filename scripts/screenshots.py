@@ -1,4 +1,4 @@
-"""Take the screenshots of README and docs: invented transcripts, shown by `steno view`.
+"""Take the screenshots of README and docs: `steno view` with invented transcripts.
 
 Needs the dev environment and Chromium: `.venv/bin/python scripts/screenshots.py [FOLDER]`.
 """
@@ -184,7 +184,7 @@ OTHERS: Final = (
 
 
 class Transcript:
-    """A transcript of Claude Code that is written record by record."""
+    """A transcript of Claude Code, written record by record."""
 
     def __init__(self, home: Path, project: str, branch: str, began: datetime, model: str) -> None:
         self.session = str(uuid.uuid4())
@@ -254,7 +254,7 @@ class Transcript:
 
 
 def write_transcripts(home: Path) -> str:
-    """Write the transcripts and return the session id of the one to show."""
+    """Write the transcripts and return the id of the session to show."""
     for number, (project, branch, hours, prompt, command, failed) in enumerate(OTHERS):
         began = NOW - timedelta(hours=hours, minutes=7 * number)
         session = Transcript(home, project, branch, began, MODELS[number % 2])
@@ -281,7 +281,7 @@ def write_transcripts(home: Path) -> str:
 
 @contextmanager
 def running(home: Path, address: str, *command: str) -> Iterator[str]:
-    """Run steno with this home folder, and yield the address of this form that it prints."""
+    """Run steno with this home folder, and yield the first output that matches `address`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "stenolog", *command],
         cwd=home,
@@ -316,7 +316,7 @@ def run(home: Path, *command: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return an environment in which nothing of this machine is found."""
+    """Return environment variables that hide the settings and transcripts of this machine."""
     foreign = ("XDG_", "CLAUDE_", "CODEX_", "STENO")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     return {**kept, "HOME": str(home)}
@@ -325,7 +325,7 @@ def environment(home: Path) -> dict[str, str]:
 def take(page: Page, session: str, folder: Path) -> None:
     """Take the four pictures."""
     page.wait_for_selector("[data-row]")
-    time.sleep(2)  # the index
+    time.sleep(2)  # wait for the index
     page.screenshot(path=folder / "view-list.png")
     page.fill("#search", "cent")
     page.keyboard.press("Enter")

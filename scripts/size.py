@@ -1,8 +1,8 @@
 """Print the size of each package of src/stenolog, and fail above the limits in pyproject.toml.
 
 A code line is a line that is not blank, not only a comment, and not part of a docstring of a
-module, class or function. A module name counts as repeated if two packages use it, because a
-search for the file then finds both.
+module, class or function. A module name counts as repeated if two packages use the name, because a
+search for the file then finds both modules.
 
 `[tool.stenolog.size]` has the limits of the total. A package with a table of its own, such as
 `[tool.stenolog.size.adapters]`, has its own limits and does not count towards the total.
@@ -29,7 +29,7 @@ class Module(NamedTuple):
 
 
 class Size(NamedTuple):
-    """The size of some modules."""
+    """Total size of some modules."""
 
     code_lines: int
     modules: int
@@ -66,7 +66,7 @@ def read_modules(package: Path) -> Iterator[Module]:
 
 
 def count_code_lines(source: str) -> int:
-    """Return the number of lines that are neither blank nor only a comment nor documentation."""
+    """Return the number of lines that are not blank, comments or docstrings."""
     documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -78,16 +78,16 @@ def count_code_lines(source: str) -> int:
 
 
 def repeated_names(modules: Iterable[Module]) -> set[str]:
-    """Return the names that several modules have."""
+    """Return the names that more than one module has."""
     counts = Counter(module.name for module in modules if module.name != "__init__")
     return {name for name, count in counts.items() if count > 1}
 
 
 def total(modules: Iterable[Module]) -> Size:
     """Return the size of these modules together."""
-    held = list(modules)
-    lines = sum(module.code_lines for module in held)
-    return Size(lines, len(held), len(repeated_names(held)))
+    module_list = list(modules)
+    lines = sum(module.code_lines for module in module_list)
+    return Size(lines, len(module_list), len(repeated_names(module_list)))
 
 
 def find_problems(modules: Iterable[Module], limits: Mapping[str, Any]) -> Iterator[str]:
@@ -97,16 +97,16 @@ def find_problems(modules: Iterable[Module], limits: Mapping[str, Any]) -> Itera
     groups += [(name, limits[name]) for name in sorted(separate)]
     counted = list(modules)
     for package, allowed in groups:
-        held = [
+        group = [
             module
             for module in counted
             if (module.package == package if package else module.package not in separate)
         ]
-        for name, found in total(held)._asdict().items():
-            if name in allowed and found > allowed[name]:
-                what = f"{package or 'src'}: {found:,} {name.replace('_', ' ')}"
+        for name, measured in total(group)._asdict().items():
+            if name in allowed and measured > allowed[name]:
+                size_text = f"{package or 'src'}: {measured:,} {name.replace('_', ' ')}"
                 table = ".".join(["tool.stenolog.size", *([package] if package else [])])
-                yield f"{what}; the limit in [{table}] is {allowed[name]:,}"
+                yield f"{size_text}; the limit in [{table}] is {allowed[name]:,}"
 
 
 if __name__ == "__main__":

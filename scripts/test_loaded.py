@@ -1,7 +1,7 @@
-"""Run `make test` several times in a row while two busy loops take the CPU.
+"""Run `make test` several times in a row while two busy loops use the CPU.
 
-Prints the wall time, the CPU time and the result of each run. A test that depends on how fast the
-machine is fails here. The output of a failed run is kept in a file that is named at the end.
+Prints the wall time, the CPU time and the result of each run. Tests that depend on the speed of the
+machine fail here. The output of failed runs is kept in files that are named at the end.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def _busy_loops() -> Iterator[None]:
     loops: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(LOOPS):
-            # A loop whose parent has ended, however it ended, sees another parent and stops.
+            # A loop whose parent has ended sees another parent and stops.
             code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    pass"
             loops.append(subprocess.Popen([sys.executable, "-S", "-c", code]))
         yield

@@ -1,4 +1,4 @@
-"""Keeps every run away from the user's files and keys, and lists last what could not be run."""
+"""Isolates every run from the user's files and keys, and lists skipped tests at the end."""
 
 import fnmatch
 import gc
@@ -33,12 +33,12 @@ _USER_FOLDERS = {
 }
 
 _GIVEN_SERVER = "STENO_TEST_POSTGRES"
-"""The URL of a PostgreSQL server that is used as well, by a user who may create databases."""
+"""URL of an additional PostgreSQL server, with a user who may create databases."""
 
 _own_folder = pytest.StashKey[Path]()
 
-# How long an example takes says something about the machine, not about the code. `make test` tries
-# the same examples in every run, `make test-all` tries new ones with --hypothesis-profile=random.
+# The duration of an example depends on the machine, so there is no deadline. `make test` runs the
+# same examples every time, `make test-all` runs new ones with --hypothesis-profile=random.
 _random = settings(deadline=None, print_blob=True)
 settings.register_profile("random", _random)
 settings.register_profile("quick", _random, derandomize=True, max_examples=40)
@@ -46,8 +46,8 @@ settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give this run a home, a temporary folder and an environment of its own."""
-    # A shell starts background jobs with SIGINT ignored, and the children of a test inherit that.
+    """Give this run its own home, temporary folder and environment."""
+    # A shell starts background jobs with SIGINT ignored, and child processes inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     own = temporary_folders.new_folder_of_run()
@@ -59,12 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
     tempfile.tempdir = None
     for variable in [name for name in os.environ if _SECRET.search(name)]:
         del os.environ[variable]
-    # Debian leaves these out for users who are not root, and strace's friends live there.
+    # Debian leaves these out for users other than root, but tools such as mkfs are there.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the run's own folder."""
+    """Remove the run's folder."""
     own = config.stash.get(_own_folder, None)
     if own is not None:
         shutil.rmtree(own, ignore_errors=True)
@@ -72,7 +72,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Print what was not run, after everything that pytest itself prints."""
+    """Print the tests that were NOT RUN, after pytest's own output."""
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
@@ -84,7 +84,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 def _not_run(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> Iterable[str]:
     tests: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for report in skipped:
-        # (file, line, reason) for a skip; other shapes belong to xfail, which did run.
+        # (file, line, reason) for a skip; other shapes are from xfail, which did run.
         if isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
             if not reason.startswith("NOT RUN"):
@@ -96,11 +96,11 @@ def _not_run(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> Ite
             yield f"    {test}" + (f" ({times} times)" if times > 1 else "")
 
 
-# --- what only `make test-all` runs ---------------------------------------------------------------
+# --- tests that only `make test-all` runs --------------------------------------------------------
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that slow.toml names; a row that names none is an error."""
+    """Mark the tests in slow.toml; a row that matches no test is an error."""
     whole_suite = [Path(argument).name for argument in config.args] == ["tests"]
     tests: defaultdict[str, list[tuple[str, pytest.Item]]] = defaultdict(list)
     for item in items:
@@ -110,7 +110,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for row in tomllib.loads((Path(__file__).parent / "slow.toml").read_text())["slow"]:
         named = fnmatch.filter(tests, row["tests"])
         for parameters, item in itertools.chain.from_iterable(map(tests.__getitem__, named)):
-            if not any(fnmatch.fnmatchcase(parameters, kept) for kept in row.get("keep", [])):
+            test = item.nodeid.partition("[")[0].rpartition("::")[2]
+            if not any(
+                fnmatch.fnmatchcase(test if kept.startswith("test_") else parameters, kept)
+                for kept in row.get("keep", [])
+            ):
                 item.add_marker(pytest.mark.slow)
         if not named and whole_suite:
             raise pytest.UsageError(f"slow.toml: no test is named {row['tests']}")
@@ -118,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _logger_restored() -> Iterator[None]:
-    """Undo what a test does to the logger: `steno serve` adds a handler and lowers the level."""
+    """Undo changes of a test to the logger: `steno serve` adds a handler and lowers the level."""
     logger = logging.getLogger("stenolog")
     before = logger.level, logger.propagate, list(logger.handlers)
     yield
@@ -128,9 +132,9 @@ def _logger_restored() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector away from the thousands of collected tests.
+    """Exclude the thousands of collected tests from garbage collection.
 
-    Many tests call gc.collect(), which would look at every one of them each time.
+    Many tests call gc.collect(), which would traverse all of them each time.
     """
     gc.collect()
     gc.freeze()
@@ -141,7 +145,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def postgres_installation() -> Iterator[Installation]:
-    """The programs of PostgreSQL, and a folder for servers; all of them end with the run."""
+    """Yield the programs of PostgreSQL and a folder for servers, which all end with the run."""
     try:
         installation = Installation()
     except Unavailable as error:
@@ -152,7 +156,7 @@ def postgres_installation() -> Iterator[Installation]:
 
 @pytest.fixture(scope="session")
 def postgres(postgres_installation: Installation) -> Server:
-    """The server of this run, which no test stops."""
+    """Start the server of this run, which no test stops."""
     try:
         return postgres_installation.server().start()
     except Unavailable as error:
@@ -161,7 +165,7 @@ def postgres(postgres_installation: Installation) -> Server:
 
 @pytest.fixture(scope="session")
 def own_databases(postgres: Server) -> Iterator[Databases]:
-    """New databases on the server of this run."""
+    """Yield new databases on the server of this run."""
     databases = Databases(postgres.url())
     yield databases
     databases.close()
@@ -171,7 +175,7 @@ def own_databases(postgres: Server) -> Iterator[Databases]:
     scope="session", params=["own", *(["given"] if os.environ.get(_GIVEN_SERVER) else [])]
 )
 def postgres_databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
-    """The same, and then those on the server that the environment names."""
+    """Yield databases on the server of this run, then on the server that the environment names."""
     if request.param == "own":
         yield request.getfixturevalue("own_databases")
         return
@@ -182,7 +186,7 @@ def postgres_databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
 
 @pytest.fixture
 def postgres_places(postgres_databases: Databases) -> Iterator[Places]:
-    """A new, empty database for each folder that is asked for."""
+    """Yield a new, empty database for each requested folder."""
     places = Places(postgres_databases)
     yield places
     places.close()
@@ -190,13 +194,13 @@ def postgres_places(postgres_databases: Databases) -> Iterator[Places]:
 
 @pytest.fixture
 def postgres_url(postgres_places: Places) -> str:
-    """A new, empty database."""
+    """Return the URL of a new, empty database."""
     return postgres_places.new()
 
 
 @pytest.fixture
 def own_url(own_databases: Databases) -> Iterator[str]:
-    """A new, empty database on the server of this run, for what stands before that server."""
+    """Yield a new, empty database on the server of this run, for proxies and PgBouncer."""
     url = own_databases.new()
     yield url
     own_databases.leave(url)
@@ -204,6 +208,6 @@ def own_url(own_databases: Databases) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def bouncer(postgres_installation: Installation, postgres: Server) -> Bouncer:
-    """PgBouncer in transaction mode before the server of this run."""
+    """Run PgBouncer in transaction mode in front of the server of this run."""
     needs.tool("pgbouncer")
     return Bouncer(postgres_installation, postgres)

@@ -20,6 +20,7 @@ import re
 import shutil
 import signal
 import subprocess
+import symtable
 import sys
 import tempfile
 import textwrap
@@ -302,6 +303,7 @@ def _check_code(text: str, broken: str) -> None:
         for name in _identifiers(broken) - _identifiers(text)
         if name[0] == "_" or (name[0].isupper() and not hasattr(builtins, name))
     }
+    unknown |= _undefined_names(broken) - _undefined_names(text)
     if unknown:
         raise InvalidRowError(f"the file has no {', '.join(sorted(unknown))}")
 
@@ -317,6 +319,28 @@ def _identifiers(text: str) -> set[str]:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(name=name):
                 found.add(name)
     return found
+
+
+@cache
+def _undefined_names(text: str) -> set[str]:
+    """Return the names that functions use but neither they nor their module define."""
+    module = symtable.symtable(text, "", "exec")
+    defined = {symbol.get_name() for symbol in module.get_symbols() if not symbol.is_global()}
+    defined |= {
+        symbol.get_name()
+        for symbol in module.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
+    undefined, tables = set(), [module]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        undefined |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_global() and symbol.get_name() not in defined
+        }
+    return {name for name in undefined if not hasattr(builtins, name)}
 
 
 @cache

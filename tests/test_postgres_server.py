@@ -1,4 +1,4 @@
-"""The servers that the tests start: as whom, where, and that nothing of them stays behind."""
+"""Tests the PostgreSQL servers of the tests: their account, their folder, and their cleanup."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ time.sleep(600)
 
 
 def _around(folder: Path) -> dict[Path, tuple[int, int, int]]:
-    """Mode and owner of a folder and of all above it."""
+    """Return mode and owner of a folder and of all its parents."""
     found = [(place, place.stat()) for place in (folder, *folder.parents)]
     return {place: (status.st_mode, status.st_uid, status.st_gid) for place, status in found}
 

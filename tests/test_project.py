@@ -1,4 +1,4 @@
-"""Promises of the project as a whole, kept by looking at its files and at a fresh process."""
+"""Tests promises of the whole project, from its files and a fresh process."""
 
 import ast
 import importlib.metadata
@@ -18,7 +18,7 @@ import promises
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# In pieces, so that this file does not hold what it looks for.
+# In pieces, so that this file does not match itself.
 _REGISTRY = re.compile("|".join(["py" + r"pi\.org", "python" + r"hosted\.org", "npm" + r"js\.org"]))
 _HOME = re.compile(r"(?<![\w.-])/(?:root|(?:home|Users)/[\w.-]+)/")
 _SHARED_BY_ALL = {"/", "/tmp", "/var/tmp", "/home", "/mnt", "/opt", "/srv", "/src", "/usr/src"}
@@ -52,10 +52,10 @@ def test_readme_has_no_relative_links_if_the_project_has_urls() -> None:
 
 
 def test_no_file_contains_a_registry_or_a_path_of_this_machine() -> None:
-    # Where this very clone stands is such a place, unless every machine has a folder like it.
+    # The path of this clone must not occur either, unless every machine has such a folder.
     here = [str(place) for place in (ROOT, ROOT.parent) if str(place) not in _SHARED_BY_ALL]
     place = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}/" for name in here) or r"(?!)")
-    # Transcripts of other programs name the home folders of the people in them.
+    # Transcripts of other programs contain home folders.
     transcripts = ("tests/samples/transcripts/", "tests/unit/transfer/transcripts/")
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
@@ -69,7 +69,7 @@ def test_no_file_contains_a_registry_or_a_path_of_this_machine() -> None:
 
 
 def test_importing_stenolog_loads_only_the_standard_library_and_msgspec() -> None:
-    # msgspec first: it also takes what it finds installed, and that is its own affair.
+    # msgspec first: it imports optional packages if they are installed.
     script = (
         "import sys, msgspec; before = set(sys.modules); import stenolog; "
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
@@ -110,9 +110,15 @@ def test_a_guard_replaces_the_statement_below_its_comment(tmp_path: Path) -> Non
 def test_guard_whose_replacement_uses_an_unknown_name_is_reported(tmp_path: Path) -> None:
     file = tmp_path / guards.SOURCE / "part.py"
     file.parent.mkdir(parents=True)
-    file.write_text("def call(self):\n    self._wait()  # guard: renamed\n")
-    row = guards.Guard(name="renamed", promise="P1", why="", replace="self._hold()", test="")
-    assert "renamed: the file has no _hold" in guards.problems([row], tmp_path)
+    file.write_text(
+        "def call(self):\n    self._wait()  # guard: renamed\n\n\n"
+        "def other(seconds):\n    is_late = seconds > 1\n    return is_late  # guard: local\n"
+    )
+    method = guards.Guard(name="renamed", promise="P1", why="", replace="self._hold()", test="")
+    local = guards.Guard(name="local", promise="P1", why="", replace="return late", test="")
+    problems = guards.problems([method, local], tmp_path)
+    assert "renamed: the file has no _hold" in problems
+    assert "local: the file has no late" in problems
 
 
 def test_a_guard_without_a_comment_or_with_two_is_reported(tmp_path: Path) -> None:
@@ -233,7 +239,7 @@ def test_an_import_of_a_test_module_is_found_in_every_form() -> None:
 
 
 def _imports_of_tests(source: str) -> list[str]:
-    """The dotted names that a module imports from test modules and conftests."""
+    """Return the dotted names that a module imports from test modules and conftests."""
     names: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -249,8 +255,8 @@ def _imports_of_tests(source: str) -> list[str]:
 
 
 def _project_files() -> list[Path]:
-    """Every file that is or would be committed; without git, every file outside hidden folders."""
-    # safe.directory: a clone may belong to somebody else than the one who tests it.
+    """Return every file that is or would be committed; without git, all but hidden folders."""
+    # safe.directory: a clone may belong to another user.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others"]
     try:
         listed = subprocess.run(

@@ -1,6 +1,6 @@
-"""The public names and their signatures, compared with a snapshot: a difference must be intended.
+"""Compares the public names and signatures with a snapshot: a difference must be intended.
 
-`make fix` writes the snapshot and the table in docs/api.md again.
+`make fix` updates the snapshot and the table in docs/api.md.
 """
 
 import ast
@@ -23,7 +23,7 @@ import stenolog
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
-MODULES = ("stenolog", *stenolog._PUBLIC_MODULES)
+MODULES = ("stenolog", *(f"stenolog.{name}" for name in stenolog._PUBLIC_MODULES.split()))
 
 
 def test_the_package_has_at_most_forty_names() -> None:
@@ -90,7 +90,7 @@ def test_api_page_lists_every_name_with_its_import_path() -> None:
 
 
 def _import_path(name: str) -> str:
-    """The module from which the documentation imports a name: the first that has it."""
+    """Return the module from which the documentation imports a name: the first that has it."""
     return next(module for module in MODULES if name in import_module(module).__all__)
 
 
@@ -105,7 +105,7 @@ def _page() -> Iterator[str]:
 
 
 def _summary(thing: object) -> str:
-    """The first sentence of a docstring; the possible values of a type alias."""
+    """Return the first sentence of a docstring, or the possible values of a type alias."""
     if get_origin(thing) is Literal:
         return ", ".join(f"`{value!r}`" for value in get_args(thing))
     paragraph = (inspect.getdoc(thing) or "").partition("\n\n")[0]
@@ -113,7 +113,7 @@ def _summary(thing: object) -> str:
 
 
 def test_public_names_and_signatures_are_unchanged() -> None:
-    # Of a function that is a default, the name; not where it lies.
+    # The name of a function that is a default, without its address.
     described = re.sub(
         r"<function (\w+) at 0x\w+>", r"\1", "".join(f"{line}\n" for line in _describe_package())
     )
@@ -141,12 +141,12 @@ def _describe_class(name: str, thing: type) -> Iterator[str]:
     if issubclass(thing, enum.Enum):
         yield from (f"    {member.name} = {member.value!r}" for member in thing)
         return
-    # A protocol is not called; its __init__ is Python's own, and changes with the version.
+    # A protocol is not called; its __init__ is Python's, and changes with the version.
     is_protocol = getattr(thing, "_is_protocol", False)
     if not is_protocol and ("__init__" in vars(thing) or hasattr(thing, "__struct_fields__")):
         yield f"    {name}{_signature(thing)}"
     ours = [base for base in thing.__mro__ if base.__module__.partition(".")[0] == "stenolog"]
-    # The tests of a contract are not called by users.
+    # Users do not call the tests of a contract.
     hidden = ("_", "test_")
     members = {member for base in ours for member in vars(base) if not member.startswith(hidden)}
     for member in sorted(members):
@@ -163,7 +163,7 @@ def _describe_class(name: str, thing: type) -> Iterator[str]:
 def _signature(thing: object) -> str:
     assert callable(thing)
     text = str(inspect.signature(thing))
-    # Quotes around an annotation and the module a name was imported from differ between files
-    # and between versions of Python, and mean nothing to the caller.
+    # Quotes around an annotation and the module of an imported name differ between files and
+    # versions of Python, and mean nothing to the caller.
     text = re.sub(r"(?<=: |> )'([^']*)'", r"\1", text)
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", text)

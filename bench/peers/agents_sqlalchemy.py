@@ -1,7 +1,8 @@
-"""A peer's side: the OpenAI Agents SDK's SQLAlchemySession, measured in this process.
+"""Benchmark process of a peer: the OpenAI Agents SDK's SQLAlchemySession.
 
-A line on standard input asks for each. Knows nothing of stenolog. The clients are tasks of one
-event loop, each with a session of its own, on one engine that keeps a connection for each of them.
+Each line on standard input requests one measurement. The process does not import stenolog. The
+clients are tasks of one event loop with a session each, on one engine with a connection for each of
+them.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from sqlalchemy.ext.asyncio import (  # type: ignore[import-not-found,unused-ign
 
 
 class Client:
-    """One session."""
+    """A client with one session."""
 
     def __init__(self, engine: Any, messages: list[Any]) -> None:
         self._session = SQLAlchemySession(uuid4().hex, engine=engine)
         self._messages = cycle(messages)
 
     async def append(self) -> float:
-        """One more message, durable; how long it took."""
+        """Append one message durably and return how long it took."""
         message = next(self._messages)
         start = perf_counter()
         await self._session.add_items([message])
@@ -38,18 +39,18 @@ class Client:
 
 
 async def rate(clients: list[Client], seconds: float) -> dict[str, Any]:
-    """All of them at once, for so long."""
-    each: list[float] = []
+    """Let all clients append at once for `seconds`."""
+    durations: list[float] = []
     start = perf_counter()
 
     async def work(client: Client) -> None:
         while perf_counter() < start + seconds:
-            each.append(await client.append())
+            durations.append(await client.append())
 
     async with asyncio.TaskGroup() as group:
         for client in clients:
             group.create_task(work(client))
-    return {"seconds": perf_counter() - start, "each": each}
+    return {"seconds": perf_counter() - start, "durations": durations}
 
 
 async def main(folder: Path, url: str, count: int) -> None:
@@ -61,13 +62,13 @@ async def main(folder: Path, url: str, count: int) -> None:
     await SQLAlchemySession("first", engine=engine, create_tables=True).get_items()
     clients = [Client(engine, messages) for _ in range(count)]
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         gc.collect()
-        match asked["what"]:
+        match request["command"]:
             case "append":
-                answer: object = [await clients[0].append() for _ in range(asked["times"])]
+                answer: object = [await clients[0].append() for _ in range(request["times"])]
             case "rate":
-                answer = await rate(clients, asked["seconds"])
+                answer = await rate(clients, request["seconds"])
         print(json.dumps(answer), flush=True)
     await engine.dispose()
 

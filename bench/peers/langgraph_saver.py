@@ -1,9 +1,9 @@
-"""A peer's side: LangGraph's PostgresSaver, measured in this process.
+"""Benchmark process of a peer: LangGraph's PostgresSaver.
 
-A line on standard input asks for each. Knows nothing of stenolog. What a chat graph stores after
-each message is one checkpoint, with all messages so far in it; the writes of its tasks, which a
-graph stores as well, are left out. Each client has a saver and a connection of its own: a saver
-lets in one caller at a time.
+Each line on standard input requests one measurement. The process does not import stenolog. A chat
+graph stores one checkpoint after each message, with all messages so far; the task writes that a
+graph also stores are left out. Each client has its own saver and connection, because a saver serves
+one caller at a time.
 """
 
 import gc
@@ -25,34 +25,34 @@ from langgraph.checkpoint.postgres import (  # type: ignore[import-not-found,unu
     PostgresSaver,
 )
 
-CONVERSATION = 100
-"""A checkpoint holds so many messages at most; then another conversation begins."""
+MAX_MESSAGES = 100
+"""Maximum number of messages in a checkpoint; then the next conversation starts."""
 
 
 class Client:
-    """One conversation after the other."""
+    """A client with one conversation after the other."""
 
     def __init__(self, url: str, messages: list[Any]) -> None:
-        self._opened = PostgresSaver.from_conn_string(url)
-        self.saver = self._opened.__enter__()
+        self._connection = PostgresSaver.from_conn_string(url)
+        self.saver = self._connection.__enter__()
         self._messages = cycle(messages)
-        self._begin()
+        self._start_conversation()
 
-    def _begin(self) -> None:
-        self._said: list[Any] = []
+    def _start_conversation(self) -> None:
+        self._conversation: list[Any] = []
         self._config: Any = {"configurable": {"thread_id": uuid4().hex, "checkpoint_ns": ""}}
         self._version: Any = None
 
     def append(self) -> float:
-        """One more message, durable; how long it took."""
-        step = len(self._said)
-        self._said.append(next(self._messages))
+        """Append one message durably and return how long it took."""
+        step = len(self._conversation)
+        self._conversation.append(next(self._messages))
         self._version = self.saver.get_next_version(self._version, None)
         checkpoint = {
             "v": 4,
             "id": str(uuid6(clock_seq=step)),
             "ts": datetime.now(UTC).isoformat(),
-            "channel_values": {"messages": self._said},
+            "channel_values": {"messages": self._conversation},
             "channel_versions": {"messages": self._version},
             "versions_seen": {},
             "updated_channels": ["messages"],
@@ -63,27 +63,29 @@ class Client:
             self._config, checkpoint, metadata, {"messages": self._version}
         )
         took = perf_counter() - start
-        if len(self._said) == CONVERSATION:
-            self._begin()
+        if len(self._conversation) == MAX_MESSAGES:
+            self._start_conversation()
         return took
 
     def close(self) -> None:
-        """Let go of the connection."""
-        self._opened.__exit__(None, None, None)
+        """Close the connection."""
+        self._connection.__exit__(None, None, None)
 
 
 def rate(clients: list[Client], seconds: float) -> dict[str, Any]:
-    """All of them at once, for so long."""
-    each: list[list[float]] = [[] for _ in clients]
+    """Let all clients append at once for `seconds`."""
+    durations: list[list[float]] = [[] for _ in clients]
     gate = threading.Barrier(len(clients) + 1)
     stop = threading.Event()
 
-    def work(client: Client, found: list[float]) -> None:
+    def work(client: Client, own: list[float]) -> None:
         gate.wait()
         while not stop.is_set():
-            found.append(client.append())
+            own.append(client.append())
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(clients, each, strict=True)]
+    threads = [
+        threading.Thread(target=work, args=pair) for pair in zip(clients, durations, strict=True)
+    ]
     for thread in threads:
         thread.start()
     gate.wait()
@@ -92,7 +94,10 @@ def rate(clients: list[Client], seconds: float) -> dict[str, Any]:
     stop.set()
     for thread in threads:
         thread.join()
-    return {"seconds": perf_counter() - start, "each": [took for found in each for took in found]}
+    return {
+        "seconds": perf_counter() - start,
+        "durations": [took for own in durations for took in own],
+    }
 
 
 def main(folder: Path, url: str, count: int) -> None:
@@ -101,13 +106,13 @@ def main(folder: Path, url: str, count: int) -> None:
     clients = [Client(url, messages) for _ in range(count)]
     clients[0].saver.setup()
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         gc.collect()
-        match asked["what"]:
+        match request["command"]:
             case "append":
-                answer: object = [clients[0].append() for _ in range(asked["times"])]
+                answer: object = [clients[0].append() for _ in range(request["times"])]
             case "rate":
-                answer = rate(clients, asked["seconds"])
+                answer = rate(clients, request["seconds"])
         print(json.dumps(answer), flush=True)
     for client in clients:
         client.close()

@@ -1,6 +1,6 @@
-"""The peer's side: reads of the OpenAI Agents SDK's SQLiteSession, measured in this process.
+"""Benchmark process of a peer: the OpenAI Agents SDK's SQLiteSession.
 
-A line on standard input asks for each. Knows nothing of stenolog.
+Each line on standard input requests one measurement. The process does not import stenolog.
 """
 
 import asyncio
@@ -17,59 +17,59 @@ from agents import SQLiteSession  # type: ignore[import-not-found,unused-ignore]
 
 
 def touch(messages: list[dict[str, Any]]) -> int:
-    """Look at every field once, as a caller does that hands them to a model."""
-    found = 0
+    """Access every field once, as a caller does that passes the messages to a model."""
+    count = 0
     for message in messages:
         for value in message.values():
             if value is not None:
-                found += 1
-    return found
+                count += 1
+    return count
 
 
 async def cold(file: Path, times: int) -> list[float]:
-    """A new session object for each read."""
-    found = []
+    """Time reads that each create a new session object."""
+    durations = []
     for _ in range(times):
         start = perf_counter()
         session = SQLiteSession("bench", file)
         touch(await session.get_items())
-        found.append(perf_counter() - start)
+        durations.append(perf_counter() - start)
         session.close()
-    return found
+    return durations
 
 
 async def ready(session: Any, times: int) -> list[float]:
-    """The object is there and its connection is open."""
-    found = []
+    """Time reads of an existing session object with an open connection."""
+    durations = []
     for _ in range(times):
         start = perf_counter()
         touch(await session.get_items())
-        found.append(perf_counter() - start)
-    return found
+        durations.append(perf_counter() - start)
+    return durations
 
 
 async def call(session: Any, times: int) -> list[float]:
-    """The same, and nobody looks at what came back."""
-    found = []
+    """Time reads without accessing the result."""
+    durations = []
     for _ in range(times):
         start = perf_counter()
         await session.get_items()
-        found.append(perf_counter() - start)
-    return found
+        durations.append(perf_counter() - start)
+    return durations
 
 
 async def append(session: Any, message: dict[str, Any], times: int) -> list[float]:
-    """One message after the other, each committed."""
-    found = []
+    """Time appends of one message, each committed."""
+    durations = []
     for _ in range(times):
         start = perf_counter()
         await session.add_items([message])
-        found.append(perf_counter() - start)
-    return found
+        durations.append(perf_counter() - start)
+    return durations
 
 
 def about() -> dict[str, str]:
-    """Which peer this is; how it syncs is an option of the SQLite build."""
+    """Return name and versions of the peer, and how its SQLite build syncs."""
     with sqlite3.connect(":memory:") as connection:
         options = {name for (name,) in connection.execute("pragma compile_options")}
     level = [name for name in options if name.startswith("DEFAULT_WAL_SYNCHRONOUS")]
@@ -89,24 +89,24 @@ async def main(folder: Path) -> None:
     if not await session.get_items(limit=1):
         for message in messages:
             await session.add_items([message])
-    appended = SQLiteSession("append", folder / "append.db")
+    append_session = SQLiteSession("append", folder / "append.db")
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         gc.collect()
-        match asked["what"]:
+        match request["command"]:
             case "about":
                 answer: object = about()
             case "append":
-                answer = await append(appended, messages[0], asked["times"])
+                answer = await append(append_session, messages[0], request["times"])
             case "cold":
-                answer = await cold(file, asked["times"])
+                answer = await cold(file, request["times"])
             case "ready":
-                answer = await ready(session, asked["times"])
+                answer = await ready(session, request["times"])
             case "call":
-                answer = await call(session, asked["times"])
+                answer = await call(session, request["times"])
         print(json.dumps(answer), flush=True)
     session.close()
-    appended.close()
+    append_session.close()
 
 
 if __name__ == "__main__":

@@ -18,26 +18,14 @@ from stenolog.errors import (
     StoreUnavailable,
     UsageError,
 )
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Lease, SessionView, Store
 from stenolog.stores.open_store import open_store
 
 _PUBLIC_MODULES = (
-    "stenolog.agent",
-    "stenolog.catalog",
-    "stenolog.context",
-    "stenolog.errors",
-    "stenolog.memory",
-    "stenolog.providers",
-    "stenolog.records",
-    "stenolog.redaction",
-    "stenolog.sessions",
-    "stenolog.settings",
-    "stenolog.stores",
-    "stenolog.testing",
-    "stenolog.tokens",
-    "stenolog.transfer",
+    "agent catalog context errors memory providers records redaction sessions settings stores "
+    "testing tokens transfer"
 )
 """Modules with public names that this package does not export."""
 
@@ -63,29 +51,26 @@ if TYPE_CHECKING:
     __version__: str
 else:
     # Imported on first use, so that a program does not wait for parts that it does not need.
-    _find_name, __dir__ = lazy_exports(
+    _, _find_name, __dir__ = lazy_exports(
         __name__,
         {
-            "AgentInstance": "stenolog.agent.instance",
-            "AgentLoop": "stenolog.agent.loop",
-            "AgentRegistry": "stenolog.agent.instance",
-            "AgentSpec": "stenolog.agent.spec",
-            "AsyncStore": "stenolog.stores.async_store",
-            "Context": "stenolog.context.context",
-            "InMemoryStore": "stenolog.stores.in_memory",
-            "InboundMessage": "stenolog.agent.turn_events",
-            "JSONLBackend": "stenolog.sessions.session_store",
-            "JSONLStore": "stenolog.stores.jsonl",
-            "Limits": "stenolog.context.window",
-            "Memory": "stenolog.memory.facade",
-            "PostgresStore": "stenolog.stores.postgres",
-            "SQLiteStore": "stenolog.stores.sqlite",
-            "SessionManager": "stenolog.sessions.session_manager",
-            "SessionStore": "stenolog.sessions.session_store",
-            "open_catalog": "stenolog.catalog.index",
-            "open_memory": "stenolog.memory.facade",
-            "open_sessions": "stenolog.transfer.open_sessions",
-            "tool": "stenolog.agent.tools",
+            "stenolog.agent.instance": "AgentInstance AgentRegistry",
+            "stenolog.agent.loop": "AgentLoop",
+            "stenolog.agent.spec": "AgentSpec",
+            "stenolog.agent.tools": "tool",
+            "stenolog.agent.turn_events": "InboundMessage",
+            "stenolog.catalog.index": "open_catalog",
+            "stenolog.context.context": "Context",
+            "stenolog.context.window": "Limits",
+            "stenolog.memory.facade": "Memory open_memory",
+            "stenolog.sessions.session_manager": "SessionManager",
+            "stenolog.sessions.session_store": "JSONLBackend SessionStore",
+            "stenolog.stores.async_store": "AsyncStore",
+            "stenolog.stores.in_memory": "InMemoryStore",
+            "stenolog.stores.jsonl": "JSONLStore",
+            "stenolog.stores.postgres": "PostgresStore",
+            "stenolog.stores.sqlite": "SQLiteStore",
+            "stenolog.transfer.open_sessions": "open_sessions",
         },
     )
 
@@ -97,10 +82,10 @@ else:
         try:
             return _find_name(name)
         except AttributeError:
-            for module in _PUBLIC_MODULES if not name.startswith("_") else ():
-                if name in import_module(module).__all__:
-                    hint = f"stenolog.{name} does not exist: use `from {module} import {name}`"
-                    raise AttributeError(hint) from None
+            for module in _PUBLIC_MODULES.split() if not name.startswith("_") else ():
+                if name in import_module(f"stenolog.{module}").__all__:
+                    advice = f"use `from stenolog.{module} import {name}`"
+                    raise AttributeError(f"stenolog.{name} does not exist: {advice}") from None
             raise
 
 

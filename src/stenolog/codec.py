@@ -2,7 +2,7 @@
 
 The fast codec (msgspec) changes some values silently: NaN becomes null, bytes become text, numeric
 keys become text, equal keys are merged. So the encoded payload is decoded again and compared with
-the input. Only if they differ is the object searched for the field that cannot be stored.
+the input. If they differ, the object is searched for the field that cannot be stored.
 """
 
 import math
@@ -48,7 +48,7 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
     if isinstance(message, Message):
         return message.to_json()
     if not isinstance(message, Mapping):
-        raise RefusedMessage("", f"a message is a mapping, not {_kind_of(message)}")
+        raise RefusedMessage("", f"a message is a mapping, not {_type_name(message)}")
     try:
         fields = dict(message)
     except Exception as error:
@@ -56,7 +56,7 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
     return encode_object(fields)
 
 
-def _kind_of(message: object) -> str:
+def _type_name(message: object) -> str:
     """Return the type name of a message, with a hint for pydantic objects of the OpenAI client."""
     hint = "; pass message.model_dump(exclude_none=True)" if hasattr(message, "model_dump") else ""
     return type(message).__name__ + hint
@@ -66,10 +66,10 @@ def encode_object(fields: dict[str, Any]) -> bytes:
     """Return bytes that decode to the same object. Raises RefusedMessage."""
     try:
         payload = _encode(fields)
-        same = _is_all_text(fields) or _decode(payload) == fields  # guard: nan-refused
+        is_lossless = _is_all_text(fields) or _decode(payload) == fields  # guard: nan-refused
     except (TypeError, ValueError, RuntimeError, OverflowError, msgspec.MsgspecError):
-        payload, same = b"", False
-    if not same:
+        payload, is_lossless = b"", False
+    if not is_lossless:
         try:
             payload = _encode_slowly(fields)
         except RuntimeError as error:
@@ -79,7 +79,7 @@ def encode_object(fields: dict[str, Any]) -> bytes:
         raise RefusedMessage("", f"{size:,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}")
     # The nesting depth is at most the number of brackets, which is nearly always below the limit.
     if size > 2 * MAX_DEPTH and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH:
-        _check(fields, "", 1)
+        _check_value(fields, "", 1)
     return payload
 
 
@@ -93,28 +93,28 @@ def _is_all_text(fields: dict[str, Any]) -> bool:
 
 def _encode_slowly(fields: dict[str, Any]) -> bytes:
     """Encode a value that the fast codec rejects or changes. Raises RefusedMessage."""
-    _check(fields, "", 1)
+    _check_value(fields, "", 1)
     try:
         payload = _encode(fields)
     except (TypeError, ValueError):
         # The fast codec rejects lone surrogates and subclasses of str, int and float.
-        payload = _dumps(fields, separators=(",", ":"), allow_nan=False).encode()
-    if decode_object(payload) != _plain(fields):
-        raise RefusedMessage("", "it does not come back from JSON as it was given")
+        payload = _encode_with_json(fields, separators=(",", ":"), allow_nan=False).encode()
+    if decode_object(payload) != _as_decoded(fields):
+        raise RefusedMessage("", "JSON would change its value")
     return payload
 
 
-def _dumps(value: Any, **options: Any) -> str:
+def _encode_with_json(value: Any, **options: Any) -> str:
     """Encode with the standard library, imported on first use."""
     import json
 
     return json.dumps(value, **options)
 
 
-def _check(value: Any, field: str, depth: int) -> None:
+def _check_value(value: Any, field: str, depth: int) -> None:
     """Raise RefusedMessage for the first value in the message that JSON cannot represent."""
     if isinstance(value, Mapping | list | tuple) and depth > MAX_DEPTH:
-        raise RefusedMessage(_shortened(field), f"nested more than {MAX_DEPTH} deep, or in a cycle")
+        raise RefusedMessage(_shorten(field), f"nested more than {MAX_DEPTH} deep, or in a cycle")
     match value:
         case None | bool():
             pass
@@ -132,10 +132,10 @@ def _check(value: Any, field: str, depth: int) -> None:
                         field, f"the key {name!r} is {type(name).__name__}, not text"
                     )
                 _check_text(name, field)
-                _check(part, f"{field}.{name}" if field else name, depth + 1)
+                _check_value(part, f"{field}.{name}" if field else name, depth + 1)
         case list() | tuple():
             for index, part in enumerate(value):
-                _check(part, f"{field}[{index}]", depth + 1)
+                _check_value(part, f"{field}[{index}]", depth + 1)
         case _:
             raise RefusedMessage(field, f"{type(value).__name__} is not JSON")
 
@@ -146,8 +146,8 @@ def _check_text(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-        if joined != text:
+        joined_text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        if joined_text != text:
             raise RefusedMessage(
                 field, "a surrogate pair is held as two characters; join them into one"
             ) from None
@@ -160,20 +160,20 @@ def _check_digits(number: int, field: str) -> None:
         raise RefusedMessage(field, f"an integer of more than {limit:,} digits")
 
 
-def _plain(value: Any) -> Any:
+def _as_decoded(value: Any) -> Any:
     """Return the value with tuples replaced by lists, as JSON decodes it."""
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _as_decoded(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_as_decoded(part) for part in value]
     return value
 
 
-def _shortened(field: str) -> str:
+def _shorten(field: str) -> str:
     return field if len(field) <= 80 else field[:79] + "…"
 
 
-def digest(payloads: Sequence[bytes]) -> str:
+def payload_digest(payloads: Sequence[bytes]) -> str:
     """Return a digest of messages that were appended with one idempotency key."""
     # Imported only when an idempotency key is used.
     from hashlib import blake2b
@@ -213,10 +213,10 @@ def check_once(token: str | None) -> None:
 def check_times(at: Sequence[datetime], count: int) -> list[str]:
     """Return the times of `count` messages in stored form. Raises UsageError."""
     if not isinstance(at, Sequence) or len(at) != count:
-        raise UsageError(f"at: one time for each of {count:,} messages is wanted")
+        raise UsageError(f"at must have one time for each of {count:,} messages")
     for moment in at:
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
-            raise UsageError(f"at: {moment!r} is no datetime that knows its offset from UTC")
+            raise UsageError(f"at must have datetimes with a time zone, not {moment!r}")
     try:
         # strftime omits the leading zeros of early years.
         moments = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
@@ -228,19 +228,17 @@ def check_times(at: Sequence[datetime], count: int) -> list[str]:
 # --- a line of a log -------------------------------------------------------------------------
 
 LINE_START: Final = b'{"kind":"'
-_TAIL: Final = 18  # ,"crc":"0123abcd"}
-_TAIL_FORMAT: Final = b',"crc":"%08x"}'
-_HIGHEST_SEQ: Final = 1 << 63
-_MOST_STARTS: Final = 64
-_CRC_TAIL: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
+_CRC_LENGTH: Final = 18  # ,"crc":"0123abcd"}
+_CRC_FORMAT: Final = b',"crc":"%08x"}'
+_SEQ_LIMIT: Final = 1 << 63
+_MAX_RECORD_STARTS: Final = 64
+_CRC_FIELD: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 
-_decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode
-decode_lines = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode_lines
-"""Return all records of a buffer of intact lines.
-
-Raises an error of msgspec if a line has an unknown kind or a lone surrogate. The caller then parses
-the lines one by one.
-"""
+_record_decoder = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord)
+_decode_record = _record_decoder.decode
+# Decodes a buffer of intact lines. Raises an error of msgspec if a line has an unknown kind or a
+# lone surrogate. The caller then parses the lines one by one.
+decode_lines = _record_decoder.decode_lines
 
 
 def plain_line(seq: int, at: str, payload: bytes) -> bytes:
@@ -259,15 +257,10 @@ def message_line(
     once: str | None = None,
 ) -> bytes:
     """Return the line of a message, including the newline."""
-    extra = b""
-    if joined:
-        extra = b',"joined":true'
-    if part is not None:
-        extra += b',"part":[%d,%d]' % part
+    token = b""
     if once is not None:
-        extra += b',"once":' + _dumps(once, ensure_ascii=not once.isprintable()).encode()
-    line = b'{"kind":"message","seq":%d,"at":"%b"%b,"body":%b' % (seq, at.encode(), extra, payload)
-    return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
+        token = b',"once":' + _encode_with_json(once, ensure_ascii=not once.isprintable()).encode()
+    return _line(b"message", seq, at, _batch_fields(joined=joined, part=part) + token, payload)
 
 
 def control_line(
@@ -284,23 +277,24 @@ def control_line(
         payload = _encode(body)
     except (UnicodeEncodeError, TypeError):
         # Lone surrogates, and subclasses of str.
-        payload = _dumps(msgspec.to_builtins(body), separators=(",", ":")).encode()
-    extra = b',"joined":true' if joined else b""
-    if part is not None:
-        extra += b',"part":[%d,%d]' % part
-    line = b'{"kind":"%b","seq":%d,"at":"%b"%b,"body":%b' % (
-        kind.encode(),
-        seq,
-        at.encode(),
-        extra,
-        payload,
-    )
+        payload = _encode_with_json(msgspec.to_builtins(body), separators=(",", ":")).encode()
+    return _line(kind.encode(), seq, at, _batch_fields(joined=joined, part=part), payload)
+
+
+def _batch_fields(*, joined: bool, part: Span | None) -> bytes:
+    fields = b',"joined":true' if joined else b""
+    return fields if part is None else fields + b',"part":[%d,%d]' % part
+
+
+def _line(kind: bytes, seq: int, at: str, fields: bytes, payload: bytes) -> bytes:
+    envelope = (kind, seq, at.encode(), fields, payload)
+    line = b'{"kind":"%b","seq":%d,"at":"%b"%b,"body":%b' % envelope
     return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
 
 
-def intact(line: bytes) -> bool:
+def is_intact(line: bytes) -> bool:
     """Whether the checksum of a line (without its newline) is correct."""
-    return line[-_TAIL:] == _TAIL_FORMAT % crc32(line[:-_TAIL])  # guard: record-crc
+    return line[-_CRC_LENGTH:] == _CRC_FORMAT % crc32(line[:-_CRC_LENGTH])  # guard: record-crc
 
 
 def count_intact(buffer: bytes) -> int | None:
@@ -309,26 +303,26 @@ def count_intact(buffer: bytes) -> int | None:
     crcs, tails = [], []
     start = 0
     while (end := find(b"\n", start)) >= 0:
-        crcs.append(crc32(buffer[start : end - _TAIL]))
-        tails.append(buffer[end - _TAIL : end])
+        crcs.append(crc32(buffer[start : end - _CRC_LENGTH]))
+        tails.append(buffer[end - _CRC_LENGTH : end])
         start = end + 1
     # Comparing the ends of all lines at once is faster than comparing line by line.
-    if start < len(buffer) or b"".join(tails) != (_TAIL_FORMAT * len(tails)) % tuple(crcs):
+    if start < len(buffer) or b"".join(tails) != (_CRC_FORMAT * len(tails)) % tuple(crcs):
         return None
     return len(tails)
 
 
 def parse_line(line: bytes) -> Record | None:
     """Return the record in a line (without its newline), or None if the line is damaged."""
-    if not line.startswith(LINE_START) or not intact(line):
+    if not line.startswith(LINE_START) or not is_intact(line):
         return None
     try:
         record: Record = _decode_record(line)
     except msgspec.ValidationError:
-        return _unknown(line)
+        return _unknown_record(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_escaped(line)
-    return record if 0 < record.seq < _HIGHEST_SEQ else None
+    return record if 0 < record.seq < _SEQ_LIMIT else None
 
 
 def salvage(line: bytes) -> list[Record]:
@@ -338,15 +332,15 @@ def salvage(line: bytes) -> list[Record]:
     inside another one follows a colon, a comma or a bracket.
     """
     records: list[Record] = []
-    end = tried = 0
-    for start in _starts(line):
+    end = tried_starts = 0
+    for start in _record_starts(line):
         if start < end:
             continue
-        tried += 1
-        if tried > _MOST_STARTS + 2 * len(records):
+        tried_starts += 1
+        if tried_starts > _MAX_RECORD_STARTS + 2 * len(records):
             break  # limits the work for garbage that looks like records
         crc, summed_upto = 0, start
-        for tail in _CRC_TAIL.finditer(line, start):
+        for tail in _CRC_FIELD.finditer(line, start):
             crc, summed_upto = crc32(line[summed_upto : tail.start()], crc), tail.start()
             if int(tail[1], 16) == crc:
                 record = parse_line(line[start : tail.end()])
@@ -357,7 +351,7 @@ def salvage(line: bytes) -> list[Record]:
     return records
 
 
-def _starts(line: bytes) -> Iterator[int]:
+def _record_starts(line: bytes) -> Iterator[int]:
     start = line.find(LINE_START)
     while start >= 0:
         if line[start - 1 : start] not in (b":", b",", b"["):
@@ -365,12 +359,12 @@ def _starts(line: bytes) -> Iterator[int]:
         start = line.find(LINE_START, start + 1)
 
 
-def re_sign(line: bytes) -> bytes | None:
+def correct_checksum(line: bytes) -> bytes | None:
     """Return a line with its checksum corrected, or None if the line is not a complete record."""
-    text = line[:-_TAIL] if line[-_TAIL:-10] == b',"crc":"' else None
-    if text is None:
+    if line[-_CRC_LENGTH:-10] != b',"crc":"':
         return None
-    signed = text + _TAIL_FORMAT % crc32(text)
+    text = line[:-_CRC_LENGTH]
+    signed = text + _CRC_FORMAT % crc32(text)
     try:
         record = parse_line(signed)
         signed.decode()
@@ -397,23 +391,23 @@ def _parse_escaped(line: bytes) -> Record | None:
 
     This function locates the payload by its position and decodes the envelope with `json`.
     """
-    envelope = _envelope(line)
+    envelope = _read_envelope(line)
     kind = envelope.get("kind")
     try:
         if kind == "message":
             start = line.find(b',"body":') + len(b',"body":')
-            envelope["body"] = Raw(line[start:-_TAIL])
+            envelope["body"] = Raw(line[start:-_CRC_LENGTH])
             return msgspec.convert(envelope, Message)
         if kind in ("state", "change", "void"):
             return msgspec.convert(envelope, StateRecord | ChangeRecord | VoidRecord)
     except msgspec.ValidationError:
         pass
-    return _unknown(line)
+    return _unknown_record(line)
 
 
-def _unknown(line: bytes) -> UnknownRecord | None:
+def _unknown_record(line: bytes) -> UnknownRecord | None:
     """Return the record of an intact line whose kind or format is newer than this code."""
-    envelope = _envelope(line)
+    envelope = _read_envelope(line)
     if envelope.get("kind") == "state":
         body = envelope.get("body")
         version = body.get("format") if isinstance(body, dict) else None
@@ -428,7 +422,7 @@ def _unknown(line: bytes) -> UnknownRecord | None:
         return None
 
 
-def _envelope(line: bytes) -> dict[str, Any]:
+def _read_envelope(line: bytes) -> dict[str, Any]:
     import json
 
     try:

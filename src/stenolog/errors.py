@@ -78,7 +78,7 @@ class UsageError(StenologError):
 
 
 class InvalidKey(UsageError):
-    """The key is not a non-empty string of at most 1,024 bytes of UTF-8."""
+    """The key is empty, not a string, or longer than 1,024 bytes of UTF-8."""
 
 
 class RefusedMessage(UsageError):
@@ -124,7 +124,7 @@ class NoSuchNote(UsageError):
 
     def __init__(self, id: str) -> None:
         self.id = id
-        super().__init__(f"there is no note {id!r}; `steno memory list` shows the ones there are")
+        super().__init__(f"there is no note {id!r}; `steno memory list` lists the notes")
 
 
 class NothingToUndo(UsageError):
@@ -169,7 +169,7 @@ class LeaseLost(UsageError):
     """Another process has the lease now; nothing was written."""
 
     def __init__(
-        self, key: str, epoch: int, *, reason: str = "has run out and another one was given"
+        self, key: str, epoch: int, *, reason: str = "has expired and another one was granted"
     ) -> None:
         self.key = key
         self.epoch = epoch
@@ -248,7 +248,7 @@ class ModelUnavailable(StenologError):
 
 
 class DamagedStore(StenologError):
-    """Stored data is damaged; `steno doctor` reports what and where."""
+    """Stored data is damaged; `steno doctor` names the damaged files and records."""
 
 
 class ForeignLog(DamagedStore):

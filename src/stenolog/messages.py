@@ -8,6 +8,7 @@ module accept any value and never raise.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeGuard
 
 import msgspec
@@ -117,7 +118,7 @@ class UnknownPart(Struct, frozen=True):
 
     @property
     def text(self) -> str | None:
-        """The field `text` of the part; empty if the field is not a string."""
+        """The field `text` of the part; None if the field is not a string."""
         text = self.value.get("text") if isinstance(self.value, Mapping) else None
         return text if isinstance(text, str) else None
 
@@ -136,21 +137,22 @@ def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
     yield from _thinking_fields(body)
     content = body.get("content")
     if body.get("role") in ("tool", "function"):
-        id = _text(body.get("tool_call_id"))
+        id = _nonempty_text(body.get("tool_call_id"))
         yield ToolResult(id=id, content=content, value=body, in_content=False)
     else:
         yield from read_content(content)
     if (refusal := body.get("refusal")) is not None:
         is_text = isinstance(refusal, str)
         yield TextPart(refusal, refusal) if is_text else UnknownPart("refusal", refusal, "refusal")
-    if (audio := body.get("audio")) is not None:
-        is_audio = _is_mapping(audio)
-        yield _spoken(audio) if is_audio else UnknownPart("audio", audio, "audio")
+    if _is_mapping(audio := body.get("audio")):
+        yield FilePart("audio", "", audio, audio.get("transcript"), "transcript")
+    elif audio is not None:
+        yield UnknownPart("audio", audio, "audio")
     for name in ("tool_calls", "function_call"):
         if (calls := body.get(name)) is not None:
             for call in calls if name == "tool_calls" and isinstance(calls, list) else [calls]:
-                known = _is_mapping(call)
-                yield read_listed_call(call) if known else UnknownPart(name, call, name)
+                is_object = _is_mapping(call)
+                yield read_listed_call(call) if is_object else UnknownPart(name, call, name)
 
 
 def read_content(content: Any) -> Iterator[Part]:
@@ -172,12 +174,12 @@ def read_part(part: Any) -> Part:
         return UnknownPart("", part)
     kind = part.get("type")
     if kind is None:
-        return TextPart(part["text"], part, "text") if _has_text(part) else UnknownPart("", part)
+        return _read_text(part) or UnknownPart("", part)
     if not isinstance(kind, str):
         return UnknownPart("", part)
     reader = _READERS.get(kind)
     if reader is None:
-        reader = next((read for end, read in _READERS_BY_END if kind.endswith(end)), None)
+        reader = next((read for end, read in _READERS_BY_SUFFIX if kind.endswith(end)), None)
     typed_part = None if reader is None else reader(part)
     return UnknownPart(kind, part) if typed_part is None else typed_part
 
@@ -190,8 +192,8 @@ def read_listed_call(call: Mapping[str, Any]) -> ToolCall:
     if not _is_mapping(inner):
         inner, field = call, ""
     return ToolCall(
-        id=_text(call.get("id")),
-        name=_text(inner.get("name")) or UNNAMED,
+        id=_nonempty_text(call.get("id")),
+        name=_nonempty_text(inner.get("name")) or UNNAMED,
         arguments=inner.get("arguments", inner.get("input")),
         value=call,
         field=field,
@@ -204,7 +206,7 @@ def unread_fields(body: Mapping[str, Any]) -> Body:
     item = _read_item(body)
     if item is None or isinstance(item, UnknownPart):
         return {name: value for name, value in body.items() if name not in _READ_FIELDS}
-    if isinstance(item, ToolCall) and not any(name in body for name in _ARGUMENTS):
+    if isinstance(item, ToolCall) and not any(name in body for name in _ARGUMENT_FIELDS):
         return {}
     return {name: value for name, value in body.items() if name not in _ITEM_FIELDS}
 
@@ -226,12 +228,12 @@ _READ_FIELDS: Final = frozenset(
         *REASONING_FIELDS,
     }
 )
-_ARGUMENTS: Final = ("arguments", "input", "args")
+_ARGUMENT_FIELDS: Final = ("arguments", "input", "args")
 _RESULT_FIELDS: Final = ("output", "outputs", "results", "result")
 """Fields of a Responses item that may contain the result of its call."""
 _ITEM_FIELDS: Final = frozenset(
     {
-        *("type", "id", "call_id", "tool_use_id", "status", "name", *_ARGUMENTS),
+        *("type", "id", "call_id", "tool_use_id", "status", "name", *_ARGUMENT_FIELDS),
         *("content", "summary", *_RESULT_FIELDS),
     }
 )
@@ -248,7 +250,7 @@ def _read_item(body: Mapping[str, Any]) -> Part | None:
 
 
 def _with_result(part: Part) -> Iterator[Part]:
-    """Yield a part, then the result of its call if the Responses item contains that, too."""
+    """Yield a part, then the result of its call if the Responses item also contains the result."""
     yield part
     if isinstance(part, ToolCall) and part.in_content:
         for name in _RESULT_FIELDS:
@@ -263,30 +265,26 @@ def _thinking_fields(body: Mapping[str, Any]) -> Iterator[Part]:
         value = body.get(name)
         if isinstance(value, str | list):
             if value:
-                yield ThinkingPart(_joined(value), value, name, in_content=False)
+                yield ThinkingPart(_join_thinking(value), value, name, in_content=False)
         elif value is not None:
             yield UnknownPart(name, value, name)
 
 
-def _read_text(part: Mapping[str, Any]) -> TextPart | None:
-    return TextPart(part["text"], part, "text") if _has_text(part) else None
-
-
-def _read_refusal(part: Mapping[str, Any]) -> TextPart | None:
-    refusal = part.get("refusal")
-    return TextPart(refusal, part, "refusal") if isinstance(refusal, str) else None
+def _read_text(part: Mapping[str, Any], field: str = "text") -> TextPart | None:
+    text = part.get(field)
+    return TextPart(text, part, field) if isinstance(text, str) else None
 
 
 def _read_thinking(part: Mapping[str, Any]) -> ThinkingPart:
-    for field in _THOUGHTS:
-        if text := _joined(part.get(field)):
+    for field in _THINKING_TEXT_FIELDS:
+        if text := _join_thinking(part.get(field)):
             return ThinkingPart(text, part, field)
     # Providers may omit the text and send only its signature.
-    empty = next((field for field in _THOUGHTS if isinstance(part.get(field), str)), "")
+    empty = next((field for field in _THINKING_TEXT_FIELDS if isinstance(part.get(field), str)), "")
     return ThinkingPart("", part, empty)
 
 
-def _joined(value: Any) -> str:
+def _join_thinking(value: Any) -> str:
     """Return thinking as one text; `value` is a string or a list of blocks."""
     if isinstance(value, str):
         return value
@@ -298,11 +296,11 @@ def _joined(value: Any) -> str:
 def _block_text(block: Any) -> str:
     if isinstance(block, str):
         return block
-    texts = (block.get(name) for name in _THOUGHTS) if _is_mapping(block) else ()
+    texts = (block.get(name) for name in _THINKING_TEXT_FIELDS) if _is_mapping(block) else ()
     return next((text for text in texts if isinstance(text, str)), "")
 
 
-_THOUGHTS: Final = ("thinking", "text", "reasoning", "summary", "content")
+_THINKING_TEXT_FIELDS: Final = ("thinking", "text", "reasoning", "summary", "content")
 
 
 def _read_image(part: Mapping[str, Any]) -> ImagePart:
@@ -315,7 +313,7 @@ def _read_image(part: Mapping[str, Any]) -> ImagePart:
         url = f"data:{kind};base64,{data}" if data else None
         if url is None and _is_mapping(source):
             url = source.get("url")
-    return ImagePart(_text(url) or "", part, _text(detail) or "")
+    return ImagePart(_nonempty_text(url) or "", part, _nonempty_text(detail) or "")
 
 
 def _read_file(part: Mapping[str, Any]) -> FilePart:
@@ -324,46 +322,42 @@ def _read_file(part: Mapping[str, Any]) -> FilePart:
     inner: Mapping[str, Any] = next((source for source in sources if _is_mapping(source)), {})
     names = (inner.get("filename"), part.get("filename"), part.get("title"), part.get("name"))
     name = next((name for name in names if isinstance(name, str)), "")
-    word: Any = next((word for word in ("audio", "video") if word in kind), "file")
+    media: Any = next((media for media in ("audio", "video") if media in kind), "file")
     if inner.get("type") == "text":
-        return FilePart(word, name, part, inner.get("data"), "source")
+        return FilePart(media, name, part, inner.get("data"), "source")
     field = "source" if "content" in inner else "content"
-    return FilePart(word, name, part, inner.get("content", part.get("content")), field)
+    return FilePart(media, name, part, inner.get("content", part.get("content")), field)
 
 
-def _spoken(audio: Mapping[str, Any]) -> FilePart:
-    return FilePart("audio", "", audio, audio.get("transcript"), "transcript")
-
-
-def _read_use(part: Mapping[str, Any]) -> ToolCall:
+def _read_tool_use(part: Mapping[str, Any]) -> ToolCall:
     return ToolCall(
-        id=_text(part.get("id")),
-        name=_text(part.get("name")) or UNNAMED,
+        id=_nonempty_text(part.get("id")),
+        name=_nonempty_text(part.get("name")) or UNNAMED,
         arguments=part.get("input"),
         value=part,
         in_content=True,
     )
 
 
-def _read_call(part: Mapping[str, Any]) -> ToolCall:
+def _read_call_item(part: Mapping[str, Any]) -> ToolCall:
     """Return a Responses item as a tool call. A call of a built-in tool may have any fields."""
-    field = next((name for name in _ARGUMENTS if name in part), None)
+    field = next((name for name in _ARGUMENT_FIELDS if name in part), None)
     kind = part["type"].removesuffix("_call")
-    named = _text(part.get("name")) or (UNNAMED if kind in ("function", "custom_tool") else kind)
+    default_name = UNNAMED if kind in ("function", "custom_tool") else kind
     rest = {name: value for name, value in part.items() if name not in _ITEM_FIELDS}
     return ToolCall(
-        id=_text(part.get("call_id")) or _text(part.get("id")),
-        name=named,
+        id=_nonempty_text(part.get("call_id")) or _nonempty_text(part.get("id")),
+        name=_nonempty_text(part.get("name")) or default_name,
         arguments=rest if field is None else part[field],
         value=part,
         in_content=True,
     )
 
 
-def _read_result(part: Mapping[str, Any]) -> ToolResult:
+def _read_tool_result(part: Mapping[str, Any]) -> ToolResult:
     content = part.get("content")
     return ToolResult(
-        id=_text(part.get("tool_use_id")) or _text(part.get("call_id")),
+        id=_nonempty_text(part.get("tool_use_id")) or _nonempty_text(part.get("call_id")),
         content=part.get("output") if content is None else content,
         value=part,
         in_content=True,
@@ -372,7 +366,7 @@ def _read_result(part: Mapping[str, Any]) -> ToolResult:
 
 _READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Part | None]]] = {
     **dict.fromkeys((*TEXT_TYPES, "summary_text"), _read_text),
-    "refusal": _read_refusal,
+    "refusal": partial(_read_text, field="refusal"),
     **dict.fromkeys((*THINKING_TYPES, "reasoning_text"), _read_thinking),
     **dict.fromkeys(("image_url", "input_image", "image", "computer_screenshot"), _read_image),
     **dict.fromkeys(
@@ -383,11 +377,11 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Part | None]]] = {
         _read_file,
     ),
 }
-_READERS_BY_END: Final[Sequence[tuple[str, Callable[[Mapping[str, Any]], Part]]]] = (
-    ("tool_use", _read_use),
-    ("tool_result", _read_result),
-    ("_call_output", _read_result),
-    ("_call", _read_call),
+_READERS_BY_SUFFIX: Final[Sequence[tuple[str, Callable[[Mapping[str, Any]], Part]]]] = (
+    ("tool_use", _read_tool_use),
+    ("tool_result", _read_tool_result),
+    ("_call_output", _read_tool_result),
+    ("_call", _read_call_item),
 )
 
 
@@ -414,21 +408,22 @@ def calls_of(body: Mapping[str, Any]) -> list[ToolCall]:
     """Return the tool calls of an assistant message that need a result, in order."""
     if body.get("role") != "assistant":
         return []
-    listed = [call for call in _items(body.get("tool_calls")) if _is_mapping(call)]
-    if listed:
+    if isinstance(body.get("content"), str) and not body.get("tool_calls"):
+        return []  # most messages
+    if listed := _objects_in(body.get("tool_calls")):
         return [read_listed_call(call) for call in listed]
-    return [_read_use(part) for part in _parts(body, "tool_use")]
+    return [_read_tool_use(part) for part in _parts_of_type(body, "tool_use")]
 
 
 def results_of(body: Mapping[str, Any]) -> list[ToolResult]:
     """Return the tool results in a message, in order."""
     role = body.get("role")
     if role == "tool":
-        id = _text(body.get("tool_call_id"))
+        id = _nonempty_text(body.get("tool_call_id"))
         return [ToolResult(id=id, content=body.get("content"), value=body, in_content=False)]
     if role != "user":
         return []
-    return [_read_result(part) for part in _parts(body, "tool_result")]
+    return [_read_tool_result(part) for part in _parts_of_type(body, "tool_result")]
 
 
 def has_text(body: Mapping[str, Any]) -> bool:
@@ -436,8 +431,10 @@ def has_text(body: Mapping[str, Any]) -> bool:
     if body.get("role") != "user":
         return False
     content = body.get("content")
-    results = len(_parts(body, "tool_result"))
-    return results == 0 or (isinstance(content, list) and len(content) > results)
+    if not isinstance(content, list):
+        return True
+    results = len(_parts_of_type(body, "tool_result"))
+    return results == 0 or len(content) > results
 
 
 def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
@@ -449,22 +446,21 @@ def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
     """
     answers: dict[Spot, Spot] = {}
     open_by_id: dict[str, list[Spot]] = {}
-    newest: list[Spot] = []
+    newest_call_spots: list[Spot] = []
     for index, body in enumerate(bodies):
         calls = calls_of(body)
         if calls:
-            newest = [(index, place) for place in range(len(calls))]
-            for call in calls:
+            newest_call_spots = [(index, place) for place in range(len(calls))]
+            by_id: dict[str, list[Spot]] = {}
+            for spot, call in zip(newest_call_spots, calls, strict=True):
                 if call.id is not None:
-                    open_by_id[call.id] = []
-            for place, call in enumerate(calls):
-                if call.id is not None:
-                    open_by_id[call.id].append((index, place))
+                    by_id.setdefault(call.id, []).append(spot)
+            open_by_id |= by_id
         for place, result in enumerate(results_of(body)):
-            waiting = newest if result.id is None else open_by_id.get(result.id, [])
-            spot = next((spot for spot in waiting if spot not in answers), None)
-            if spot is not None:
-                answers[spot] = (index, place)
+            candidates = newest_call_spots if result.id is None else open_by_id.get(result.id, [])
+            unanswered_spot = next((spot for spot in candidates if spot not in answers), None)
+            if unanswered_spot is not None:
+                answers[unanswered_spot] = (index, place)
     return answers
 
 
@@ -488,7 +484,7 @@ def text_parts_of(body: Mapping[str, Any]) -> str:
         return ""
     content = body.get("content")
     if isinstance(content, list):
-        content = [part for part in content if type_of(part) not in _NOT_WORDS]
+        content = [part for part in content if type_of(part) not in _NON_TEXT_TYPES]
     return text_of(content)
 
 
@@ -511,7 +507,7 @@ def as_json(value: Any) -> str:
         return repr(value)
 
 
-_NOT_WORDS: Final = THINKING_TYPES | {"tool_use", "tool_result"}
+_NON_TEXT_TYPES: Final = THINKING_TYPES | {"tool_use", "tool_result"}
 
 
 def _part_text(part: Any) -> str:
@@ -528,21 +524,21 @@ def _part_text(part: Any) -> str:
     return f"[{type_of(part) or 'part'}]"
 
 
-def _parts(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-    parts = _items(body.get("content"))
-    return [part for part in parts if _is_mapping(part) and part.get("type") == kind]
+def _parts_of_type(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+    """Return the parts of a message's content that have this type."""
+    content = body.get("content")
+    if not isinstance(content, list):
+        return []
+    return [part for part in content if _is_mapping(part) and part.get("type") == kind]
 
 
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _objects_in(value: Any) -> list[Mapping[str, Any]]:
+    """Return the JSON objects in a list; an empty list for any other value."""
+    return [item for item in value if _is_mapping(item)] if isinstance(value, list) else []
 
 
-def _text(value: Any) -> str | None:
+def _nonempty_text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
-
-
-def _has_text(part: Mapping[str, Any]) -> bool:
-    return isinstance(part.get("text"), str)
 
 
 def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:

@@ -31,17 +31,17 @@ Span = tuple[int, int]
 """First and last seq of a range, both included."""
 
 
-class _Role(Struct, gc=False):
+class _RoleField(Struct, gc=False):
     role: Any = ""
 
 
-class _Content(Struct, gc=False):
+class _ContentField(Struct, gc=False):
     content: Any = None
 
 
 # Decoding only some fields is several times faster than decoding the whole object.
-_decode_role = msgspec.json.Decoder(_Role).decode
-_decode_content = msgspec.json.Decoder(_Content).decode
+_decode_role = msgspec.json.Decoder(_RoleField).decode
+_decode_content = msgspec.json.Decoder(_ContentField).decode
 
 
 class Message(
@@ -184,7 +184,7 @@ class Undo(Struct, frozen=True, omit_defaults=True):
     was: str | None = None
     """The previous summary, if the operation changed it."""
     elsewhere: bool = False
-    """Whether only the change record has the other fields, which keeps states short."""
+    """Whether the other fields are stored only in the change record, to keep states short."""
 
 
 class Change(Struct, frozen=True, omit_defaults=True):
@@ -227,7 +227,7 @@ class DeletedAs(Struct, frozen=True):
 
     key: str
     name: str
-    """Name of the file in the trash. A file with any other name ignores this record."""
+    """Name of the file in the trash. The record does not apply to a file with any other name."""
 
 
 class State(Struct, omit_defaults=True):
@@ -272,26 +272,26 @@ class Void(Struct, frozen=True, omit_defaults=True):
     """Numbers of the changes in an interrupted write."""
 
 
-class _Control(Struct, frozen=True, gc=False, kw_only=True, tag_field="kind"):
+class _ControlRecord(Struct, frozen=True, gc=False, kw_only=True, tag_field="kind"):
     seq: int
     at: str
     joined: bool = False
     part: Span | None = None
 
 
-class StateRecord(_Control, frozen=True, gc=False, kw_only=True, tag="state"):
+class StateRecord(_ControlRecord, frozen=True, gc=False, kw_only=True, tag="state"):
     """A log line with a State."""
 
     body: State
 
 
-class ChangeRecord(_Control, frozen=True, gc=False, kw_only=True, tag="change"):
+class ChangeRecord(_ControlRecord, frozen=True, gc=False, kw_only=True, tag="change"):
     """A log line with a Change."""
 
     body: Change
 
 
-class VoidRecord(_Control, frozen=True, gc=False, kw_only=True, tag="void"):
+class VoidRecord(_ControlRecord, frozen=True, gc=False, kw_only=True, tag="void"):
     """A log line with a Void."""
 
     body: Void
@@ -367,10 +367,7 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     in_sight: tuple[Span, ...] = ()
     """Ranges of the visible seqs, in order."""
     change: int = 0
-    """Number of the newest change to visibility, summary or meta; appends do not count.
-
-    The number only grows while the uid stays the same.
-    """
+    """Number of the newest change to visibility, summary or meta; never decreases for one uid."""
 
 
 class Undone(Struct, frozen=True, kw_only=True):
@@ -381,7 +378,7 @@ class Undone(Struct, frozen=True, kw_only=True):
     shown: int
     """Number of messages that became visible."""
     hid: int
-    """Number of messages, added by a replace, that became hidden."""
+    """Number of messages that became hidden because a replace had added them."""
     summary_restored: bool
 
 

@@ -1,4 +1,4 @@
-"""A real Chromium, and a gateway with something to see."""
+"""Fixtures for browser tests: a Chromium, and a gateway with sample sessions."""
 
 import os
 import shutil
@@ -13,21 +13,21 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support import needs
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 from support.viewer_samples import WAITING, fill
 
 
-def _said(messages: Any, tools: Any) -> str:
+def _answer(messages: Any, tools: Any) -> str:
     del tools
     return f"You said: **{messages[-1]['content']}**"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One for each file: as long as it is there, no other test can have an event loop."""
+    """Start Chromium once per file. While it runs, no other test can have an event loop."""
     needs.tool("chromium")
     with sync_playwright() as playwright:
-        # Where everybody is root, as in a container, the sandbox does not start.
+        # The sandbox does not start for root, as in a container.
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
@@ -47,7 +47,7 @@ def served(place: Path) -> Iterator[Served]:
     with (
         open_store(str(place)) as store,
         store.lease(WAITING, ttl=600),
-        Served(place, ScriptedModel(_said, pause=0.01)) as gateway,
+        Served(place, ScriptedModel(_answer, pause=0.01)) as gateway,
     ):
         yield gateway
 
@@ -67,6 +67,6 @@ def signed_in(browser: Browser, served: Served) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def looking(signed_in: BrowserContext, served: Served, screenshots: Path) -> Iterator[Looking]:
-    with Looking(signed_in, served, screenshots) as one:
+def viewer(signed_in: BrowserContext, served: Served, screenshots: Path) -> Iterator[ViewerPage]:
+    with ViewerPage(signed_in, served, screenshots) as one:
         yield one

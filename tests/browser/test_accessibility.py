@@ -16,7 +16,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.axe import serious_problems
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 from support.viewer_samples import LONG, PLAN, WAITING, fill
 
 _CODE: Final = "cli:code"
@@ -87,13 +87,13 @@ def test_axe_finds_no_serious_problem(
     problems: dict[str, list[Any]] = {}
     with (
         window(browser, served, phone=width == 390, dark=dark) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        page = looking.page
+        page = viewer.page
         page.set_viewport_size({"width": width, "height": 860})
 
         def check(what: str) -> None:
-            looking.picture(f"care-{what}-{name}")
+            viewer.screenshot(f"care-{what}-{name}")
             # As tall as the page, so that the text box covers nothing.
             tall = page.evaluate("document.documentElement.scrollHeight")
             page.set_viewport_size({"width": width, "height": tall})
@@ -102,28 +102,28 @@ def test_axe_finds_no_serious_problem(
             if found:
                 problems[what] = found
 
-        looking.open("/")
+        viewer.open("/")
         check("list")
-        looking.open("/?q=owl")
+        viewer.open("/?q=owl")
         check("search")
         for key in (PLAN, LONG, _CODE):
-            looking.session(key)
+            viewer.open_session(key)
             _show_all(page)
             check(f"conversation-{key.partition(':')[2]}")
-        looking.session(PLAN, "/turns")
+        viewer.open_session(PLAN, "/turns")
         page.locator(".export summary").click()
         check("turns")
-        looking.session(LONG, "/context")
+        viewer.open_session(LONG, "/context")
         check("context")
-        looking.open("/notes?who=telegram:ada&full=true")
+        viewer.open("/notes?who=telegram:ada&full=true")
         check("notes")
-        looking.session("nobody:here")
+        viewer.open_session("nobody:here")
         check("error")
-        looking.problems.clear()  # the console names the 404
+        viewer.problems.clear()  # the console names the 404
         context.clear_cookies()
-        looking.open("/")
+        viewer.open("/")
         check("sign-in")
-        looking.problems.clear()
+        viewer.problems.clear()
     assert problems == {}, json.dumps(problems, indent=1)
 
 
@@ -132,16 +132,16 @@ def _focused(page: Page) -> str:
     return found.strip()
 
 
-def test_the_keyboard_moves_the_focus(looking: Looking) -> None:
-    page = looking.page
+def test_keys_move_the_focus_and_expand_tools(viewer: ViewerPage) -> None:
+    page = viewer.page
     press = page.keyboard.press
-    looking.open("/")
+    viewer.open("/")
     press("j")
     press("j")
     row = page.locator("[aria-current=true].row")
     expect(row).to_have_count(1)
     expect(row.locator("a.title")).to_be_focused()
-    looking.session(PLAN)
+    viewer.open_session(PLAN)
     press("g")
     for _ in range(3):
         press("j")
@@ -160,10 +160,10 @@ def test_the_keyboard_moves_the_focus(looking: Looking) -> None:
     expect(page.locator("#search")).to_be_focused()
 
 
-def test_a_session_is_read_and_answered_with_the_keyboard_alone(looking: Looking) -> None:
-    page = looking.page
+def test_session_can_be_found_and_answered_with_the_keyboard_only(viewer: ViewerPage) -> None:
+    page = viewer.page
     press = page.keyboard.press
-    looking.open("/")
+    viewer.open("/")
     press("Tab")
     assert _focused(page) == "Skip to content"
     press("Enter")
@@ -185,13 +185,13 @@ def test_a_session_is_read_and_answered_with_the_keyboard_alone(looking: Looking
     page.wait_for_url("**/")
 
 
-def test_a_screen_reader_gets_names_and_states(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_controls_and_states_have_accessible_names(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     expect(page.get_by_role("heading", level=1, name="Sessions")).to_have_count(1)
     expect(page.get_by_role("navigation", name="Main")).to_have_count(1)
     expect(page.get_by_role("img", name="running")).to_have_count(1)
-    looking.session(PLAN)
+    viewer.open_session(PLAN)
     expect(page.get_by_role("navigation", name="Session")).to_have_count(1)
     expect(page.get_by_role("article", name="Message 3: user")).to_have_count(1)
     expect(page.get_by_role("button", name="Fork from message 3")).to_have_count(1)
@@ -200,18 +200,18 @@ def test_a_screen_reader_gets_names_and_states(looking: Looking) -> None:
     expect(page.locator("#state")).to_have_attribute("aria-label", "idle")
 
 
-def test_times_are_shown_in_the_zone_of_the_reader(
+def test_times_are_shown_in_the_time_zone_of_the_browser(
     browser: Browser, served: Served, screenshots: Path
 ) -> None:
     with (
         window(browser, served, timezone="America/New_York") as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        page = looking.page
-        looking.session(_CODE)
+        page = viewer.page
+        viewer.open_session(_CODE)
         time = page.locator("#m1 time")
         assert time.get_attribute("datetime") == "2026-03-01T02:30:00+00:00"
         expect(time).to_have_text("2026-02-28 21:30")
         expect(time).to_have_attribute("title", "2026-02-28 21:30:00 EST")
-        looking.session(_CODE, "/turns")
-        expect(page.locator("td time").last).to_have_text("2026-02-28")
+        viewer.open_session(_CODE, "/turns")
+        expect(page.locator("td time").first).to_have_text("2026-02-28")

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Route, expect
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 from support.viewer_samples import LONG, PLAN
 
 _WRITER = """
@@ -38,12 +38,12 @@ def _written_elsewhere(place: Path, key: str, *texts: str) -> None:
     subprocess.run([sys.executable, "-c", _WRITER, str(place), key, *texts], check=True, timeout=60)
 
 
-def test_markdown_tools_thoughts_and_pictures_are_shown(looking: Looking) -> None:
-    looking.session(PLAN)
-    page = looking.page
+def test_conversation_shows_markdown_tools_thinking_and_pictures(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN)
+    page = viewer.page
     expect(page.locator("article")).to_have_count(7)
     page.evaluate("scrollTo(0, 0)")
-    looking.picture("conversation")
+    viewer.screenshot("conversation")
     answer = page.locator("#m7")
     assert answer.locator("table td").first.inner_text() == "EC 151"
     assert answer.locator("pre .k, pre .n, pre .s2").count() > 3
@@ -59,17 +59,17 @@ def test_markdown_tools_thoughts_and_pictures_are_shown(looking: Looking) -> Non
     assert page.locator("#m8 img.picture").evaluate("image => image.naturalWidth") == 240
 
 
-def test_what_another_process_writes_comes_live_and_leaves_the_scroll_alone(
-    looking: Looking, place: Path
+def test_messages_of_another_process_appear_without_scrolling_the_page(
+    viewer: ViewerPage, place: Path
 ) -> None:
-    looking.session(PLAN)
-    page = looking.page
+    viewer.open_session(PLAN)
+    page = viewer.page
     page.evaluate("scrollTo(0, 0)")
     _written_elsewhere(place, PLAN, "From **elsewhere**.", "And again.")
     expect(page.locator("#new")).to_have_text("2 new ↓")
     assert page.evaluate("scrollY") == 0
     expect(page.locator("#m10 strong")).to_have_text("elsewhere")
-    looking.picture("new")
+    viewer.screenshot("new")
     page.locator("#new").click()
     expect(page.locator("#m11")).to_be_in_viewport()
     expect(page.locator("#new")).to_be_hidden()
@@ -78,16 +78,16 @@ def test_what_another_process_writes_comes_live_and_leaves_the_scroll_alone(
     expect(page.locator("#message-count")).to_have_text("12 messages")
 
 
-def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
-    looking.session(LONG)
-    page = looking.page
+def test_summary_has_a_divider_and_can_be_undone(viewer: ViewerPage) -> None:
+    viewer.open_session(LONG)
+    page = viewer.page
     divider = page.locator(".divider")
     expect(divider).to_have_count(1)
     assert "26 messages replaced by a summary" in divider.inner_text()
     divider.locator("summary").click()
     assert divider.locator("strong").inner_text() == "small owls"
     expect(page.locator("article")).to_have_count(14)
-    looking.picture("divider")
+    viewer.screenshot("divider")
     divider.locator("[data-show-hidden]").click()
     expect(page.locator("article.hidden-one")).to_have_count(26)
     assert page.locator("article").first.get_attribute("id") == "m1"
@@ -104,16 +104,22 @@ def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
     expect(page.locator("article:not(.hidden-one)")).to_have_count(40)
 
 
-def test_a_compaction_elsewhere_shows_its_divider_live(looking: Looking, place: Path) -> None:
-    looking.session("telegram:alan")
-    page = looking.page
+def test_summary_of_another_process_appears_on_the_open_page(
+    viewer: ViewerPage, place: Path
+) -> None:
+    viewer.open_session("telegram:alan")
+    page = viewer.page
     expect(page.locator("article")).to_have_count(2)
     with open_store(str(place)) as store:
         store.checkpoint("telegram:alan", summary="They spoke of offers.", upto=1)
+    expect(viewer.page.locator("#toast")).to_have_text(
+        "1 message was replaced by a summary. The model gets the summary instead."
+    )
+    expect(viewer.page.locator(".divider .hint")).to_contain_text("They stay stored.")
     expect(page.locator(".divider")).to_contain_text("1 message replaced by a summary")
 
 
-def test_what_happens_before_the_page_listens_is_shown_too(looking: Looking, place: Path) -> None:
+def test_change_before_the_event_stream_opens_is_shown(viewer: ViewerPage, place: Path) -> None:
     key = "cli:early"
     with open_store(str(place)) as store:
         store.add_messages(key, [{"role": "assistant", "content": f"{n}"} for n in range(4)])
@@ -122,15 +128,15 @@ def test_what_happens_before_the_page_listens_is_shown_too(looking: Looking, pla
             store.hide(key, 2, 2)
             route.continue_()
 
-        looking.page.route("**/events*", hidden_before, times=1)
-        looking.session(key)
-        expect(looking.page.locator(".divider")).to_contain_text("1 message hidden")
-        expect(looking.page.locator("article")).to_have_count(3)
+        viewer.page.route("**/events*", hidden_before, times=1)
+        viewer.open_session(key)
+        expect(viewer.page.locator(".divider")).to_contain_text("1 message hidden")
+        expect(viewer.page.locator("article")).to_have_count(3)
 
 
-def test_a_fork_goes_on_from_a_message(looking: Looking) -> None:
-    looking.session(PLAN)
-    page = looking.page
+def test_fork_starts_at_the_selected_message(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN)
+    page = viewer.page
     page.locator("#m2").hover()
     page.locator("#m2 [data-fork-at]").click()
     page.wait_for_url(lambda url: PLAN not in url and "telegram" in url)
@@ -143,12 +149,12 @@ def test_a_fork_goes_on_from_a_message(looking: Looking) -> None:
     expect(page.locator("#toast")).to_be_hidden()
 
 
-def test_one_talks_to_the_agent(looking: Looking) -> None:
-    looking.session("web:new?/#%")
-    assert looking.page.locator(".failure").count() == 1
-    looking.problems.clear()  # the console tells of the 404
-    looking.session("cli:default:20260305-190012-77aa")
-    page = looking.page
+def test_message_is_sent_and_the_answer_is_streamed(viewer: ViewerPage) -> None:
+    viewer.open_session("web:new?/#%")
+    assert viewer.page.locator(".failure").count() == 1
+    viewer.problems.clear()  # the console tells of the 404
+    viewer.open_session("cli:default:20260305-190012-77aa")
+    page = viewer.page
     page.evaluate(_WATCH)
     page.keyboard.press("c")
     page.keyboard.type("Hello there")
@@ -167,9 +173,9 @@ def test_one_talks_to_the_agent(looking: Looking) -> None:
     expect(page.locator("#writing")).not_to_contain_text("`")
 
 
-def test_the_header_tells_what_the_session_has_become(looking: Looking) -> None:
-    looking.session("slack:C42:grace")
-    page = looking.page
+def test_header_updates_message_count_state_and_tokens(viewer: ViewerPage) -> None:
+    viewer.open_session("slack:C42:grace")
+    page = viewer.page
     before = page.locator("#tokens").inner_text()
     page.locator("#say textarea").fill("What came of it? " * 40)
     page.keyboard.press("Enter")
@@ -179,13 +185,13 @@ def test_the_header_tells_what_the_session_has_become(looking: Looking) -> None:
     now = page.locator("#tokens").inner_text()
     page.reload()
     expect(page.locator("#tokens")).to_have_text(now)
-    looking.open("/?q=slack")
+    viewer.open("/?q=slack")
     expect(page.locator(".row .figures")).to_contain_text("6 messages")
     # The list has the tokens of all requests, the page those of the next one.
     expect(page.locator(".row .tokens")).to_contain_text("tokens used")
 
 
-def test_a_stopped_answer_is_marked_once_and_the_session_is_at_rest(
+def test_stopped_answer_is_marked_once_and_the_session_becomes_idle(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     with open_store(str(tmp_path)) as store:
@@ -193,10 +199,10 @@ def test_a_stopped_answer_is_marked_once_and_the_session_is_at_rest(
     with (
         Served(tmp_path, ScriptedModel(["word " * 2_000], pause=0.02)) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session("s")
-        page = looking.page
+        viewer.open_session("s")
+        page = viewer.page
         page.locator("#say textarea").fill("Go on and on")
         page.keyboard.press("Enter")
         expect(page.locator("#writing")).to_contain_text("word word")
@@ -213,7 +219,7 @@ def _looked_up(what: str) -> str:
     return f"found: {what}"
 
 
-def test_a_tool_that_runs_has_its_result_in_its_call(
+def test_result_of_a_running_tool_appears_in_its_call(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     function = {"name": "_looked_up", "arguments": '{"what": "owl"}'}
@@ -227,10 +233,10 @@ def test_a_tool_that_runs_has_its_result_in_its_call(
     with (
         Served(tmp_path, ScriptedModel([asking, "An owl."]), tools=[_looked_up]) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session("s")
-        page = looking.page
+        viewer.open_session("s")
+        page = viewer.page
         page.locator("#say textarea").fill("What is it?")
         page.keyboard.press("Enter")
         expect(page.locator("article").last).to_contain_text("An owl.")
@@ -241,9 +247,9 @@ def test_a_tool_that_runs_has_its_result_in_its_call(
         expect(page.locator("#writing")).to_be_hidden()
 
 
-def test_a_new_session_begins_in_the_browser(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_new_session_can_be_started_in_the_browser(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.locator("#begin").click()
     page.locator("dialog textarea").fill("Is anybody there?")
     page.locator("dialog button", has_text="Send").click()
@@ -253,9 +259,9 @@ def test_a_new_session_begins_in_the_browser(looking: Looking) -> None:
     expect(page.locator("#state")).to_have_class("dot idle")
 
 
-def test_a_title_and_tags_are_given(looking: Looking) -> None:
-    looking.session("api:anonymous:notes")
-    page = looking.page
+def test_title_and_tags_can_be_edited(viewer: ViewerPage) -> None:
+    viewer.open_session("api:anonymous:notes")
+    page = viewer.page
     page.locator("#rename").click()
     page.keyboard.type("Release notes")
     page.keyboard.press("Enter")
@@ -264,20 +270,20 @@ def test_a_title_and_tags_are_given(looking: Looking) -> None:
     page.keyboard.type("words, german")
     page.keyboard.press("Enter")
     expect(page.locator("#tags .tag")).to_have_text(["german", "words"])
-    looking.open("/?tag=german")
+    viewer.open("/?tag=german")
     expect(page.locator(".row .title")).to_have_text(["Release notes"])
 
 
-def test_the_lines_of_an_export_are_what_is_in_sight_as_it_is_stored(
-    looking: Looking, place: Path
+def test_jsonl_export_contains_the_visible_messages_as_stored(
+    viewer: ViewerPage, place: Path
 ) -> None:
     key = "cli:exported"
     with open_store(str(place)) as store:
         for number in range(1, 6):
             store.add_message(key, "assistant", f"Answer {number}, and sk-ant-{'a1B2' * 12}.")
         store.hide(key, 1, 2)
-    looking.session(key)
-    page = looking.page
+    viewer.open_session(key)
+    page = viewer.page
     page.locator(".export summary").click()
     with page.expect_download() as downloading:
         page.locator(".export a", has_text="JSONL").first.click()
@@ -286,21 +292,21 @@ def test_the_lines_of_an_export_are_what_is_in_sight_as_it_is_stored(
     told = re.compile(r'\{"role":"assistant","content":"Answer (\d), and sk-ant-(a1B2){12}\."\}')
     found = [told.fullmatch(line) for line in lines]
     assert [one and one[1] for one in found] == ["3", "4", "5"]
-    with looking.served.client() as client:
+    with viewer.served.client() as client:
         whole = client.get("/s/cli%3Aexported/export.jsonl?full=true").text.splitlines()
     assert (len(whole), whole[2:]) == (5, lines)
 
 
-def test_the_export_menu_says_what_has_secrets_and_goes_away(looking: Looking) -> None:
-    looking.session(PLAN)
-    page = looking.page
+def test_export_menu_names_formats_with_secrets_and_closes(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN)
+    page = viewer.page
     menu = page.locator(".export .menu")
     summary = page.locator(".export summary")
     expect(menu).to_be_hidden()
     summary.focus()
     page.keyboard.press("Enter")
     expect(menu).to_be_visible()
-    looking.picture("export")
+    viewer.screenshot("export")
     told = page.locator(".export a").all_inner_texts()
     assert [one.split("\n") for one in told] == [
         ["HTML page", "secrets removed"],
@@ -323,21 +329,21 @@ def test_the_export_menu_says_what_has_secrets_and_goes_away(looking: Looking) -
     expect(menu).to_be_hidden()
 
 
-def test_the_export_menu_can_be_reached_on_a_phone_in_light_and_dark(
+def test_export_menu_fits_on_a_phone_in_light_and_dark(
     browser: Browser, served: Served, screenshots: Path
 ) -> None:
     for dark in (False, True):
         with (
             window(browser, served, phone=True, dark=dark) as context,
-            Looking(context, served, screenshots) as looking,
+            ViewerPage(context, served, screenshots) as viewer,
         ):
-            looking.session(PLAN)
-            page = looking.page
+            viewer.open_session(PLAN)
+            page = viewer.page
             page.evaluate("scrollTo(0, 0)")
             page.locator(".export summary").tap()
             menu = page.locator(".export .menu")
             expect(menu).to_be_visible()
-            looking.picture(f"export-phone-{'dark' if dark else 'light'}")
+            viewer.screenshot(f"export-phone-{'dark' if dark else 'light'}")
             box = menu.bounding_box()
             assert box is not None
             assert box["x"] >= 0
@@ -364,30 +370,30 @@ def _thousand(where: Path, key: str = "big") -> None:
             store.set_summary(key, f"So {number}.")
 
 
-def _top_of(looking: Looking, seq: int) -> float:
+def _top_of(viewer: ViewerPage, seq: int) -> float:
     """How far below the top of the window a message begins."""
     return float(
-        looking.page.evaluate(f"document.getElementById('m{seq}').getBoundingClientRect().top")
+        viewer.page.evaluate(f"document.getElementById('m{seq}').getBoundingClientRect().top")
     )
 
 
-def test_who_reads_further_up_stays_there_when_it_is_compacted_elsewhere(
+def test_scroll_position_is_kept_when_another_process_summarizes(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     _thousand(tmp_path)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
         open_store(str(tmp_path)) as store,
     ):
-        looking.session("big")
-        page = looking.page
+        viewer.open_session("big")
+        page = viewer.page
         for count in (100, 150, 200):
             page.evaluate("scrollTo(0, 0)")
             expect(page.locator("article")).to_have_count(count)
         page.evaluate("document.getElementById('m870').scrollIntoView(); scrollBy(0, 13)")
-        before = _top_of(looking, 870)
+        before = _top_of(viewer, 870)
         # First what is far above it, then what is being read.
         for upto, look in ((500, "message assistant"), (900, "message assistant hidden-one")):
             store.checkpoint("big", summary="Short.", upto=upto)
@@ -395,12 +401,12 @@ def test_who_reads_further_up_stays_there_when_it_is_compacted_elsewhere(
                 f"1,000 messages · model sees {1_000 - upto}"
             )
             expect(page.locator("#m870")).to_have_class(look)
-            assert abs(_top_of(looking, 870) - before) < 2
+            assert abs(_top_of(viewer, 870) - before) < 2
             expect(page.locator("#m1000")).to_be_attached()
             expect(page.locator("#older")).to_be_visible()
         store.add_message("big", "assistant", "One more.")
         expect(page.locator("#new")).to_have_text("1 new ↓")
-        assert abs(_top_of(looking, 870) - before) < 2
+        assert abs(_top_of(viewer, 870) - before) < 2
         page.locator("#new").click()
         expect(page.locator("#m1001")).to_be_in_viewport()
         store.hide("big", 990, 990)
@@ -408,18 +414,18 @@ def test_who_reads_further_up_stays_there_when_it_is_compacted_elsewhere(
         expect(page.locator("#m1001")).to_be_in_viewport()
 
 
-def test_what_is_hidden_elsewhere_goes_from_the_page_however_often_that_was(
+def test_messages_hidden_by_another_process_leave_the_page(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     _thousand(tmp_path)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
         open_store(str(tmp_path)) as store,
     ):
-        looking.session("big")
-        page = looking.page
+        viewer.open_session("big")
+        page = viewer.page
         page.evaluate("scrollTo(0, 0)")
         expect(page.locator("article")).to_have_count(100)
         store.pop("big")
@@ -429,18 +435,18 @@ def test_what_is_hidden_elsewhere_goes_from_the_page_however_often_that_was(
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
+def test_invalid_fragment_does_not_end_live_updates(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     _thousand(tmp_path)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
         open_store(str(tmp_path)) as store,
     ):
-        looking.session("big")
-        page = looking.page
+        viewer.open_session("big")
+        page = viewer.page
         # As where the index was not ready when the page was made.
         page.evaluate("document.querySelectorAll('#state, #tokens').forEach(one => one.remove())")
         asked: list[str] = []
@@ -464,7 +470,7 @@ def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
         )
         with page.expect_event("pageerror"):
             store.add_message("big", "assistant", "The third.")
-        looking.problems.clear()
+        viewer.problems.clear()
         page.evaluate("document.querySelector('.figures').prepend(window.gone)")
         store.add_message("big", "assistant", "The fourth.")
         expect(page.locator("#m1004")).to_be_in_viewport()
@@ -472,7 +478,7 @@ def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
 
 
 @pytest.mark.slow
-def test_older_messages_come_when_they_are_wanted(
+def test_older_messages_load_while_scrolling_and_turns_are_paged(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     with open_store(str(tmp_path)) as store:
@@ -486,62 +492,64 @@ def test_older_messages_come_when_they_are_wanted(
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session("big")
-        page = looking.page
+        viewer.open_session("big")
+        page = viewer.page
         expect(page.locator("article")).to_have_count(50)
         expect(page.locator("#m1000")).to_be_in_viewport()
         page.evaluate("scrollTo(0, 0)")
         expect(page.locator("article")).to_have_count(100)
         assert page.locator("article").first.get_attribute("id") == "m901"
-        looking.session("big", "?at=300#m300")
+        viewer.open_session("big", "?at=300#m300")
         expect(page.locator("#m300")).to_be_in_viewport()
         for seq in (375, 400):
             page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
             expect(page.locator(f"#m{seq}")).to_be_attached()
-        looking.session("big", "/turns")
+        viewer.open_session("big", "/turns")
         expect(page.locator(".turns tbody tr")).to_have_count(200)
         expect(page.locator(".lead")).to_contain_text("500 turns")
-        expect(page.locator(".turns tbody tr").first).to_contain_text("500")
+        expect(page.locator(".turns tbody tr").last).to_contain_text("500")
         page.get_by_role("link", name="Older turns").first.click()
         expect(page.locator(".pager").first).to_contain_text("Turns 101–300 of 500")
-        expect(page.locator(".turns tbody tr").first).to_contain_text("300")
+        expect(page.locator(".turns tbody tr").last).to_contain_text("300")
         page.get_by_role("link", name="Older turns").first.click()
         expect(page.locator(".pager").first).to_contain_text("Turns 1–100 of 500")
         expect(page.locator(".turns tbody tr")).to_have_count(100)
 
 
-def test_the_dot_tells_when_a_turn_elsewhere_is_over(looking: Looking, place: Path) -> None:
+def test_state_dot_changes_when_a_turn_of_another_process_ends(
+    viewer: ViewerPage, place: Path
+) -> None:
     key = "telegram:alan"
-    page = looking.page
+    page = viewer.page
     with open_store(str(place)) as store:
         with store.lease(key, ttl=60):
-            looking.session(key)
+            viewer.open_session(key)
             expect(page.locator("#state")).to_have_class("dot running")
         # Nothing is stored when a turn ends.
         expect(page.locator("#state")).not_to_have_class("dot running")
 
 
-def test_a_connection_that_is_lost_is_told_until_it_is_back(looking: Looking, place: Path) -> None:
+def test_lost_connection_shows_a_notice_until_it_is_back(viewer: ViewerPage, place: Path) -> None:
     key = "cli:lost"
     with open_store(str(place)) as store:
         store.add_message(key, "assistant", "Hello.")
-    page = looking.page
+    page = viewer.page
     page.route("**/events*", lambda route: route.abort())
-    looking.session(key)
+    viewer.open_session(key)
     gone = page.locator("#gone")
     expect(gone).to_have_text("Reconnecting…")
-    looking.picture("gone")
+    viewer.screenshot("gone")
     page.unroute("**/events*")
     page.route("**/events*", lambda route: route.fulfill(status=502, body="no"), times=1)
     expect(gone).to_be_hidden(timeout=20_000)
     _written_elsewhere(place, key, "Here again.")
     expect(page.locator("#m2")).to_be_in_viewport()
-    looking.problems.clear()  # the console tells of it, too
+    viewer.problems.clear()  # the console tells of it, too
 
 
-def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
+def test_typed_text_is_kept_when_the_gateway_ends(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     with open_store(str(tmp_path)) as store:
@@ -549,9 +557,9 @@ def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
     with ExitStack() as left_open:
         with Served(tmp_path, ScriptedModel(["x"])) as served:
             context = left_open.enter_context(window(browser, served))
-            looking = left_open.enter_context(Looking(context, served, screenshots))
-            looking.session("s")
-            page = looking.page
+            viewer = left_open.enter_context(ViewerPage(context, served, screenshots))
+            viewer.open_session("s")
+            page = viewer.page
             expect(page.locator("#gone")).to_be_hidden()
             served.hurry()
         expect(page.locator("#gone")).to_be_visible()
@@ -570,12 +578,12 @@ def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
         page.get_by_role("link", name="Turns").click()
         expect(toast).to_have_text("Can't reach the gateway.")
         expect(page.locator("#say textarea")).to_have_value("What I\nwrote")
-        looking.picture("care-gateway-gone")
-        looking.problems.clear()  # the console tells of it, too
+        viewer.screenshot("care-gateway-gone")
+        viewer.problems.clear()  # the console tells of it, too
 
 
-def _expect_ended(looking: Looking) -> None:
-    page = looking.page
+def _expect_ended(viewer: ViewerPage) -> None:
+    page = viewer.page
     expect(page.get_by_role("alert")).to_contain_text("This session was deleted.")
     expect(page.get_by_role("button", name="Restore")).to_be_enabled()
     expect(page.get_by_role("link", name="Back to sessions")).to_be_visible()
@@ -588,64 +596,66 @@ def _expect_ended(looking: Looking) -> None:
     expect(page.locator("#gone")).to_be_hidden()
 
 
-def test_a_session_deleted_elsewhere_takes_no_more_messages_on_its_open_page(
-    looking: Looking, place: Path
+def test_open_page_of_a_deleted_session_accepts_no_messages(
+    viewer: ViewerPage, place: Path
 ) -> None:
     _written_elsewhere(place, "goes", "Hello.")
-    with looking.page.expect_response("**/events**"):
-        looking.session("goes")
-    expect(looking.page.get_by_label("Message the agent")).to_be_enabled()
+    with viewer.page.expect_response("**/events**"):
+        viewer.open_session("goes")
+    expect(viewer.page.get_by_label("Message the agent")).to_be_enabled()
     with open_store(str(place)) as store:
         store.delete("goes")
-    _expect_ended(looking)
-    looking.picture("deleted")
-    looking.page.get_by_role("button", name="Restore").click()
-    expect(looking.page.get_by_role("alert")).to_have_count(0)
-    expect(looking.page.get_by_label("Message the agent")).to_be_enabled()
-    expect(looking.page.locator("article.message")).to_have_count(1)
+    _expect_ended(viewer)
+    viewer.screenshot("deleted")
+    viewer.page.get_by_role("button", name="Restore").click()
+    expect(viewer.page.get_by_role("alert")).to_have_count(0)
+    expect(viewer.page.get_by_label("Message the agent")).to_be_enabled()
+    expect(viewer.page.locator("article.message")).to_have_count(1)
     with open_store(str(place)) as store:
         assert store.list_sessions(prefix="goes") == ["goes"]
         assert store.list_trash() == []
 
 
-def test_restore_is_not_covered_at_the_end_of_a_deleted_session(
-    looking: Looking, place: Path
+def test_restore_button_of_a_deleted_session_is_not_covered(
+    viewer: ViewerPage, place: Path
 ) -> None:
     with open_store(str(place)) as store:
         many = [{"role": "assistant", "content": f"Answer {n}."} for n in range(40)]
         store.add_messages("long-gone", many)
-    with looking.page.expect_response("**/events**"):
-        looking.session("long-gone")
-    expect(looking.page.locator("#m40")).to_be_in_viewport()
+    with viewer.page.expect_response("**/events**"):
+        viewer.open_session("long-gone")
+    expect(viewer.page.locator("#m40")).to_be_in_viewport()
     with open_store(str(place)) as store:
         store.delete("long-gone")
-    button = looking.page.get_by_role("button", name="Restore")
+    button = viewer.page.get_by_role("button", name="Restore")
     expect(button).to_be_in_viewport()
-    looking.picture("deleted-long")
+    viewer.screenshot("deleted-long")
     assert button.evaluate("""one => {
       const box = one.getBoundingClientRect();
       return document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2) === one;
     }""")
-    looking.problems.clear()
+    viewer.problems.clear()
 
 
-def test_a_message_to_a_deleted_session_ends_its_page(looking: Looking, place: Path) -> None:
+def test_message_to_a_deleted_session_shows_the_deleted_banner(
+    viewer: ViewerPage, place: Path
+) -> None:
     _written_elsewhere(place, "went", "Hello.")
     # The page hears of nothing by itself.
-    looking.page.route("**/events**", lambda _: None)
-    with looking.page.expect_response("**/s/went/outline*"):
-        looking.session("went")
+    viewer.page.route("**/events**", lambda _: None)
+    with viewer.page.expect_response("**/s/went/outline*"):
+        viewer.open_session("went")
     with open_store(str(place)) as store:
         store.delete("went")
-    looking.page.get_by_label("Message the agent").fill("Are you there?")
-    looking.page.keyboard.press("Enter")
-    _expect_ended(looking)
-    expect(looking.page.get_by_label("Message the agent")).to_have_value("Are you there?")
-    assert [problem for problem in looking.problems if "410" not in problem] == []
-    looking.problems.clear()
+    viewer.page.get_by_label("Message the agent").fill("Are you there?")
+    viewer.page.keyboard.press("Enter")
+    _expect_ended(viewer)
+    expect(viewer.page.get_by_label("Message the agent")).to_have_value("Are you there?")
+    assert [problem for problem in viewer.problems if "410" not in problem] == []
+    viewer.problems.clear()
 
 
-def test_a_damaged_session_is_told_on_its_page(
+def test_damaged_session_shows_a_notice_with_a_link_to_the_damage(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     with open_store(str(tmp_path)) as store:
@@ -656,26 +666,29 @@ def test_a_damaged_session_is_told_on_its_page(
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session("s")
-        page = looking.page
+        viewer.open_session("s")
+        page = viewer.page
         expect(page.locator("#damage")).to_contain_text("1 message is damaged and cannot be read")
         expect(page.locator("#m1 + .lost")).to_have_text("Message 2 is damaged and cannot be read")
-        looking.picture("damaged")
+        viewer.screenshot("damaged")
+        page.get_by_role("link", name="Go to the first damaged message").click()
+        page.wait_for_url("**at=2#lost2")
+        expect(page.locator("#lost2")).to_be_in_viewport()
 
 
-def test_the_keys_go_to_the_first_and_the_last_of_all_messages(
+def test_keys_jump_to_the_first_and_last_message_of_a_long_session(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     _thousand(tmp_path)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session("big")
-        page = looking.page
+        viewer.open_session("big")
+        page = viewer.page
         page.keyboard.press("g")
         page.wait_for_url("**/s/big?at=1")
         expect(page.locator("#m1")).to_be_in_viewport()
@@ -688,13 +701,13 @@ def test_the_keys_go_to_the_first_and_the_last_of_all_messages(
         expect(page.locator("#m1000")).to_have_class("message assistant chosen")
 
 
-def test_a_refresh_keeps_the_selected_message(looking: Looking, place: Path) -> None:
+def test_refresh_keeps_the_selected_message(viewer: ViewerPage, place: Path) -> None:
     key = "cli:selected"
-    page = looking.page
+    page = viewer.page
     with open_store(str(place)) as store:
         store.add_message(key, "user", "Hello.")
         store.add_message(key, "assistant", "Good day.")
-        looking.session(key)
+        viewer.open_session(key)
         page.keyboard.press("G")
         expect(page.locator("#m2")).to_have_class("message assistant chosen")
         store.add_message(key, "assistant", "One more thing.")
@@ -702,13 +715,13 @@ def test_a_refresh_keeps_the_selected_message(looking: Looking, place: Path) -> 
         expect(page.locator("#m2")).to_have_class("message assistant chosen")
 
 
-def test_a_title_that_is_given_elsewhere_is_shown(looking: Looking, place: Path) -> None:
+def test_title_set_by_another_process_is_shown(viewer: ViewerPage, place: Path) -> None:
     key = "cli:titled"
-    page = looking.page
+    page = viewer.page
     with open_store(str(place)) as store:
         store.add_message(key, "user", "Hello.")
         store.add_message(key, "assistant", "Good day.")
-        looking.session(key)
+        viewer.open_session(key)
         expect(page.locator("#title")).to_have_text("Hello.")
         expect(page.locator("#gone")).to_be_hidden()
         store.set_meta(key, title="The owl")
@@ -716,12 +729,12 @@ def test_a_title_that_is_given_elsewhere_is_shown(looking: Looking, place: Path)
         expect(page).to_have_title("The owl · stenolog")
 
 
-def test_tags_that_were_given_stand_apart(looking: Looking, place: Path) -> None:
+def test_edited_tags_have_space_between_them(viewer: ViewerPage, place: Path) -> None:
     key = "cli:tagged"
-    page = looking.page
+    page = viewer.page
     with open_store(str(place)) as store:
         store.add_message(key, "user", "Hello.")
-    looking.session(key)
+    viewer.open_session(key)
     page.locator("#retag").click()
     page.locator("dialog[open] input").fill("one, two")
     page.locator("dialog[open] button").first.click()
@@ -732,17 +745,17 @@ def test_tags_that_were_given_stand_apart(looking: Looking, place: Path) -> None
     assert second["x"] - first["x"] - first["width"] >= 4
 
 
-def test_a_phone_shows_how_much_there_is(
+def test_phone_shows_message_count_and_tokens(
     browser: Browser, served: Served, screenshots: Path
 ) -> None:
     with (
         window(browser, served, phone=True) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session(LONG)
-        page = looking.page
+        viewer.open_session(LONG)
+        page = viewer.page
         page.evaluate("scrollTo(0, 0)")
         expect(page.locator("#message-count")).to_be_in_viewport()
         expect(page.locator("#tokens")).to_be_in_viewport()
-        looking.picture("phone-head")
+        viewer.screenshot("phone-head")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

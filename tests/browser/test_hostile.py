@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from stenolog.memory.facade import open_memory
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking
+from support.viewer_page import ViewerPage
 from support.viewer_samples import HOSTILE, fill, hostile
 
 
@@ -55,10 +55,10 @@ _PATHS = (
 )
 
 
-def test_no_field_of_a_session_runs_anything(looking: Looking, key: str) -> None:
-    page = looking.page
+def test_no_field_of_a_session_runs_a_script(viewer: ViewerPage, key: str) -> None:
+    page = viewer.page
     for path in _PATHS:
-        found = looking.open(path.replace("{key}", quote(key, safe="")))
+        found = viewer.open(path.replace("{key}", quote(key, safe="")))
         assert found.status == 200 or path == _PATHS[-1]
         page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
         assert page.evaluate("window.hurt ?? 0") == 0, path
@@ -70,13 +70,13 @@ def test_no_field_of_a_session_runs_anything(looking: Looking, key: str) -> None
         assert [one for one in links if not one.startswith(("/", "#", "https://"))] == [], path
         assert page.locator("main img:not([src^='data:image/'])").count() == 0, path
     # The console tells of the one that is not there.
-    assert [words for words in looking.problems if "404" not in words] == []
-    looking.problems.clear()
+    assert [words for words in viewer.problems if "404" not in words] == []
+    viewer.problems.clear()
 
 
-def test_what_comes_live_runs_nothing_either(looking: Looking, key: str) -> None:
-    looking.session(key)
-    page = looking.page
+def test_messages_that_arrive_live_run_no_script(viewer: ViewerPage, key: str) -> None:
+    viewer.open_session(key)
+    page = viewer.page
     page.locator("#say textarea").fill(HOSTILE)
     page.keyboard.press("Enter")
     expect(page.locator("article.user").last).to_contain_text("window.hurt=1")

@@ -17,7 +17,7 @@ from stenolog.memory.facade import open_memory
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 from support.viewer_samples import LONG, PLAN, fill
 
 _LONG_NAMES = "phone:long-names"
@@ -52,9 +52,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield gateway
 
 
-def test_the_inspector_shows_what_the_model_will_see(looking: Looking) -> None:
-    looking.session(LONG, "/context")
-    page = looking.page
+def test_context_page_shows_the_next_request_and_its_token_counts(viewer: ViewerPage) -> None:
+    viewer.open_session(LONG, "/context")
+    page = viewer.page
     shares = {
         one.get_attribute("data-share"): int(one.locator("b").inner_text().replace(",", ""))
         for one in page.locator(".legend li").all()
@@ -76,103 +76,105 @@ def test_the_inspector_shows_what_the_model_will_see(looking: Looking) -> None:
     assert "You plan journeys." in exact
     assert "small owls" in exact
     assert "Owls are kept in boxes." in exact
-    looking.picture("context")
+    viewer.screenshot("context")
 
 
-def test_the_turns_show_what_each_took(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_page_shows_tokens_tools_and_duration_of_each_turn(
+    viewer: ViewerPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    looking.session(PLAN, "/turns")
-    page = looking.page
+    viewer.open_session(PLAN, "/turns")
+    page = viewer.page
     expect(page.locator(".turns tbody tr")).to_have_count(3)
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("td").all_inner_texts()[1:5] == ["2", "1,526", "314", "11.5 s"]
     assert install_command("prices") in page.locator(".hint").inner_text()
-    looking.picture("turns")
+    viewer.screenshot("turns")
     row.locator("a").click()
     expect(page.locator("#m3")).to_be_in_viewport()
 
 
 @pytest.mark.slow
-def test_notes_are_listed_edited_and_forgotten(looking: Looking) -> None:
-    looking.open("/notes?who=telegram:ada")
-    page = looking.page
+def test_notes_can_be_edited_deleted_and_restored(viewer: ViewerPage) -> None:
+    viewer.open("/notes?who=telegram:ada")
+    page = viewer.page
     expect(page.locator(".note")).to_have_count(2)
     note = page.locator(".note", has_text="vegetarian")
     note.locator("[data-note-act=edit]").click()
     page.locator("dialog textarea").fill("Ada is vegan <b>now</b>.")
     page.locator("dialog button", has_text="Save").click()
     expect(page.locator(".note .text", has_text="vegan")).to_have_text("Ada is vegan <b>now</b>.")
-    looking.picture("notes")
+    viewer.screenshot("notes")
     page.locator(".note", has_text="Basel").locator("[data-note-act=forget]").click()
     expect(page.locator(".note")).to_have_count(1)
     page.locator("[data-note-act=undo]").click()
     expect(page.locator(".note")).to_have_count(2)
-    looking.open("/notes?who=telegram:ada&full=true")
+    viewer.open("/notes?who=telegram:ada&full=true")
     expect(page.locator(".note.gone .text")).to_have_text("Ada is vegetarian.")
 
 
-def test_dark_and_light(browser: Browser, served: Served, screenshots: Path) -> None:
+def test_dark_theme_can_be_changed_and_the_choice_is_kept(
+    browser: Browser, served: Served, screenshots: Path
+) -> None:
     with (
         window(browser, served, dark=True) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session(PLAN)
-        page = looking.page
+        viewer.open_session(PLAN)
+        page = viewer.page
         paper = "getComputedStyle(document.body).backgroundColor"
         assert page.evaluate(paper) == "rgb(21, 23, 26)"
         page.locator("#m3").evaluate("message => message.scrollIntoView()")
-        looking.picture("dark")
+        viewer.screenshot("dark")
         page.locator("#theme").click()
         assert page.evaluate(paper) == "rgb(251, 250, 247)"
         page.reload()
         assert page.evaluate(paper) == "rgb(251, 250, 247)"
 
 
-def test_a_phone_has_room_for_everything(
-    browser: Browser, served: Served, screenshots: Path
-) -> None:
+def test_pages_fit_on_a_phone(browser: Browser, served: Served, screenshots: Path) -> None:
     with (
         window(browser, served, phone=True) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        page = looking.page
-        looking.open("/")
+        page = viewer.page
+        viewer.open("/")
         # A phone zooms out of a page that is too wide, which changes innerWidth.
         wide = "document.documentElement.scrollWidth - Math.min(innerWidth, screen.width)"
         assert page.evaluate(wide) <= 0
-        looking.picture("phone-list")
+        viewer.screenshot("phone-list")
         for key in (PLAN, _SHORTENED, _LONG_NAMES):
             for rest in ("", "/context", "/turns"):
-                looking.session(key, rest)
+                viewer.open_session(key, rest)
                 assert page.evaluate(wide) <= 0
                 # No number is broken into lines, nor anything of a head or a table over another.
                 parts = page.locator("article header > *, .turns tbody .number")
                 heights = parts.evaluate_all("all => all.map(one => one.offsetHeight)")
                 assert max(heights, default=0) <= 26
-                looking.picture(f"phone-{key.partition(':')[2]}{rest.replace('/', '-')}")
+                viewer.screenshot(f"phone-{key.partition(':')[2]}{rest.replace('/', '-')}")
         head = page.locator(".turns tbody td").first.bounding_box()
         assert head is not None
         assert head["width"] > 300
-        looking.open("/notes")
+        viewer.open("/notes")
         assert page.evaluate(wide) <= 0
 
 
-def test_the_keys_do_what_the_help_says(looking: Looking) -> None:
-    page = looking.page
+def test_shortcuts_of_the_help_dialog_work(viewer: ViewerPage) -> None:
+    page = viewer.page
     press = page.keyboard.press
-    looking.open("/")
+    viewer.open("/")
     press("j")
     press("j")
     press("k")
     expect(page.locator(".row").first).to_have_class("row chosen")
     press("?")
     expect(page.locator("#help")).to_be_visible()
-    looking.picture("keys")
+    viewer.screenshot("keys")
     press("Escape")
     expect(page.locator("#help")).to_be_hidden()
     press("Enter")
     page.wait_for_url("**/s/**")
-    looking.session(PLAN)
+    viewer.open_session(PLAN)
     press("g")
     expect(page.locator("article.chosen")).to_have_id("m1")
     press("]")
@@ -199,9 +201,9 @@ def test_the_keys_do_what_the_help_says(looking: Looking) -> None:
     expect(page.locator(".row.chosen, .hit.chosen")).to_have_count(1)
 
 
-def test_the_theme_goes_back_to_that_of_the_system(looking: Looking) -> None:
-    looking.open("/")
-    page = looking.page
+def test_theme_button_returns_to_the_system_theme(viewer: ViewerPage) -> None:
+    viewer.open("/")
+    page = viewer.page
     theme = page.locator("#theme")
     names = [theme.get_attribute("title")]
     # Three clicks end where they began, so that the next test has the same theme.
@@ -211,7 +213,7 @@ def test_the_theme_goes_back_to_that_of_the_system(looking: Looking) -> None:
     assert names == ["Theme: system", "Theme: dark", "Theme: light", "Theme: system"]
 
 
-def test_the_context_says_what_is_not_sent_and_why(
+def test_context_page_explains_why_messages_are_not_sent(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     bodies = [
@@ -227,10 +229,10 @@ def test_the_context_says_what_is_not_sent_and_why(
     with (
         Served(tmp_path, model, spec=spec) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session("s", "/context")
-        page = looking.page
+        viewer.open_session("s", "/context")
+        page = viewer.page
         words = page.locator(".cut").inner_text()
         assert words.startswith("3 older messages are not sent: turns are sent complete, and ")
         expect(page.locator(".cut a")).to_have_text("message 2")
@@ -239,12 +241,12 @@ def test_the_context_says_what_is_not_sent_and_why(
         expect(page.locator(".hint").first).to_contain_text(
             "The system message stored in this session is not sent."
         )
-        looking.picture("care-context-not-sent")
+        viewer.screenshot("care-context-not-sent")
 
 
-def test_a_note_is_added_by_hand_and_told(looking: Looking) -> None:
-    page = looking.page
-    looking.open(f"/notes?who={LONG}")
+def test_note_can_be_added_and_each_change_shows_a_notice(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open(f"/notes?who={LONG}")
     expect(page.locator("[data-note-act=undo]")).to_have_count(0)
     expect(page.locator(".chip[aria-current=page]")).to_have_text(
         "Question 1: where is the owl kept?"
@@ -257,21 +259,39 @@ def test_a_note_is_added_by_hand_and_told(looking: Looking) -> None:
     expect(note).to_contain_text("added manually")
     note.locator("[data-note-act=forget]").click()
     expect(page.locator("#toast")).to_have_text("Note deleted.")
-    looking.picture("care-notes-deleted")
+    viewer.screenshot("care-notes-deleted")
     page.locator("[data-note-act=undo]").click()
     expect(page.locator("#toast")).to_have_text("Note restored.")
     expect(page.locator("[data-note-act=undo]")).to_have_count(0)
 
 
-def test_a_message_is_shown_as_json(looking: Looking) -> None:
-    looking.session(PLAN)
-    page = looking.page
+def test_message_is_shown_as_json(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN)
+    page = viewer.page
     page.locator("#m4").hover()
-    looking.picture("care-json")
+    viewer.screenshot("care-json")
     with page.expect_navigation():
         page.get_by_role("link", name="JSON of message 4").click()
     found = json.loads(page.locator("body").inner_text())
     assert found["seq"] == 4
     assert found["message"]["tool_calls"][0]["id"] == "a"
-    assert looking.open(f"/s/{PLAN}/messages/400.json").status == 404
-    looking.problems.clear()
+    assert viewer.open(f"/s/{PLAN}/messages/400.json").status == 404
+    viewer.problems.clear()
+
+
+def test_next_request_is_shown_as_json(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN, "/context")
+    page = viewer.page
+    rows = page.locator(".exact details b").all_inner_texts()
+    with page.expect_navigation():
+        page.get_by_role("link", name="JSON", exact=True).click()
+    found = json.loads(page.locator("body").inner_text())
+    assert found["model"] == "scripted"
+    assert [one["role"] for one in found["messages"]] == rows[:-1]
+    assert found["messages"][0]["content"].startswith("You plan journeys.")
+    assert found["tools"][0]["function"]["name"] == "recall"
+
+
+def test_turns_are_listed_in_the_order_of_the_chart(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN, "/turns")
+    assert viewer.page.locator(".turn-number").all_inner_texts() == ["1", "2", "3"]

@@ -9,15 +9,15 @@ from playwright.sync_api import Browser, expect
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, sign_in, window
+from support.viewer_page import ViewerPage, sign_in, window
 
 _SOON = 20_000
 """Milliseconds within which the list has asked again, however busy the machine is."""
 
 
-def test_the_list_shows_every_session_with_its_figures(looking: Looking) -> None:
-    looking.open("/")
-    rows = looking.page.locator(".row")
+def test_list_shows_every_session_with_its_numbers(viewer: ViewerPage) -> None:
+    viewer.open("/")
+    rows = viewer.page.locator(".row")
     assert rows.count() == 8
     row = rows.filter(has_text="Incident of 3 March")
     assert row.locator(".tag").all_inner_texts() == ["incident", "team"]
@@ -25,27 +25,27 @@ def test_the_list_shows_every_session_with_its_figures(looking: Looking) -> None
     assert row.locator("time").inner_text()
     waiting = rows.filter(has_text="arm64").locator(".dot")
     assert waiting.get_attribute("title") == "running"
-    looking.picture("list")
+    viewer.screenshot("list")
 
 
-def test_typing_filters_by_title_and_key_and_finds_what_was_said(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_search_finds_titles_keys_and_messages_while_typing(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.keyboard.press("/")
     page.keyboard.type("owl 13")
     page.wait_for_selector(".hit")
     assert page.locator(".row").count() == 0
     marks = page.locator(".hit").first.locator("mark").all_inner_texts()
     assert set(marks) == {"owl", "13"}
-    looking.picture("search")
+    viewer.screenshot("search")
     page.locator("#search").fill("telegram:al")
     expect(page.locator(".row")).to_have_count(1)
     assert "offers" in page.locator(".row").inner_text()
 
 
-def test_a_hit_jumps_to_its_message_also_where_it_was_compacted(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/?q=box%203")
+def test_search_result_opens_its_message_even_if_it_is_summarized(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/?q=box%203")
     page.locator(".hit", has_text="Answer 3").first.locator("a").click()
     page.wait_for_selector("#m6")
     assert page.url.endswith("#m6")
@@ -53,29 +53,31 @@ def test_a_hit_jumps_to_its_message_also_where_it_was_compacted(looking: Looking
     expect(page.locator("#m6")).to_be_in_viewport()
 
 
-def test_tags_channels_and_states_narrow_the_list(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_list_is_filtered_by_tag_channel_and_state(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.locator(".row", has_text="Incident").locator(".tag", has_text="team").click()
     page.wait_for_url("**tag=team**")
     assert page.locator(".row").count() == 1
-    looking.open("/?state=running")
+    viewer.open("/?state=running")
     assert page.locator(".row").count() == 1
-    looking.open("/?channel=telegram")
+    viewer.open("/?channel=telegram")
     assert page.locator(".row").count() == 2
 
 
-def test_more_rows_come_as_one_scrolls(tmp_path: Path, browser: Browser, screenshots: Path) -> None:
+def test_more_sessions_load_while_scrolling(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
     with open_store(str(tmp_path)) as store:
         for number in range(130):
             store.add_message(f"cli:user{number:03}", "assistant", "Hello.")
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        page = looking.page
-        looking.open("/")
+        page = viewer.page
+        viewer.open("/")
         for count in (50, 100, 130):
             page.keyboard.press("G")
             expect(page.locator(".row")).not_to_have_count(count - 50)
@@ -84,20 +86,20 @@ def test_more_rows_come_as_one_scrolls(tmp_path: Path, browser: Browser, screens
         assert len(set(keys)) == 130
 
 
-def test_without_the_cookie_a_page_says_how_to_get_in(
+def test_page_without_a_cookie_explains_how_to_sign_in(
     browser: Browser, served: Served, screenshots: Path
 ) -> None:
-    with browser.new_context() as stranger, Looking(stranger, served, screenshots) as looking:
-        found = looking.open("/")
+    with browser.new_context() as stranger, ViewerPage(stranger, served, screenshots) as viewer:
+        found = viewer.open("/")
         assert found.status == 401
-        assert "steno open" in looking.page.locator("body").inner_text()
-        card = looking.page.locator(".failure")
+        assert "steno open" in viewer.page.locator("body").inner_text()
+        card = viewer.page.locator(".failure")
         assert card.evaluate("one => getComputedStyle(one).borderRadius") == "16px"
-        looking.picture("sign-in")
-        assert [one for one in looking.problems if "401" not in one] == []
-        looking.problems.clear()  # the console tells of the 401 itself
-        sign_in(looking.page, served)
-        expect(looking.page.locator(".row")).to_have_count(8)
+        viewer.screenshot("sign-in")
+        assert [one for one in viewer.problems if "401" not in one] == []
+        viewer.problems.clear()  # the console tells of the 401 itself
+        sign_in(viewer.page, served)
+        expect(viewer.page.locator(".row")).to_have_count(8)
 
 
 _REMEMBER = """() => {
@@ -106,7 +108,7 @@ _REMEMBER = """() => {
 }"""
 
 
-def test_the_list_follows_what_happens_elsewhere_and_keeps_focus_and_choice(
+def test_list_shows_changes_of_other_processes_and_keeps_focus_and_selection(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     with open_store(str(tmp_path)) as store:
@@ -115,10 +117,10 @@ def test_the_list_follows_what_happens_elsewhere_and_keeps_focus_and_choice(
         with (
             Served(tmp_path, ScriptedModel(["x"])) as served,
             window(browser, served) as context,
-            Looking(context, served, screenshots) as looking,
+            ViewerPage(context, served, screenshots) as viewer,
         ):
-            page = looking.page
-            looking.open("/")
+            page = viewer.page
+            viewer.open("/")
             keys = page.locator(".row .key")
             expect(keys).to_have_text(["cli:eve", "cli:bob", "cli:ann"])
             page.keyboard.press("j")
@@ -142,15 +144,15 @@ def test_the_list_follows_what_happens_elsewhere_and_keeps_focus_and_choice(
 
 
 @pytest.fixture
-def timed(browser: Browser, served: Served, screenshots: Path) -> Iterator[Looking]:
+def timed(browser: Browser, served: Served, screenshots: Path) -> Iterator[ViewerPage]:
     """A page in its own window whose clock moves only when the test moves it."""
     with (
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.page.clock.install(time=0)
-        looking.page.clock.pause_at(1_000)
-        yield looking
+        viewer.page.clock.install(time=0)
+        viewer.page.clock.pause_at(1_000)
+        yield viewer
 
 
 _HIDE = """(is) => {
@@ -177,9 +179,9 @@ _HOLD_REQUESTS = """() => {
 }"""
 
 
-def test_the_list_asks_one_at_a_time_and_not_where_nobody_looks(timed: Looking) -> None:
-    looking, page = timed, timed.page
-    looking.open("/")
+def test_list_sends_one_request_at_a_time_and_none_in_a_hidden_tab(timed: ViewerPage) -> None:
+    viewer, page = timed, timed.page
+    viewer.open("/")
     page.evaluate(_HOLD_REQUESTS)
 
     def requests(*, after_seconds: int) -> int:
@@ -201,9 +203,9 @@ def test_the_list_asks_one_at_a_time_and_not_where_nobody_looks(timed: Looking) 
     assert requests(after_seconds=30) == 3
 
 
-def test_the_list_says_that_the_gateway_is_gone(timed: Looking) -> None:
-    looking, page = timed, timed.page
-    looking.open("/")
+def test_list_shows_a_notice_when_the_gateway_is_unreachable(timed: ViewerPage) -> None:
+    viewer, page = timed, timed.page
+    viewer.open("/")
     gone = page.locator("#gone")
     expect(gone).to_be_hidden()
     page.route("**/?*part=true*", lambda route: route.abort())
@@ -212,14 +214,14 @@ def test_the_list_says_that_the_gateway_is_gone(timed: Looking) -> None:
     page.unroute("**/?*part=true*")
     page.clock.run_for(6_000)
     expect(gone).to_be_hidden()
-    looking.problems.clear()  # the console tells of it, too
+    viewer.problems.clear()  # the console tells of it, too
 
 
 @pytest.mark.slow
-def test_where_nothing_fits_that_is_told_with_a_way_back(looking: Looking) -> None:
-    page = looking.page
+def test_search_without_results_links_to_all_sessions(viewer: ViewerPage) -> None:
+    page = viewer.page
     for fields in ("state=interrupted", "tag=nothing", "channel=nowhere", "q=zzz&state=idle"):
-        looking.open(f"/?{fields}")
+        viewer.open(f"/?{fields}")
         empty = page.locator(".sessions .empty")
         expect(empty).to_contain_text("No matching sessions")
         empty.locator("a").click()
@@ -227,9 +229,9 @@ def test_where_nothing_fits_that_is_told_with_a_way_back(looking: Looking) -> No
         expect(page.locator("#search")).to_have_value("")
 
 
-def test_a_session_is_begun_with_enter(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.locator("#begin").click()
     expect(page.locator("dialog[open] button").first).to_have_text("Send")
     page.keyboard.type("One line")
@@ -240,20 +242,20 @@ def test_a_session_is_begun_with_enter(looking: Looking) -> None:
     expect(page.locator("article.user")).to_contain_text("and another")
 
 
-def test_an_empty_workspace_offers_three_ways_to_begin(
+def test_empty_workspace_offers_three_ways_to_start(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.open("/")
-        cards = looking.page.locator(".card")
+        viewer.open("/")
+        cards = viewer.page.locator(".card")
         expect(cards).to_have_count(3)
         expect(cards.locator("pre")).to_have_text(
             ["steno chat", "steno import claude-code", f"{served.url}/v1"]
         )
-        looking.picture("care-empty")
-        looking.page.set_viewport_size({"width": 390, "height": 844})
-        looking.picture("care-empty-390")
+        viewer.screenshot("care-empty")
+        viewer.page.set_viewport_size({"width": 390, "height": 844})
+        viewer.screenshot("care-empty-390")

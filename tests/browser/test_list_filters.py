@@ -12,7 +12,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 
 NOW = datetime.now(UTC)
 
@@ -64,11 +64,11 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def looking(place: Path, browser: Browser, screenshots: Path) -> Iterator[Looking]:
+def viewer(place: Path, browser: Browser, screenshots: Path) -> Iterator[ViewerPage]:
     with (
         Served(place, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as made,
+        ViewerPage(context, served, screenshots) as made,
     ):
         yield made
 
@@ -77,9 +77,9 @@ def _keys(page: Page) -> list[str]:
     return page.locator(".row .key").all_inner_texts()
 
 
-def test_rows_show_cost_model_program_project_failures_and_the_total(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_rows_show_cost_model_program_project_failures_and_the_total(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     expect(page.locator("#total")).to_contain_text("6 sessions · $0.2")
     expect(page.locator("#total")).to_contain_text("1 with failed tools")
     row = page.locator(".row", has_text="Deploy it")
@@ -91,42 +91,51 @@ def test_rows_show_cost_model_program_project_failures_and_the_total(looking: Lo
     expect(row.locator(".model")).to_have_text("gpt-4o")
     own = page.locator(".row", has_text="Just talking")
     expect(own.locator(".cost")).to_have_text("")
-    looking.picture("list-columns")
+    viewer.screenshot("list-columns")
 
 
-def test_source_of_a_fork_does_not_cover_the_numbers(looking: Looking, place: Path) -> None:
+_OVERLAPPING = """row => {
+  const all = [...row.querySelectorAll(".under > *, .figures > *")];
+  const parts = all.filter(one => one.offsetWidth);
+  const boxes = parts.map(one => one.getBoundingClientRect());
+  const overlap = (a, b) =>
+    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  return boxes.flatMap((a, i) =>
+    boxes.slice(i + 1).flatMap((b, j) =>
+      overlap(a, b) ? [`${parts[i].className} and ${parts[i + 1 + j].className}`] : []));
+}"""
+
+
+def test_parts_of_a_row_do_not_overlap(viewer: ViewerPage, place: Path) -> None:
     source = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
     with open_store(str(place)) as store:
         model = "claude-sonnet-4-5-20250929"
         _add(store, source, "Long key", days=1, project="/srv/harbour", model=model)
         store.fork(source, f"{source}-fork")
         _add(store, f"{source}-fork", "Go on", days=1, project="/srv/harbour", failed=True)
-    page = looking.page
-    looking.open("/")
+    page = viewer.page
+    viewer.open("/")
     row = page.locator(".row", has=page.locator(f'.fork-of[href*="{source[-12:]}"]'))
-    for width in (1280, 1000):
+    for width in (1440, 1280, 1200, 1000, 700, 390):
         page.set_viewport_size({"width": width, "height": 800})
-        fork, figures = (
-            row.locator(".fork-of").bounding_box(),
-            row.locator(".figures").bounding_box(),
-        )
+        for one in page.locator(".row").all():
+            assert one.evaluate(_OVERLAPPING) == [], width
+        fork = row.locator(".fork-of").bounding_box()
         assert fork is not None
-        assert figures is not None
-        assert fork["x"] + fork["width"] <= figures["x"]
         assert fork["width"] > 40
-    looking.picture("list-fork")
+    viewer.screenshot("list-fork")
 
 
-def test_tagging_changes_neither_the_date_nor_the_order(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_tagging_changes_neither_the_date_nor_the_order(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     assert _keys(page)[-2:] == ["cli:own", "claude-code:4"]
     expect(page.locator(".row", has_text="Just talking").locator("time")).to_have_text("4 d")
 
 
-def test_forks_are_marked_and_lead_to_their_source(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_forks_are_marked_and_lead_to_their_source(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     fork = page.locator(".row", has=page.locator(".fork-mark"))
     expect(fork).to_have_count(1)
     expect(fork.locator(".key")).to_have_text("cli:forked")
@@ -135,9 +144,9 @@ def test_forks_are_marked_and_lead_to_their_source(looking: Looking) -> None:
     page.wait_for_url("**/s/codex%3A1#m3")
 
 
-def test_facets_filter_with_counts_and_short_addresses(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_facets_filter_with_counts_and_short_addresses(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     facet = page.locator("#facets section", has_text="Program").locator("a")
     expect(facet).to_have_text([r"codex 3", r"claude-code 2"], use_inner_text=True)
     page.locator("#facets a", has_text="claude-code").first.click()
@@ -157,19 +166,19 @@ def test_facets_filter_with_counts_and_short_addresses(looking: Looking) -> None
     for facet_text, keys in (("gpt-5", ["claude-code:3"]), ("mine", ["cli:own"])):
         page.locator("#facets a", has_text=facet_text).click()
         expect(page.locator(".row .key")).to_have_text(keys)
-        looking.open("/")
-    looking.picture("list-facets")
+        viewer.open("/")
+    viewer.screenshot("list-facets")
 
 
-def test_dates_narrow_the_list_and_empty_fields_stay_out_of_the_address(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/?program=claude-code")
+def test_date_filter_keeps_empty_fields_out_of_the_address(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/?program=claude-code")
     day = f"{NOW - timedelta(days=50):%Y-%m-%d}"
     page.locator("input[name=until]").fill(day)
     page.locator(".dates button").click()
     page.wait_for_url(f"**/?program=claude-code&until={day}")
     assert _keys(page) == ["claude-code:4"]
-    looking.open("/")
+    viewer.open("/")
     page.locator("#search").fill("zzzz")
     expect(page.locator(".sessions .empty")).to_contain_text("No matching sessions")
     page.locator("#search").fill("")
@@ -177,9 +186,9 @@ def test_dates_narrow_the_list_and_empty_fields_stay_out_of_the_address(looking:
     assert page.url.endswith("/"), page.url
 
 
-def test_a_filter_keeps_the_words_that_were_typed(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_filter_keeps_the_search_words(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.locator("#search").fill("invoice")
     expect(page.locator(".group")).to_have_count(6)
     page.locator("#facets a", has_text="has failed tools").click()
@@ -187,27 +196,27 @@ def test_a_filter_keeps_the_words_that_were_typed(looking: Looking) -> None:
     expect(page.locator(".group")).to_have_count(1)
 
 
-def test_the_list_is_sorted_by_cost_tokens_length_and_age(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_list_is_sorted_by_cost_tokens_length_and_age(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.locator("#sort").select_option("cost")
     page.wait_for_url("**/?sort=cost")
     assert _keys(page)[0] == "codex:1"
     page.locator("#sort").select_option("oldest")
     page.wait_for_url("**/?sort=oldest")
     assert _keys(page)[0] == "claude-code:4"
-    looking.open("/?sort=tokens")
+    viewer.open("/?sort=tokens")
     assert _keys(page)[0] == "codex:1"
     page.locator("#sort").select_option("")
     page.wait_for_url(lambda url: url.endswith("/"))
-    found = looking.open("/?sort=size")
+    found = viewer.open("/?sort=size")
     assert found.status == 400
-    looking.problems.clear()  # the console tells of the 400
+    viewer.problems.clear()  # the console tells of the 400
 
 
-def test_sessions_of_one_project_stand_together(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_sessions_are_grouped_by_project(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.locator(".chip", has_text="By project").click()
     page.wait_for_url("**/?by=project")
     heads = page.locator(".project-head")
@@ -215,18 +224,20 @@ def test_sessions_of_one_project_stand_together(looking: Looking) -> None:
     expect(heads.first).to_contain_text("3 sessions")
     expect(heads.first.locator(".cost")).to_contain_text("$0.2")
     assert _keys(page)[:3] == ["cli:forked", "codex:1", "codex:2"]
-    looking.picture("list-projects")
+    viewer.screenshot("list-projects")
     heads.nth(2).locator("a").click()
     page.wait_for_url("**/?project=-")
     assert _keys(page) == ["cli:own"]
 
 
-def test_hits_come_by_session_with_a_link_to_the_rest(looking: Looking, place: Path) -> None:
+def test_search_results_are_grouped_by_session_with_a_link_to_the_rest(
+    viewer: ViewerPage, place: Path
+) -> None:
     with open_store(str(place)) as store:
         for number in range(12):
             store.add_message("cli:own", "user", f"Where is invoice {number}?")
-    page = looking.page
-    looking.open("/?q=invoice")
+    page = viewer.page
+    viewer.open("/?q=invoice")
     own = page.locator(".group", has_text="Just talking")
     expect(own.locator(".hit")).to_have_count(3)
     expect(own.locator(".who").first).to_have_text("user")
@@ -237,18 +248,18 @@ def test_hits_come_by_session_with_a_link_to_the_rest(looking: Looking, place: P
     other = page.locator(".group", has_text="Draw a logo").locator(".who")
     expect(other).to_have_text(["assistant", "tool"])
     expect(page.locator(".kinds .chip")).to_have_text(["All", "Sessions 0", "Messages 24"])
-    looking.picture("list-search")
+    viewer.screenshot("list-search")
     page.locator(".kinds .chip", has_text="Messages").click()
     page.wait_for_url("**/?q=invoice&show=messages")
     expect(page.locator(".group")).to_have_count(6)
 
 
-def test_more_hits_are_loaded_while_scrolling(looking: Looking, place: Path) -> None:
+def test_more_search_results_load_while_scrolling(viewer: ViewerPage, place: Path) -> None:
     with open_store(str(place)) as store:
         for number in range(40):
             store.add_message(f"cli:more{number:02}", "user", "One more zeppelin.")
-    page = looking.page
-    looking.open("/?q=zeppelin")
+    page = viewer.page
+    viewer.open("/?q=zeppelin")
     groups = page.locator(".group")
     while groups.count() < 40:
         loaded = groups.count()
@@ -271,10 +282,10 @@ def test_back_keeps_the_loaded_rows_and_the_scroll_position(
     with (
         Served(place, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        page = looking.page
-        looking.open("/")
+        page = viewer.page
+        viewer.open("/")
         rows = page.locator(".row")
         while rows.count() < 250:
             loaded = rows.count()
@@ -294,15 +305,15 @@ def test_back_keeps_the_loaded_rows_and_the_scroll_position(
         assert abs(after - before) < 3
 
 
-def test_delete_asks_and_the_trash_restores(looking: Looking) -> None:
-    page = looking.page
-    looking.open("/")
+def test_delete_asks_first_and_the_trash_restores_the_session(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
     page.locator("#select").click()
     expect(page.locator("[data-act=delete]")).to_be_disabled()
     page.locator(".row", has_text="Deploy it").click()
     page.locator(".row", has_text="Draw a logo").locator(".pick").check()
     expect(page.locator("#chosen-count")).to_have_text("2 selected")
-    looking.picture("list-select")
+    viewer.screenshot("list-select")
     page.locator("[data-act=delete]").click()
     dialog = page.locator("dialog[open]")
     expect(dialog).to_contain_text("Move 2 sessions to the trash?")
@@ -310,33 +321,33 @@ def test_delete_asks_and_the_trash_restores(looking: Looking) -> None:
     dialog.locator("button", has_text="Cancel").click()
     expect(page.locator(".row")).to_have_count(6)
     page.locator("[data-act=delete]").click()
-    looking.picture("list-delete")
+    viewer.screenshot("list-delete")
     page.locator("dialog[open] button.danger").click()
     expect(page.locator("#toast")).to_have_text("Moved 2 sessions to the trash.")
     expect(page.locator(".row")).to_have_count(4)
     page.locator(".tools a", has_text="Trash").click()
     page.wait_for_url("**/trash")
     expect(page.locator(".row")).to_have_count(2)
-    looking.picture("list-trash")
+    viewer.screenshot("list-trash")
     page.locator(".row", has_text="codex:2").locator("button").click()
     expect(page.locator("#toast")).to_have_text("Restored codex:2.")
     expect(page.locator(".row")).to_have_count(1)
-    looking.open("/")
+    viewer.open("/")
     assert "codex:2" in _keys(page)
     assert "claude-code:3" not in _keys(page)
 
 
-def test_archive_moves_summarized_messages_after_a_question(looking: Looking, place: Path) -> None:
+def test_archive_asks_first_and_moves_summarized_messages(viewer: ViewerPage, place: Path) -> None:
     with open_store(str(place)) as store:
         store.add_message("cli:own", "user", "Go on.")
         store.checkpoint("cli:own", summary="They talked.", upto=3)
-    page = looking.page
-    looking.open("/")
+    page = viewer.page
+    viewer.open("/")
     page.locator("#select").click()
     page.locator(".row", has_text="Just talking").locator(".pick").check()
     page.locator("[data-act=archive]").click()
     expect(page.locator("dialog[open]")).to_contain_text(
-        "messages of 1 session that a summary has hidden"
+        "Archive the summarized messages of 1 session?"
     )
     page.locator("dialog[open] button", has_text="Archive").click()
     expect(page.locator("#toast")).to_have_text("Archived 3 messages of 1 session.")
@@ -350,16 +361,16 @@ def test_list_fits_on_a_phone_and_opens_its_filters(
     with (
         Served(place, ScriptedModel(["x"])) as served,
         window(browser, served, phone=True) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        page = looking.page
+        page = viewer.page
         for address in ("/", "/?by=project", "/?q=invoice", "/trash"):
-            looking.open(address)
+            viewer.open(address)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
-        looking.open("/")
+        viewer.open("/")
         expect(page.locator("#facets")).to_be_hidden()
         page.locator("#show-facets").click()
         expect(page.locator("#facets")).to_be_visible()
-        looking.picture("list-phone-filters")
+        viewer.screenshot("list-phone-filters")
         page.locator("#facets a", has_text="codex").first.click()
         page.wait_for_url("**/?program=codex")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 
 _KEY = "long"
 _TURNS = 400
@@ -69,13 +69,13 @@ def served(place: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def looking_at(
+def viewer_at_width(
     browser: Browser, served: Served, screenshots: Path, width: int
-) -> Iterator[Looking]:
+) -> Iterator[ViewerPage]:
     """A window of this width, a phone if it is narrow."""
     with (
         window(browser, served, phone=width < 600) as context,
-        Looking(context, served, screenshots) as one,
+        ViewerPage(context, served, screenshots) as one,
     ):
         if width >= 600:
             one.page.set_viewport_size({"width": width, "height": 800})
@@ -97,17 +97,17 @@ def _press(page: Page, selector: str) -> None:
 
 
 @_WIDTHS
-def test_title_and_tabs_stay_in_view(looking_at: Looking, width: int) -> None:
-    looking_at.session(_KEY)
-    page = looking_at.page
+def test_title_and_tabs_stay_in_view(viewer_at_width: ViewerPage, width: int) -> None:
+    viewer_at_width.open_session(_KEY)
+    page = viewer_at_width.page
     expect(page.locator("#m2000")).to_be_in_viewport()
     expect(page.locator("#title")).not_to_be_in_viewport()
     expect(page.locator("#short-title")).to_be_in_viewport()
     expect(page.locator("#short-title")).to_have_text(page.locator("#title").inner_text())
     assert (page.locator("#session-bar").bounding_box() or {"height": 99})["height"] < 64
-    looking_at.picture(f"navigation-end-{width}")
+    viewer_at_width.screenshot(f"navigation-end-{width}")
     # Nothing that is gone to is below the bar.
-    looking_at.session(_KEY, "?at=1006#m1006")
+    viewer_at_width.open_session(_KEY, "?at=1006#m1006")
     page.evaluate("location.hash = ''; location.hash = '#m1011'")
     expect(page.locator("#m1011")).to_be_in_viewport()
     assert _top_of(page, "#m1011") >= _bar_end(page)
@@ -120,10 +120,12 @@ def test_title_and_tabs_stay_in_view(looking_at: Looking, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1280])
-def test_the_outline_follows_the_text_and_leads_to_every_prompt(looking_at: Looking) -> None:
-    found = looking_at.session(_KEY)
+def test_outline_follows_the_scroll_position_and_links_to_every_prompt(
+    viewer_at_width: ViewerPage,
+) -> None:
+    found = viewer_at_width.open_session(_KEY)
     assert "Prompt 300" not in found.text()
-    page = looking_at.page
+    page = viewer_at_width.page
     expect(page.locator("#outline-totals")).to_have_text("400 prompts · 20 failed")
     current = page.locator("#outline [aria-current]")
     expect(current).to_contain_text("Prompt 400")
@@ -133,7 +135,7 @@ def test_the_outline_follows_the_text_and_leads_to_every_prompt(looking_at: Look
     expect(current.locator("time")).to_be_visible()
     assert page.locator("#outline a").count() <= 100
     assert page.locator("#outline a.failed").count() == 5
-    looking_at.picture("navigation-outline")
+    viewer_at_width.screenshot("navigation-outline")
     # By the keyboard: to the prompt above, and to one that is not on the page.
     page.keyboard.press("o")
     expect(current).to_be_focused()
@@ -155,9 +157,9 @@ def test_the_outline_follows_the_text_and_leads_to_every_prompt(looking_at: Look
 
 
 @pytest.mark.parametrize("width", [390])
-def test_the_outline_is_a_drawer_on_a_phone(looking_at: Looking) -> None:
-    looking_at.session(_KEY)
-    page = looking_at.page
+def test_outline_is_a_drawer_on_a_phone(viewer_at_width: ViewerPage) -> None:
+    viewer_at_width.open_session(_KEY)
+    page = viewer_at_width.page
     outline = page.locator("#outline")
     expect(outline).to_be_hidden()
     assert page.locator("#outline a").count() == 0
@@ -166,7 +168,7 @@ def test_the_outline_is_a_drawer_on_a_phone(looking_at: Looking) -> None:
     expect(page.locator("#outline [aria-current]")).to_be_focused()
     expect(page.locator("#outline-button")).to_have_attribute("aria-expanded", "true")
     assert page.evaluate("scrollY") == before
-    looking_at.picture("navigation-drawer")
+    viewer_at_width.screenshot("navigation-drawer")
     page.keyboard.press("Escape")
     expect(outline).to_be_hidden()
     expect(page.locator("#outline-button")).to_be_focused()
@@ -178,9 +180,9 @@ def test_the_outline_is_a_drawer_on_a_phone(looking_at: Looking) -> None:
 
 
 @_WIDTHS
-def test_the_whole_session_is_searched(looking_at: Looking, width: int) -> None:
-    looking_at.session(_KEY)
-    page = looking_at.page
+def test_search_covers_the_whole_session(viewer_at_width: ViewerPage, width: int) -> None:
+    viewer_at_width.open_session(_KEY)
+    page = viewer_at_width.page
     page.keyboard.press("f")
     field = page.get_by_label("Search in this session")
     expect(field).to_be_focused()
@@ -198,7 +200,7 @@ def test_the_whole_session_is_searched(looking_at: Looking, width: int) -> None:
     expect(page.locator("#m1985")).to_be_in_viewport()
     assert page.evaluate("CSS.highlights.get('found-here').size") >= 3
     assert _top_of(page, "#m1985") >= _bar_end(page) - 1
-    looking_at.picture(f"navigation-search-{width}")
+    viewer_at_width.screenshot(f"navigation-search-{width}")
     # A result of a tool is shown in its call, which opens.
     field.fill("output-123")
     expect(count).to_have_text("1 of 1")
@@ -215,28 +217,70 @@ def test_the_whole_session_is_searched(looking_at: Looking, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1280])
-def test_an_address_opens_a_session_with_a_search_also_for_hidden_messages(
-    looking_at: Looking,
+@pytest.mark.parametrize("start", ["", "?at=1006"], ids=["match-on-page", "match-to-load"])
+def test_late_response_to_an_earlier_jump_is_discarded(
+    viewer_at_width: ViewerPage, start: str
 ) -> None:
-    page = looking_at.page
-    looking_at.session("summarized", "?q=%22box 7.%22")
+    viewer_at_width.open_session(_KEY, start)
+    page = viewer_at_width.page
+    held: list[Route] = []
+    page.route("**/s/long?at=35", lambda route: held.append(route))
+    page.keyboard.press("f")
+    field = page.get_by_label("Search in this session")
+    with page.expect_request("**/s/long?at=35"):
+        field.fill("owl box 7")
+    field.press("Shift+Enter")
+    expect(page.locator("#find-count")).to_have_text("76 of 76")
+    expect(page.locator("#m1985")).to_be_in_viewport()
+    with page.expect_request_finished(lambda one: one.url.endswith("?at=35")):
+        held[0].continue_()
+    page.evaluate("() => new Promise((done) => { setTimeout(done, 200); })")
+    expect(page.locator("#m35")).to_have_count(0)
+    expect(page.locator("#m1985")).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("width", [1280])
+def test_filter_applies_if_a_jump_follows_before_its_messages_are_loaded(
+    viewer_at_width: ViewerPage,
+) -> None:
+    viewer_at_width.open_session(_KEY)
+    page = viewer_at_width.page
+    page.keyboard.press("f")
+    field = page.get_by_label("Search in this session")
+    field.fill("Prompt 395")
+    expect(page.locator("#m1971")).to_be_in_viewport()
+    held: list[Route] = []
+    page.route("**/s/long?only=prompts*", lambda route: held.append(route), times=1)
+    with page.expect_request("**/s/long?only=prompts*"):
+        _press(page, "#filters [data-filter='only=prompts']")
+    field.press("Enter")
+    expect(page.locator("article:not(.user)")).to_have_count(0)
+    expect(page.locator("#m1971")).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("width", [1280])
+def test_address_with_search_words_opens_a_session_at_a_hidden_message(
+    viewer_at_width: ViewerPage,
+) -> None:
+    page = viewer_at_width.page
+    viewer_at_width.open_session("summarized", "?q=%22box 7.%22")
     expect(page.locator("#find-count")).to_have_text("1 of 1")
     expect(page.locator("#m35")).to_be_in_viewport()
     expect(page.locator("#m35")).to_have_class("message assistant hidden-one arrived")
     # As in the list of sessions, accents do not matter.
-    looking_at.session("accents", "?q=zurich")
+    viewer_at_width.open_session("accents", "?q=zurich")
     expect(page.locator("#find-count")).to_have_text("1 of 1")
     expect(page.locator("#m1")).to_have_class("message assistant arrived")
     assert page.evaluate("CSS.highlights.get('found-here').size") == 1
 
 
 @pytest.mark.parametrize("width", [1280])
-def test_a_found_message_stays_marked_when_the_session_changes(
-    looking_at: Looking, place: Path
+def test_search_result_stays_marked_when_the_session_changes(
+    viewer_at_width: ViewerPage, place: Path
 ) -> None:
-    page = looking_at.page
+    page = viewer_at_width.page
     _fill(place, "changing", 4)
-    looking_at.session("changing", "?q=%22box 4.%22")
+    viewer_at_width.open_session("changing", "?q=%22box 4.%22")
     expect(page.locator("#m20")).to_have_class("message assistant arrived")
     before = page.locator("#m20").element_handle()
     with open_store(str(place)) as store:
@@ -248,11 +292,11 @@ def test_a_found_message_stays_marked_when_the_session_changes(
 
 
 @_WIDTHS
-def test_filters_act_on_the_whole_session_and_keep_the_place(
-    looking_at: Looking, width: int
+def test_filters_apply_to_the_whole_session_and_keep_the_scroll_position(
+    viewer_at_width: ViewerPage, width: int
 ) -> None:
-    looking_at.session(_KEY, "?at=1006")
-    page = looking_at.page
+    viewer_at_width.open_session(_KEY, "?at=1006")
+    page = viewer_at_width.page
     page.keyboard.press("f")
     page.locator("#m1006").evaluate("one => one.scrollIntoView({ block: 'start' })")
     before = _top_of(page, "#m1006")
@@ -262,14 +306,14 @@ def test_filters_act_on_the_whole_session_and_keep_the_place(
     expect(page.locator("article:not(.user)")).to_have_count(0)
     assert abs(_top_of(page, "#m1006") - before) < 2
     assert page.locator("article").count() >= 50
-    looking_at.picture(f"navigation-prompts-{width}")
+    viewer_at_width.screenshot(f"navigation-prompts-{width}")
     _press(page, "#filters [data-filter='only=failed']")
     expect(prompts).to_have_attribute("aria-pressed", "false")
     expect(page.locator("article.user")).to_have_count(0)
     # All 20 of them, from the first message to the last.
     expect(page.locator("article details.failed")).to_have_count(20)
     expect(page.locator("article")).to_have_count(20)
-    looking_at.picture(f"navigation-failed-{width}")
+    viewer_at_width.screenshot(f"navigation-failed-{width}")
     _press(page, "#filters [data-filter='only=failed']")
     _press(page, "#filters [data-filter='tools=false']")
     expect(page.locator("#m1009")).to_be_attached()
@@ -280,8 +324,8 @@ def test_filters_act_on_the_whole_session_and_keep_the_place(
     expect(page.locator("article details.thought")).to_have_count(0)
     expect(page.locator("#m1007")).to_have_count(0)
     # Until the tab is closed.
-    looking_at.open("/")
-    looking_at.session(_KEY)
+    viewer_at_width.open("/")
+    viewer_at_width.open_session(_KEY)
     expect(page.get_by_role("button", name="No tools")).to_have_attribute("aria-pressed", "true")
     expect(page.locator("article details.thought")).to_have_count(0)
     _press(page, "#filters [data-filter='tools=false']")
@@ -291,10 +335,10 @@ def test_filters_act_on_the_whole_session_and_keep_the_place(
 
 @_WIDTHS
 def test_messages_load_while_scrolling_and_the_page_stays_small(
-    looking_at: Looking,
+    viewer_at_width: ViewerPage,
 ) -> None:
-    looking_at.session(_KEY)
-    page = looking_at.page
+    viewer_at_width.open_session(_KEY)
+    page = viewer_at_width.page
     expect(page.locator("#position")).to_contain_text("–2,000 of 2,000")
     first = int(page.locator("article").first.get_attribute("data-seq") or 0)
     for _ in range(14):
@@ -321,18 +365,18 @@ def test_messages_load_while_scrolling_and_the_page_stays_small(
     assert page.locator("article").count() <= 450
 
 
-def test_what_is_written_while_the_end_is_not_on_the_page_comes_with_the_end(
+def test_messages_added_while_the_end_is_not_loaded_appear_at_the_end(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
     _fill(tmp_path, turns=200)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
         open_store(str(tmp_path)) as store,
     ):
-        looking.session(_KEY)
-        page = looking.page
+        viewer.open_session(_KEY)
+        page = viewer.page
         page.keyboard.press("o")
         page.locator("#outline-turns").evaluate("one => { one.scrollTop = 0; }")
         page.locator("#outline a", has_text="Prompt 110:").click()
@@ -350,9 +394,11 @@ def test_what_is_written_while_the_end_is_not_on_the_page_comes_with_the_end(
 
 
 @_WIDTHS
-def test_one_goes_to_a_turn_or_a_date(looking_at: Looking, place: Path, width: int) -> None:
-    looking_at.session(_KEY)
-    page = looking_at.page
+def test_jump_goes_to_a_turn_or_a_date(
+    viewer_at_width: ViewerPage, place: Path, width: int
+) -> None:
+    viewer_at_width.open_session(_KEY)
+    page = viewer_at_width.page
     page.keyboard.press("f")
     field = page.get_by_label("Go to turn or date")
     field.fill("123")
@@ -360,7 +406,7 @@ def test_one_goes_to_a_turn_or_a_date(looking_at: Looking, place: Path, width: i
     expect(page.locator("#m611")).to_be_in_viewport()
     assert abs(_top_of(page, "#m611") - _bar_end(page)) < 30
     page.wait_for_url("**?at=611#m611")
-    looking_at.picture(f"navigation-jump-{width}")
+    viewer_at_width.screenshot(f"navigation-jump-{width}")
     field.fill("2020-01-31")
     field.press("Enter")
     expect(page.locator("#m1")).to_be_in_viewport()
@@ -376,11 +422,11 @@ def test_one_goes_to_a_turn_or_a_date(looking_at: Looking, place: Path, width: i
 
 
 @_WIDTHS
-def test_the_messages_of_a_divider_can_be_shown_and_hidden_again(
-    looking_at: Looking, width: int
+def test_messages_of_a_divider_can_be_shown_and_hidden_again(
+    viewer_at_width: ViewerPage, width: int
 ) -> None:
-    looking_at.session("summarized")
-    page = looking_at.page
+    viewer_at_width.open_session("summarized")
+    page = viewer_at_width.page
     divider = page.locator(".divider")
     divider.evaluate("one => one.scrollIntoView({ block: 'center' })")
     before = _top_of(page, ".divider .line")
@@ -389,7 +435,7 @@ def test_the_messages_of_a_divider_can_be_shown_and_hidden_again(
     assert abs(_top_of(page, ".divider .line") - before) < 12
     expect(page.locator("#m250")).to_be_in_viewport()
     hide = page.get_by_role("button", name="Hide messages")
-    looking_at.picture(f"navigation-divider-{width}")
+    viewer_at_width.screenshot(f"navigation-divider-{width}")
     _press(page, "[data-hide-hidden]")
     expect(page.locator("article.hidden-one")).to_have_count(0)
     expect(hide).to_have_count(0)
@@ -398,9 +444,9 @@ def test_the_messages_of_a_divider_can_be_shown_and_hidden_again(
 
 
 @_WIDTHS
-def test_nothing_is_empty_below_the_last_message(looking_at: Looking) -> None:
-    looking_at.session(_KEY)
-    page = looking_at.page
+def test_no_empty_space_below_the_last_message(viewer_at_width: ViewerPage) -> None:
+    viewer_at_width.open_session(_KEY)
+    page = viewer_at_width.page
     end = page.locator("#say").evaluate("one => one.getBoundingClientRect().bottom")
     assert abs(page.evaluate("innerHeight") - end) < 2
     assert page.evaluate(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
@@ -12,7 +13,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
 from support.tool_samples import CODING, SECRET, fill_tools
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,9 @@ def _clipboard(page: Page) -> str:
 # --- tools -----------------------------------------------------------------------------------
 
 
-def test_the_summary_has_the_argument_that_matters_and_the_error(looking: Looking) -> None:
-    looking.session(CODING)
-    page = looking.page
+def test_tool_summary_shows_the_main_argument_and_the_error(viewer: ViewerPage) -> None:
+    viewer.open_session(CODING)
+    page = viewer.page
     failed = _tool(page, "Bash")
     assert failed.locator("summary").inner_text().split("\n") == [
         "Bash cd /srv/app && python -m pytest -q · 14.9 s · failed",
@@ -60,18 +61,18 @@ def test_the_summary_has_the_argument_that_matters_and_the_error(looking: Lookin
     assert _tool(page, "Grep").locator("summary code").inner_text() == "def total"
     assert _tool(page, "TodoWrite").locator("summary code").inner_text() == "1 of 3 done"
     assert page.locator("details.tool.failed").count() == 1
-    looking.picture("tools-folded")
+    viewer.screenshot("tools-folded")
 
 
-def test_edits_are_diffs_and_commands_are_shell(looking: Looking) -> None:
-    looking.session(CODING)
-    page = looking.page
+def test_edits_are_shown_as_diffs_and_commands_as_shell(viewer: ViewerPage) -> None:
+    viewer.open_session(CODING)
+    page = viewer.page
     edit = _tool(page, "Edit")
     edit.locator("summary").click()
     assert edit.locator(".diff .removed").count() == 3
     assert edit.locator(".diff .added").nth(1).inner_text().strip() == "+    result = Decimal(0)"
     assert edit.locator(".label").first.inner_text() == "/srv/app/harbour/invoice.py"
-    looking.picture("tools-diff")
+    viewer.screenshot("tools-diff")
     patch = _tool(page, "apply_patch")
     patch.locator("summary").click()
     assert patch.locator(".diff .added").count() == patch.locator(".diff .removed").count() == 1
@@ -83,12 +84,12 @@ def test_edits_are_diffs_and_commands_are_shell(looking: Looking) -> None:
     assert written.locator("pre .kn").first.inner_text() == "from"
     failed = _tool(page, "Bash")
     failed.locator("summary").click()
-    looking.picture("tools-shell-failed")
+    viewer.screenshot("tools-shell-failed")
 
 
-def test_steps_are_a_checklist(looking: Looking) -> None:
-    looking.session(CODING)
-    todo = _tool(looking.page, "TodoWrite")
+def test_plan_is_shown_as_a_checklist(viewer: ViewerPage) -> None:
+    viewer.open_session(CODING)
+    todo = _tool(viewer.page, "TodoWrite")
     todo.locator("summary").click()
     assert todo.locator("li").all_inner_texts() == [
         "☑ Read the failing test",
@@ -96,12 +97,12 @@ def test_steps_are_a_checklist(looking: Looking) -> None:
         "☐ Run all tests",
     ]
     assert todo.get_by_label("in progress").count() == 1
-    looking.picture("tools-checklist")
+    viewer.screenshot("tools-checklist")
 
 
-def test_long_output_is_folded_with_its_length(looking: Looking) -> None:
-    looking.session(CODING)
-    shell = _tool(looking.page, "shell")
+def test_long_output_is_folded_with_its_length(viewer: ViewerPage) -> None:
+    viewer.open_session(CODING)
+    shell = _tool(viewer.page, "shell")
     shell.locator("summary").first.click()
     more = shell.locator("details.rest > summary")
     assert more.inner_text() == "1,500 lines · show all"
@@ -111,19 +112,22 @@ def test_long_output_is_folded_with_its_length(looking: Looking) -> None:
 
 
 def test_tools_fit_on_a_phone(browser: Browser, served: Served, screenshots: Path) -> None:
-    with window(browser, served, phone=True) as phone, Looking(phone, served, screenshots) as look:
-        look.session(CODING)
-        look.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        assert look.page.evaluate("document.documentElement.scrollWidth") == 390
-        look.picture("tools-phone")
+    with (
+        window(browser, served, phone=True) as phone,
+        ViewerPage(phone, served, screenshots) as viewer,
+    ):
+        viewer.open_session(CODING)
+        viewer.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert viewer.page.evaluate("document.documentElement.scrollWidth") == 390
+        viewer.screenshot("tools-phone")
 
 
 # --- copying ---------------------------------------------------------------------------------
 
 
-def test_code_messages_links_and_keys_are_copied(looking: Looking) -> None:
-    looking.session(CODING)
-    page = looking.page
+def test_copy_buttons_copy_code_messages_links_and_keys(viewer: ViewerPage) -> None:
+    viewer.open_session(CODING)
+    page = viewer.page
     answer = page.locator("#m11")
     answer.hover()
     answer.locator("[data-copy=message]").click()
@@ -145,9 +149,9 @@ def test_code_messages_links_and_keys_are_copied(looking: Looking) -> None:
     assert _clipboard(page).split("\n") == [f"line {number}" for number in range(1, 1501)]
 
 
-def test_a_message_that_arrives_later_can_be_copied(looking: Looking, place: Path) -> None:
-    looking.session(CODING)
-    page = looking.page
+def test_message_that_arrives_later_can_be_copied(viewer: ViewerPage, place: Path) -> None:
+    viewer.open_session(CODING)
+    page = viewer.page
     with open_store(str(place)) as store:
         seq = store.add_message(CODING, "assistant", "Came *later*.")
     article = page.locator(f"#m{seq}")
@@ -156,28 +160,28 @@ def test_a_message_that_arrives_later_can_be_copied(looking: Looking, place: Pat
     assert _clipboard(page) == "Came *later*."
 
 
-def test_copying_works_without_the_clipboard_api(looking: Looking) -> None:
-    looking.page.add_init_script(
+def test_copy_buttons_work_without_the_clipboard_api(viewer: ViewerPage) -> None:
+    viewer.page.add_init_script(
         "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
         "document.addEventListener('copy', () => { window.copied = String(getSelection()"
         " || document.activeElement.value); });"
     )
-    looking.session(CODING)
-    looking.page.locator("[data-copy=key]").click()
-    expect(looking.page.locator("#toast")).to_have_text("Copied")
-    assert looking.page.evaluate("window.copied") == CODING
+    viewer.open_session(CODING)
+    viewer.page.locator("[data-copy=key]").click()
+    expect(viewer.page.locator("#toast")).to_have_text("Copied")
+    assert viewer.page.evaluate("window.copied") == CODING
 
 
 # --- secrets and pictures --------------------------------------------------------------------
 
 
-def test_secrets_are_covered_until_they_are_clicked(looking: Looking) -> None:
-    looking.session(CODING)
-    page = looking.page
+def test_secrets_are_covered_until_they_are_clicked(viewer: ViewerPage) -> None:
+    viewer.open_session(CODING)
+    page = viewer.page
     assert SECRET not in page.locator("main").inner_text()
     secret = page.locator("#m1 button.secret")
     assert secret.inner_text() == "api key ••••••"
-    looking.picture("tools-secret")
+    viewer.screenshot("tools-secret")
     secret.focus()
     page.keyboard.press("Enter")
     assert secret.inner_text() == SECRET
@@ -188,9 +192,25 @@ def test_secrets_are_covered_until_they_are_clicked(looking: Looking) -> None:
     assert secret.inner_text() == "api key ••••••"
 
 
-def test_a_picture_is_zoomed_with_the_mouse_and_the_keyboard(looking: Looking) -> None:
-    looking.session(CODING)
-    page = looking.page
+def test_secrets_are_covered_in_search_results_and_on_the_context_page(viewer: ViewerPage) -> None:
+    page = viewer.page
+    for query in ("totals cent", SECRET):
+        viewer.open(f"/?q={quote(query)}")
+        expect(page.locator(".snippet").first).to_contain_text("••••••")
+        assert SECRET[8:20] not in page.locator("main").inner_text()
+        viewer.screenshot("search-secret")
+    viewer.open_session(CODING, "/context")
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert SECRET not in page.locator("main").inner_text()
+    viewer.screenshot("context-secret")
+    secret = page.locator(".exact button.secret").first
+    secret.click()
+    assert secret.inner_text() == SECRET
+
+
+def test_picture_is_enlarged_with_mouse_and_keyboard(viewer: ViewerPage) -> None:
+    viewer.open_session(CODING)
+    page = viewer.page
     picture = page.locator("#m1 img.picture")
     picture.click()
     zoomed = page.locator("dialog.zoom img")
@@ -209,7 +229,7 @@ def test_a_picture_is_zoomed_with_the_mouse_and_the_keyboard(looking: Looking) -
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
-def test_an_exported_page_looks_like_the_page_without_scripts_or_requests(
+def test_exported_page_has_no_scripts_and_sends_no_requests(
     browser: Browser, place: Path, tmp_path: Path, screenshots: Path, width: int, dark: bool
 ) -> None:
     file = tmp_path / "shared.html"

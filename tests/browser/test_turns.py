@@ -13,7 +13,7 @@ from stenolog.sessions.side_usage import updated_field
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 from support.viewer_samples import HOSTILE, PLAN, fill
 
 _PRICES = """
@@ -84,9 +84,9 @@ def _has_colours(chart: Locator, *names: str) -> bool:
     return set(chart.evaluate(_WANTED, list(names))) <= set(inks)
 
 
-def test_tokens_and_cost_of_each_turn_are_drawn(looking: Looking) -> None:
-    looking.session(PLAN, "/turns")
-    page = looking.page
+def test_chart_shows_tokens_and_cost_of_each_turn(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN, "/turns")
+    page = viewer.page
     chart = page.locator("#chart")
     expect(chart.locator("canvas")).to_be_visible()
     assert _has_colours(chart, "--c-summary", "--c-history", "--c-tools")
@@ -94,13 +94,13 @@ def test_tokens_and_cost_of_each_turn_are_drawn(looking: Looking) -> None:
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("[data-name=cost]").inner_text() == "$0.0028"
     assert page.locator(".hint").count() == 0
-    looking.picture("turns-priced")
+    viewer.screenshot("turns-priced")
 
 
 @pytest.mark.slow
-def test_a_turn_is_told_where_one_points_and_gone_to_by_a_click(looking: Looking) -> None:
-    looking.session(PLAN, "/turns")
-    page = looking.page
+def test_chart_labels_the_turn_under_the_pointer_and_opens_it_on_click(viewer: ViewerPage) -> None:
+    viewer.open_session(PLAN, "/turns")
+    page = viewer.page
     area = page.locator("#chart .u-over")
     box = area.bounding_box()
     assert box is not None
@@ -115,31 +115,31 @@ def test_a_turn_is_told_where_one_points_and_gone_to_by_a_click(looking: Looking
     expect(page.locator("#m3")).to_be_in_viewport()
 
 
-def test_the_drawing_has_the_colours_of_the_page_and_fits_a_phone(
+def test_chart_uses_the_colours_of_the_theme_and_fits_on_a_phone(
     browser: Browser, served: Served, screenshots: Path
 ) -> None:
     with (
         window(browser, served, phone=True, dark=True) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        looking.session(PLAN, "/turns")
-        page = looking.page
+        viewer.open_session(PLAN, "/turns")
+        page = viewer.page
         chart = page.locator("#chart")
         assert _has_colours(chart, "--c-summary", "--c-history", "--c-tools", "--faint")
         box = chart.locator("canvas").bounding_box()
         assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 390
-        looking.picture("phone-turns-dark")
+        viewer.screenshot("phone-turns-dark")
         page.locator("#theme").click()
         page.evaluate("new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))")
         assert _has_colours(chart, "--faint")
-        looking.picture("phone-turns-light")
+        viewer.screenshot("phone-turns-light")
 
 
-def test_what_was_asked_is_only_text_in_the_drawing(looking: Looking) -> None:
-    looking.session(_HURT, "/turns")
-    page = looking.page
+def test_chart_shows_hostile_prompts_as_text(viewer: ViewerPage) -> None:
+    viewer.open_session(_HURT, "/turns")
+    page = viewer.page
     expect(page.locator("#chart canvas")).to_be_visible()
     area = page.locator("#chart .u-over")
     box = area.bounding_box()
@@ -151,11 +151,11 @@ def test_what_was_asked_is_only_text_in_the_drawing(looking: Looking) -> None:
     assert page.locator("main script, main svg, main img").count() == 0
 
 
-def test_the_cost_of_notes_and_summaries_is_named(looking: Looking) -> None:
-    looking.session(_SIDE, "/turns")
-    lead = looking.page.locator(".lead")
+def test_cost_of_notes_and_summaries_is_shown_separately(viewer: ViewerPage) -> None:
+    viewer.open_session(_SIDE, "/turns")
+    lead = viewer.page.locator(".lead")
     expect(lead).to_contain_text("$0.0640, of which notes and summaries $0.0600")
-    expect(looking.page.locator("#side")).to_have_text(
-        "Notes and summaries of this session: 45,000 tokens more."
+    expect(viewer.page.locator("#side")).to_have_text(
+        "Notes and summaries of this session used another 45,000 tokens."
     )
-    looking.picture("care-turns-side")
+    viewer.screenshot("care-turns-side")

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.background_catalog import SessionHead
 from stenolog.cli.agents import open_viewer
+from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
 from support.slow_store import SlowStore
 from support.transcripts import SAMPLES
-from support.viewer_page import Looking, window
+from support.viewer_page import ViewerPage, window
 from support.viewing import Viewing
 
 TITLE = "Add a tide table to the harbour page"
@@ -69,7 +72,7 @@ def test_view_shows_a_transcript_without_a_message_box(
     expect(page.locator(".hit").first).to_be_visible()
 
 
-def test_the_token_signs_a_browser_in(viewing: Viewing, page: Page, screenshots: Path) -> None:
+def test_access_token_signs_a_browser_in(viewing: Viewing, page: Page, screenshots: Path) -> None:
     page.goto(viewing.url)
     port = viewing.url.rpartition(":")[2]
     command = f"steno open --port {port}"
@@ -110,16 +113,45 @@ def test_progress_of_the_first_index_is_shown(
             open_instance=lambda spec: open_viewer(spec, store, heads=heads),
         ) as served,
         window(browser, served) as context,
-        Looking(context, served, screenshots) as looking,
+        ViewerPage(context, served, screenshots) as viewer,
     ):
-        page, status = looking.page, looking.page.locator("#indexing")
-        looking.open("/")
+        page, status = viewer.page, viewer.page.locator("#indexing")
+        viewer.open("/")
         expect(page.locator("li.row")).to_have_count(30)
         expect(page.get_by_role("link", name="Prompt of cli:7")).to_be_visible()
-        expect(status).to_contain_text("Indexed 0 of 30 sessions. Search finds only those.")
-        looking.picture("view-indexing")
+        expect(status).to_contain_text(
+            "Indexed 0 of 30 sessions. Search finds only indexed sessions."
+        )
+        viewer.screenshot("view-indexing")
         store.allowed.set()
         expect(status).to_contain_text("All sessions are indexed.")
         status.get_by_role("link", name="Reload").click()
         expect(status).to_have_count(0)
         expect(page.get_by_role("link", name="a question about tides 7")).to_be_visible()
+
+
+def test_list_names_a_place_that_cannot_be_read_and_the_reason(
+    browser: Browser, tmp_path: Path, screenshots: Path
+) -> None:
+    place = tmp_path / "harbour"
+    with open_store(str(place)) as store:
+        store.add_message("cli:a", "user", "a question about tides")
+
+    def open_read_only(spec: AgentSpec) -> AgentInstance:
+        return open_viewer(spec, open_store(str(place), read_only=True), heads=lambda _: iter(()))
+
+    with (
+        Served(tmp_path, ScriptedModel([]), read_only=True, open_instance=open_read_only) as served,
+        window(browser, served) as context,
+        ViewerPage(context, served, screenshots) as viewer,
+    ):
+        page, notice = viewer.page, viewer.page.get_by_role("alert")
+        viewer.open("/")
+        expect(page.locator("li.row")).to_have_count(1)
+        expect(notice).to_have_count(0)
+        shutil.rmtree(place)
+        page.reload()
+        expect(notice).to_contain_text(f"Cannot be read: looking at {place}")
+        expect(notice).to_contain_text("No such file or directory")
+        expect(page.get_by_text("Start a conversation")).to_have_count(0)
+        viewer.screenshot("view-unreadable")

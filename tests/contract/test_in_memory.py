@@ -1,4 +1,4 @@
-"""The contract on the model itself."""
+"""Runs the store contract on the in-memory store."""
 
 from pathlib import Path
 
@@ -15,5 +15,5 @@ class TestInMemoryStore(StoreContract):
 
 
 def test_in_memory_store_is_not_a_group_store() -> None:
-    # AsyncStore must also work on stores that take one append at a time: this is that store.
+    # AsyncStore must also work on stores without group appends, such as this one.
     assert not isinstance(InMemoryStore(), GroupStore)

@@ -1,4 +1,4 @@
-"""The contract on the JSONL store: API, damage and crashes."""
+"""Runs the store contract on the JSONL store: API, damage and crashes."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -29,7 +29,7 @@ class TestJSONLStoreIsDamaged(DamageContract):
     def damage(self, store: Store, record: DamagedRecord, key: str) -> Store:
         sessions = self._path / "sessions"
         if record == "change":
-            # Behind a new state, so that the change is needed by undo alone.
+            # After a new state, so that only undo needs the change.
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr("stenolog.stores.jsonl.writer.STATE_EVERY_LINES", 1)
                 store.set_meta(key, title="A talk", tags=["x"])

@@ -1,7 +1,7 @@
-"""The contract on the PostgreSQL store: API, damage, crashes; most of the API through PgBouncer.
+"""Runs the store contract on PostgreSQL: API, damage, crashes; most of the API through PgBouncer.
 
-A folder of the first half is a namespace, so that each store has others beside it in the same
-tables; one of the second half is a database.
+A folder of the first half is a namespace, so that each store shares its tables with others; a
+folder of the second half is a database.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import pytest
 import stenolog
 from stenolog.stores.base import GroupStore, Store
 from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
-from stenolog.testing.contract.append_contract import Appends, Tokens
+from stenolog.testing.contract.append_contract import Appends, IdempotencyKeys
 from stenolog.testing.contract.concurrency_contract import Following, Writers
 from stenolog.testing.contract.history_contract import Checkpoints, Replacing
 from stenolog.testing.contract.lease_contract import Leases
@@ -26,9 +26,9 @@ from support.postgres_server import Databases, Places
 
 @pytest.fixture(scope="class")
 def database(postgres_databases: Databases) -> Iterator[str]:
-    """The database of all the tests of a class."""
+    """Create the database of all tests of a class."""
     url = postgres_databases.new()
-    # Open all the time, so that not every test makes connections of its own.
+    # Kept open, so that not every test creates new connections.
     with stenolog.open_store(url):
         yield url
     postgres_databases.leave(url)
@@ -36,7 +36,7 @@ def database(postgres_databases: Databases) -> Iterator[str]:
 
 @pytest.fixture(scope="class")
 def through(own_databases: Databases, bouncer: Bouncer) -> Iterator[str]:
-    """The same through PgBouncer."""
+    """Create the same through PgBouncer."""
     direct = own_databases.new()
     url = bouncer.url(direct)
     with stenolog.open_store(url):
@@ -68,7 +68,7 @@ class TestPostgresStoreIsKilled(CrashContract):
 
 
 class TestPostgresStoreIsDamaged(DamageContract):
-    """Messages and changes also as rows that are missing; a state is a column of its session."""
+    """Messages and changes are also damaged by deleting rows; a state is only a column."""
 
     @pytest.fixture(autouse=True, params=["unreadable", "missing"])
     def _how(self, request: pytest.FixtureRequest, database: str) -> None:
@@ -99,7 +99,7 @@ class TestPostgresStoreIsDamaged(DamageContract):
 
 
 class TestPostgresStoreThroughPgBouncer(
-    Appends, Replacing, Checkpoints, Tokens, Writers, Following, Trash, Leases
+    Appends, Replacing, Checkpoints, IdempotencyKeys, Writers, Following, Trash, Leases
 ):
     @pytest.fixture(autouse=True)
     def _database(self, through: str) -> None:

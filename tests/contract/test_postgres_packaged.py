@@ -1,4 +1,4 @@
-"""The contract on Debian's PostgreSQL, over TLS, in a database that sorts by ICU's rules."""
+"""Runs the store contract on Debian's PostgreSQL, over TLS, in a database with an ICU collation."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ KEYS = (
     *("a", "A", "b", "B", "z", "Z", "ä", "Ä", "é", "ß", "ss", "_", "~", "-", "a-b", "ab", "a b"),
     *("telegram:1", "telegram:10", "telegram:2", "Telegram:1", "日本", "\U0001f642", "\x7f", "a\0"),
 )
-"""Keys whose order in a dictionary is not that of their bytes."""
+"""Keys whose dictionary order differs from their byte order."""
 
 
 @pytest.fixture(scope="module")

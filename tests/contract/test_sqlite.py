@@ -1,4 +1,4 @@
-"""The contract on the SQLite store: API, damage and crashes."""
+"""Runs the store contract on the SQLite store: API, damage and crashes."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -27,7 +27,7 @@ class TestSQLiteStoreIsKilled(CrashContract):
 
 
 class TestSQLiteStoreIsDamaged(DamageContract):
-    """Each record as bytes that mean nothing, and as a row that is missing."""
+    """Each record is damaged by invalid bytes, and by deleting its row."""
 
     @pytest.fixture(autouse=True, params=["unreadable", "missing"])
     def _how(self, request: pytest.FixtureRequest) -> None:

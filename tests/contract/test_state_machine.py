@@ -1,4 +1,4 @@
-"""Random calls on a store and on the model at once, with crashes and torn writes between."""
+"""Compares a store with the model under random calls, with crashes and torn writes in between."""
 
 import logging
 from pathlib import Path
@@ -20,7 +20,7 @@ AT = "2026-01-01T00:00:00.000000Z"
 
 
 class JSONLMachine(StoreMachine):
-    tears: ClassVar[bool] = True
+    can_tear: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._torn: dict[Path, int] = {}
@@ -32,7 +32,7 @@ class JSONLMachine(StoreMachine):
     def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:
         file = path / "sessions" / file_names.log_name(key)
         if file.exists() and self._torn.get(file) == file.stat().st_size:
-            # Nobody wrote since: a second writer would have set the first one's rest aside.
+            # Not torn twice: a second writer would have moved the first torn bytes aside.
             return 0
         if not file.exists() or b"\n" not in file.read_bytes():
             state = State(format=FORMAT, key=key, uid="0" * 16, generation=1, created=AT)
@@ -46,7 +46,7 @@ class JSONLMachine(StoreMachine):
 
 
 def _torn_write(seq: int, kind: int, cut: float) -> tuple[bytes, int]:
-    """What a killed writer may leave, and how many seqs are used up by it."""
+    """Return bytes that a killed writer may leave, and how many seqs they use up."""
     one, two, three = (
         codec.message_line(seq + index, AT, b'{"role":"user"}', joined=True, part=(index + 1, 3))
         for index in range(3)
@@ -79,7 +79,7 @@ def _torn_write(seq: int, kind: int, cut: float) -> tuple[bytes, int]:
 
 
 def _part(line: bytes, cut: float) -> bytes:
-    """The beginning of a line, too short to be whole without its newline."""
+    """Return the start of a line, too short to be complete without its newline."""
     return line[: 1 + int(cut * (len(line) - 4))]
 
 
@@ -96,7 +96,7 @@ def _settings(examples: int) -> settings:
         stateful_step_count=50,
         deadline=None,
         database=None,
-        # The same runs each time: a failure here is a failure everywhere.
+        # The same runs each time, so that a failure can be repeated on every machine.
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
@@ -116,13 +116,20 @@ def test_store_behaves_like_the_model(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # Each torn write is warned about, thousands of times.
+    # Each torn write logs a warning, thousands of times.
     caplog.set_level(logging.CRITICAL, "stenolog")
     # Hypothesis starts with shorter runs and adds some in between, so it gets more examples.
     run_state_machine_as_test(machine, settings=_settings(runs * 3 // 2 + 10))
     with capsys.disabled():
         print(f"\n{machine.report()}")
-    assert sum(length == 50 for length in machine.lengths) >= runs
+    assert sum(length == 50 for length in machine.example_lengths) >= runs
     rules = {"torn_crash", "crash", "reopen", "switch"} if machine.persistent else set()
     lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
-    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *lifecycle, *rules}
+    assert machine.rule_counts.keys() >= {
+        "add_messages",
+        "undo",
+        "compact",
+        "refresh",
+        *lifecycle,
+        *rules,
+    }

@@ -1,11 +1,11 @@
-"""Random calls on PostgreSQL, SQLite, JSONL and the model at once."""
+"""Compares PostgreSQL, SQLite, JSONL and the model under random calls."""
 
 import logging
 from pathlib import Path
 from typing import ClassVar, cast
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 import stenolog
@@ -14,6 +14,7 @@ from stenolog.testing.state_machine import KEYS, StoreMachine
 from support.paired_stores import PairedStores
 from support.postgres_server import Places, execute
 
+MAX_SEEDS = 5
 _END_ALL = (
     "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
     "where datname = current_database() and pid <> pg_backend_pid()"
@@ -36,8 +37,8 @@ class AllMachine(StoreMachine):
 
     @rule()
     def cut(self) -> None:
-        """Every connection to the server ends; whoever looks next goes on by itself."""
-        self._step("cut")
+        """End every connection to the server; the store must reconnect by itself."""
+        self._count_step("cut")
         execute(self._url, _END_ALL)
         self._compare(*KEYS)
 
@@ -80,23 +81,19 @@ def _run(
         stateful_step_count=50,
         deadline=None,
         database=None,
-        # The same runs each time: a failure here is a failure everywhere.
-        derandomize=True,
-        # A shorter failure would take longer to find than a test may last.
+        # Shrinking a failure would exceed the time limit of a test.
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    run_state_machine_as_test(AllMachine, settings=wanted)
+    rules = {"add_messages", "undo", "compact", "refresh", "crash", "reopen", "switch", "cut"}
+    rules |= {"fork", "delete", "restore", "purge_before", "purge"}
+    # Fixed seeds, so that a failure can be repeated on every machine. A few examples may miss a
+    # rule; then there are more.
+    for number in range(MAX_SEEDS):
+        run_state_machine_as_test(seed(number)(AllMachine), settings=wanted)
+        if AllMachine.rule_counts.keys() >= rules:
+            break
     with capsys.disabled():
         print(f"\n{AllMachine.report()}")
-    assert sum(length == 50 for length in AllMachine.lengths) >= runs
-    lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
-    ends = {"crash", "reopen", "switch", "cut"}
-    assert AllMachine.ran.keys() >= {
-        "add_messages",
-        "undo",
-        "compact",
-        "refresh",
-        *lifecycle,
-        *ends,
-    }
+    assert sum(length == 50 for length in AllMachine.example_lengths) >= runs
+    assert AllMachine.rule_counts.keys() >= rules

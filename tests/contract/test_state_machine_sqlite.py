@@ -1,4 +1,4 @@
-"""Random calls on SQLite and the model at once, and on SQLite, JSONL and the model together."""
+"""Compares SQLite and the model, and SQLite, JSONL and the model, under random calls."""
 
 import logging
 import shutil
@@ -21,18 +21,18 @@ from support.paired_stores import PairedStores
 
 
 class SQLiteMachine(StoreMachine):
-    """SQLite; a torn write is what a killed writer leaves at the end of the log."""
+    """SQLite, where a torn write is the rest that a killed writer leaves at the end of the log."""
 
-    tears: ClassVar[bool] = True
+    can_tear: ClassVar[bool] = True
     left: ClassVar[int] = 0
-    """How often whoever opened the database next found something in its log."""
+    """How often the next process that opened the database found data in its log."""
 
     def open(self, path: Path) -> Store:
         return stenolog.SQLiteStore(path / "sessions.db")
 
     @rule()
     def crash(self) -> None:
-        """The machine is off and on again."""
+        """Turn the machine off and on again."""
         self._die()
         super().crash()
 
@@ -41,10 +41,10 @@ class SQLiteMachine(StoreMachine):
         return 0
 
     def _die(self, spoilt: Callable[[bytes], bytes] = bytes) -> None:
-        """Go on with what is on the disk, at another place.
+        """Continue with a copy of the files on disk.
 
-        What SQLite has in shared memory tells where the log ends. While a process has it open
-        nobody reads the log itself, so it must be gone.
+        SQLite's shared memory contains the end of the log. While a process has it open, the log
+        itself is not read, so the copy leaves it out.
         """
         place = Path(tempfile.mkdtemp(dir=self._folder.name))
         shutil.copy(self._path / "sessions.db", place)
@@ -59,12 +59,12 @@ class SQLiteMachine(StoreMachine):
 
 
 def torn(log: bytes, kind: int, cut: float) -> bytes:
-    """The log, and behind its last whole frame what a killed writer may have left."""
+    """Return the log with bytes after its last complete frame, as a killed writer leaves them."""
     if len(log) < _HEADER:
         return log
     end, sums = whole_frames(log)
     salts, first = log[16:24], log[_HEADER : _HEADER + _FRAME]
-    page = struct.pack(">II", 1, 0)  # the first page of the database; no commit
+    page = struct.pack(">II", 1, 0)  # the first page of the database, without a commit
     body = b"\xff" * _PAGE
     sums = checksums(page + body, sums, order=_order(log))
     uncommitted = page + salts + struct.pack(">II", *sums) + body
@@ -80,7 +80,7 @@ def _order(log: bytes) -> str:
 
 
 def whole_frames(log: bytes) -> tuple[int, tuple[int, int]]:
-    """Where the frames end that count, and the sums over all of them."""
+    """Return the end of the valid frames and their checksums."""
     end = _HEADER
     sums = (int.from_bytes(log[24:28], "big"), int.from_bytes(log[28:32], "big"))
     while len(frame := log[end : end + _FRAME]) == _FRAME and frame[8:16] == log[16:24]:
@@ -92,7 +92,7 @@ def whole_frames(log: bytes) -> tuple[int, tuple[int, int]]:
 
 
 def checksums(text: bytes, sums: tuple[int, int], *, order: str) -> tuple[int, int]:
-    """As https://www.sqlite.org/fileformat2.html#checksum_algorithm says."""
+    """Compute https://www.sqlite.org/fileformat2.html#checksum_algorithm."""
     one, two = sums
     for first, second in struct.iter_unpack(f"{order}II", text):
         one = (one + first + two) & 0xFFFFFFFF
@@ -150,7 +150,7 @@ def _run(
         stateful_step_count=50,
         deadline=None,
         database=None,
-        # The same runs each time: a failure here is a failure everywhere.
+        # The same runs each time, so that a failure can be repeated on every machine.
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
@@ -159,19 +159,26 @@ def _run(
         run_state_machine_as_test(machine, settings=wanted)
     with capsys.disabled():
         print(f"\n{machine.report()}")
-    assert sum(length == 50 for length in machine.lengths) >= runs
+    assert sum(length == 50 for length in machine.example_lengths) >= runs
     lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
     ends = {"crash", "reopen", "switch"}
-    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *lifecycle, *ends}
+    assert machine.rule_counts.keys() >= {
+        "add_messages",
+        "undo",
+        "compact",
+        "refresh",
+        *lifecycle,
+        *ends,
+    }
     if issubclass(machine, SQLiteMachine):
-        assert machine.ran["torn_crash"] > 0
-        # SQLite itself says that it read the log: that is what was to be tried.
+        assert machine.rule_counts["torn_crash"] > 0
+        # SQLite itself reports that it recovered the log, which this test is about.
         assert len(recovered) >= machine.left - before > 0
 
 
 @contextmanager
 def _recoveries() -> Iterator[list[str]]:
-    """What SQLite says when it reads a log that nobody has in memory."""
+    """Record SQLite's messages about recovered logs."""
     found: list[str] = []
 
     def told(code: int, words: str) -> None:

@@ -1,4 +1,4 @@
-"""What the crash suites share: a voice that is heard in every run, and places to work in."""
+"""Fixtures of the crash suites: output that is always shown, a seed, and folders."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from support.crash.reporting import Say
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Prints past pytest's capture: seeds and counts are part of the result."""
+    """Return a function that prints despite pytest's capture: seeds and counts are results."""
 
     def aloud(text: str) -> None:
         with capsys.disabled():
@@ -24,20 +24,20 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The same in every quick run and another in every full one; STENO_SEED repeats one."""
+    """Return a fixed seed in quick runs and a new one in full runs; STENO_SEED repeats one."""
     full = request.node.get_closest_marker("full") is not None
     return int(os.environ.get("STENO_SEED", time.time_ns() % 1_000_000 if full else 20_261))
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """Replace the folder of pytest, which may be in memory: a sync takes time on a disk only."""
+    """Replace pytest's folder, which may be in memory, by one on disk, where a sync takes time."""
     with temporary_folders.folder_on_disk() as path:
         yield path
 
 
 @pytest.fixture
 def quick_disk() -> Iterator[Path]:
-    """A folder in memory where there is one, for suites that only care what calls are made."""
+    """Yield a folder in memory if possible, for suites that only care about the calls."""
     with temporary_folders.folder() as path:
         yield path

@@ -1,9 +1,9 @@
 /* Real short and torn writes, for files below one folder (LD_PRELOAD).
  *
- * SHIM_UNDER  the folder; without it nothing is touched
- * SHIM_NTH    which write, from 1, counted over all files below it
- * SHIM_KEEP   how many of its bytes are really written; negative: all but so many
- * SHIM_THEN   short: the write returns that count; kill: the process dies at once;
+ * SHIM_UNDER  the folder; if unset, no write is changed
+ * SHIM_NTH    number of the write, from 1, counted over all files in the folder
+ * SHIM_KEEP   number of its bytes that are written; negative: number that are left out
+ * SHIM_THEN   short: the write returns that count; kill: the process is killed;
  *             full: it returns that count, and every later write fails with ENOSPC
  */
 #define _GNU_SOURCE

@@ -1,7 +1,7 @@
-"""An index is what a full scan says, whoever was killed meanwhile.
+"""Tests that a catalog equals a full scan after its processes were killed.
 
-Processes write, others bring the index up to date or throw it away; some of both are killed with -9
-at random moments. When all is quiet, what the index says is compared with what the store says.
+Some processes write, others refresh or delete the catalog; some of both are killed with SIGKILL at
+random moments. At the end the catalog is compared with the store.
 """
 
 import os
@@ -21,7 +21,7 @@ import pytest
 import stenolog
 from stenolog.catalog import Catalog, open_catalog, steps
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import NAME
+from stenolog.stores.catalog_file import CATALOG_NAME
 from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
 from support.crash.reporting import Say
 from support.random_operations import WORDS, operate
@@ -30,7 +30,7 @@ _OPERATIONS = 30
 
 
 class Child:
-    """A forked process that does some work and tells how often it began a part of it."""
+    """A forked process that works, and reports each part that it starts."""
 
     def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
         self._status: int | None = None
@@ -40,7 +40,7 @@ class Child:
             code = 1
             try:
                 os.close(self._told)
-                work(lambda: _dot(told))
+                work(lambda: _write_byte(told))
                 code = 0
             except BaseException:  # noqa: BLE001 - told, before the child ends here
                 traceback.print_exc(file=sys.__stderr__)
@@ -49,17 +49,17 @@ class Child:
         os.close(told)
 
     def wait_until_it_begins(self) -> None:
-        """Return when it has begun a part of its work, or ended."""
+        """Wait until the process has started a part of its work, or ended."""
         os.read(self._told, 1)
 
     def kill(self) -> None:
-        """Kill it with -9, now, if it is still there."""
+        """Kill the process with SIGKILL if it still runs."""
         if self._status is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def status(self) -> int:
-        """Wait for its end."""
+        """Wait for the end and return the exit status."""
         if self._status is None:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._told)
@@ -67,13 +67,13 @@ class Child:
 
 
 class Family:
-    """Children that are all gone when it is over, whatever happened."""
+    """Children that all end with the block."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []
 
     def child(self, work: Callable[[Callable[[], None]], None]) -> Child:
-        """One more."""
+        """Fork one more child."""
         self._children.append(Child(work))
         return self._children[-1]
 
@@ -86,7 +86,7 @@ class Family:
             child.status()
 
 
-def _dot(pipe: int) -> None:
+def _write_byte(pipe: int) -> None:
     os.write(pipe, b".")
 
 
@@ -100,20 +100,20 @@ def _write(where: str, seed: int, begin: Callable[[], None]) -> None:
 
 def _refresh(where: str, seed: int, begin: Callable[[], None]) -> None:
     chance = random.Random(seed)
-    # Many small transactions, so that it is often struck between two.
+    # Many small transactions, so that kills often hit between two.
     steps.MAX_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         while True:
             begin()
             if isinstance(store, stenolog.JSONLStore) and chance.random() < 0.2:
-                (store.folder / NAME).unlink(missing_ok=True)
+                (store.folder / CATALOG_NAME).unlink(missing_ok=True)
             catalog.refresh()
             if catalog.problems:
                 raise AssertionError(catalog.problems)
 
 
 def _talk(where: str, name: str, turns: int, begin: Callable[[], None]) -> None:
-    """Write, and see at once what was written."""
+    """Write, and check that the catalog contains it immediately."""
     key = f"talk:{name}"
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         for turn in range(1, turns + 1):
@@ -126,14 +126,14 @@ def _talk(where: str, name: str, turns: int, begin: Callable[[], None]) -> None:
         assert catalog.problems == ()
 
 
-def _agree(store: Store, catalog: Catalog) -> None:
+def _check_catalog(store: Store, catalog: Catalog) -> None:
     assert differences(catalogued(catalog), full_scan(store)) == {}
     for word in WORDS:
         assert found_words(catalog, word) == words_said(store, word)
     assert catalog.problems == ()
 
 
-def _strike(where: str, say: Say, *, seed: int, rounds: int) -> None:
+def _run_and_kill(where: str, say: Say, *, seed: int, rounds: int) -> None:
     chance = random.Random(seed)
     killed = survived = 0
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
@@ -157,9 +157,9 @@ def _strike(where: str, say: Say, *, seed: int, rounds: int) -> None:
                 if chance.random() < 0.5:
                     writers[0].kill()
                 survived += [child.status() for child in writers].count(0)
-            _agree(store, catalog)
+            _check_catalog(store, catalog)
             with stenolog.open_store(where) as other, open_catalog(other) as fresh:
-                _agree(other, fresh)
+                _check_catalog(other, fresh)
         sessions, messages = len(full_scan(store)), len(words_said(store, "allmessages"))
     say(
         f"seed {seed}: {killed} refreshers killed, {survived} of {2 * rounds} writers went to "
@@ -171,7 +171,7 @@ def _strike(where: str, say: Say, *, seed: int, rounds: int) -> None:
 def test_catalog_equals_a_full_scan_after_killed_refreshes(
     tmp_path: Path, say: Say, seed: int, where: str
 ) -> None:
-    _strike(where.format(tmp_path / "w"), say, seed=seed, rounds=4)
+    _run_and_kill(where.format(tmp_path / "w"), say, seed=seed, rounds=4)
 
 
 @pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
@@ -184,7 +184,7 @@ def test_each_of_many_processes_finds_its_own_writes_immediately(
         talking = [family.child(partial(_talk, place, f"n{number}", 12)) for number in range(6)]
         assert [child.status() for child in talking] == [0] * 6
     with stenolog.open_store(place) as store, open_catalog(store) as catalog:
-        _agree(store, catalog)
+        _check_catalog(store, catalog)
 
 
 @pytest.mark.full
@@ -193,4 +193,4 @@ def test_catalog_equals_a_full_scan_after_a_thousand_killed_refreshes(
     tmp_path: Path, say: Say, seed: int, where: str
 ) -> None:
     for part in range(8):
-        _strike(where.format(tmp_path / str(part)), say, seed=seed + part, rounds=21)
+        _run_and_kill(where.format(tmp_path / str(part)), say, seed=seed + part, rounds=21)

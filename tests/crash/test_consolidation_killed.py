@@ -1,4 +1,4 @@
-"""Consolidation killed between every two steps, twice: no turn is skipped, none is noted twice."""
+"""Tests that consolidation killed between any two steps, twice, skips and repeats no turn."""
 
 import random
 import shutil
@@ -21,7 +21,7 @@ WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 
 
 def _check(where: str, told: str) -> None:
-    """Each turn has one daily entry, each fact is there once, and only the newest home holds."""
+    """Check that turns have one daily entry, facts are stored once, the newest home is valid."""
     with open_store(where) as sessions, open_store(where, namespace="notes") as store:
         notes = Notes(store)
         for who in ("telegram:1", "telegram:2"):
@@ -39,13 +39,13 @@ def _check(where: str, told: str) -> None:
             assert seen == {f"city{number}": 1 for number in range(len(PLACES))}, told
             homes = [note for note in found if note.about == "home"]
             assert [note.text for note in homes if note.in_force] == ["Lives in Riga."], told
-            # One more for a home that was told in one session, and then in the other.
+            # One more if a home was mentioned in one session, and then in the other.
             assert len(homes) >= len(PLACES), told
             assert len({(note.uid, note.seqs) for note in homes}) == len(homes), told
 
 
 class _Trial:
-    """A talk that goes on between consolidations which are killed."""
+    """A conversation that continues between killed consolidations."""
 
     def __init__(self, runner: Runner, place: Path, engine: str) -> None:
         self._runner = runner
@@ -60,7 +60,7 @@ class _Trial:
         self._end("undisturbed")
 
     def run(self, kills: Sequence[int]) -> None:
-        """Consolidate, killed at these steps, one run after the other, and check what is there."""
+        """Consolidate repeatedly, killed at these steps, and check the notes."""
         shutil.copytree(self._talked, self._workspace)
         for number, step in enumerate(kills):
             program = "consolidate otherwise" if number % 2 else "consolidate"
@@ -68,7 +68,7 @@ class _Trial:
         self._end(f"killed at {kills}")
 
     def watched(self) -> list[int]:
-        """The steps before which the files are not as before the last one."""
+        """Return the steps before which the files had changed."""
         shutil.copytree(self._talked, self._workspace)
         steps = self._runner.watch("consolidate", self._where, self._workspace)
         shutil.rmtree(self._workspace)

@@ -1,4 +1,4 @@
-"""Copies and backups killed between any two steps, and made while others write."""
+"""Tests copies and backups that are killed between any two steps, or run while others write."""
 
 import os
 import random
@@ -34,7 +34,7 @@ PAIRS: Final = [*product(WHERE, repeat=2)]
 PROGRAMS: Final = {"copy": WHERE["jsonl"], "back_up": "{}/store"}
 
 
-def _told(where: str) -> dict[str, tuple[str, str | None, str]]:
+def _digests(where: str) -> dict[str, tuple[str, str | None, str]]:
     with open_store(where) as store:
         return digests(store)
 
@@ -50,7 +50,7 @@ def _write_two_sessions(store: Store) -> None:
     store.add_message("c", "user", "four")
 
 
-def _moved(store: Store) -> None:
+def _move_sessions(store: Store) -> None:
     store.restore("a", as_key="d")
     store.restore("a")
     store.delete("b")
@@ -61,7 +61,7 @@ def _moved(store: Store) -> None:
 
 
 class _Trial:
-    """A copy of one engine to another: a first one, and one after the source went on."""
+    """Copies from one engine to another: a first one, and one after the source changed."""
 
     def __init__(
         self, runner: Runner, place: Path, source: str, target: str, begin: Doing = fill
@@ -75,7 +75,7 @@ class _Trial:
             begin(store)
 
     def prepare(self, program: str, *, again: bool) -> None:
-        """Have the source as it is at first, or as it is after a first copy."""
+        """Prepare the source in its first state, or after a first copy."""
         self.folder.mkdir()
         if again:
             self.run(program)
@@ -89,11 +89,11 @@ class _Trial:
         return self._runner.run(program, f"{self._source}|{self._target}", kill_at=kill_at)
 
     def watch(self, program: str) -> list[int]:
-        """The steps before which the destination is not as before the last one."""
+        """Return the steps before which the destination had changed."""
         return self._runner.watch(program, f"{self._source}|{self._target}", self.folder)
 
     def uids(self) -> set[str]:
-        """The sessions that the destination has, in the trash or not; nothing is repaired."""
+        """Return the uids in the destination, including the trash, without repairing anything."""
         with open_store(self._target, read_only=True) as store:
             return {mark.uid for mark in whole(store).list_snapshots()}
 
@@ -102,13 +102,13 @@ class _Trial:
         shutil.copytree(self._place / "before", self.folder)
 
     def check(self, words: str) -> None:
-        """Whatever happened before: now both are the same."""
+        """Check that source and destination are equal."""
         where = self._target if ":" in self._target else f"jsonl:{self._target}"
-        assert _told(where) == _told(self._source), words
+        assert _digests(where) == _digests(self._source), words
         with open_store(self._source) as source, open_store(where) as target:
             assert everything(target) == everything(source), words
         if where.startswith("jsonl"):
-            # What a killed restore leaves is in nobody's way.
+            # Leftovers of a killed restore are harmless.
             found = [one for one in examine(where).findings if one.kind is not Kind.LEFTOVER]
             assert found == [], words
 
@@ -116,7 +116,7 @@ class _Trial:
 def _kill(
     place: Path, pair: tuple[str, str], program: str, *, again: bool, stride: int, seed: int
 ) -> tuple[int, int]:
-    """How many steps a copy has, and how often one was killed."""
+    """Kill a copy repeatedly; return its number of steps and of kills."""
     chance = random.Random(seed)
     source, target = pair
     with Runner("support.crash.copy_worker") as runner:
@@ -176,10 +176,10 @@ def test_p2_copy_of_moved_sessions_can_be_killed_at_any_step(quick_disk: Path, s
     with Runner("support.crash.copy_worker") as runner:
         trial = _Trial(runner, quick_disk, "jsonl", WHERE["jsonl"], _write_two_sessions)
         trial.prepare("copy", again=True)
-        trial.go_on(_moved)
+        trial.go_on(_move_sessions)
         steps = trial.run("copy")
         trial.check("undisturbed")
-        # Only those are told apart that leave something else behind.
+        # Only at the steps that leave different files.
         trial.reset()
         telling = trial.watch("copy")
         before = trial.uids()
@@ -196,7 +196,7 @@ def test_p2_copy_of_moved_sessions_can_be_killed_at_any_step(quick_disk: Path, s
 
 
 def _cut_power(place: Path, seed: int, *, stride: int, limit: int) -> tuple[int, int]:
-    """Judge the disks that power cuts within a copy may leave; how many cuts and disks."""
+    """Check the disks that power cuts in a copy may leave; return the numbers of cuts and disks."""
     chance = random.Random(seed)
     with JSONLStore(place / "source") as source:
         _write_two_sessions(source)
@@ -206,7 +206,7 @@ def _cut_power(place: Path, seed: int, *, stride: int, limit: int) -> tuple[int,
         with JSONLStore(place / "target") as target:
             copy_snapshots(source, target)
             before = {mark.uid for mark in target.list_snapshots()}
-        _moved(source)
+        _move_sessions(source)
         wanted = digests(source)
         recorder = Recorder(place / "target")
         with recorder.recording(), JSONLStore(place / "target") as target:
@@ -248,12 +248,12 @@ def test_p1_p2_power_cut_at_any_event_of_a_copy_loses_no_session(
     say(f"seed {seed}, {cuts} power cuts during a copy, {disks} disks judged")
 
 
-# --- beside writers --------------------------------------------------------------------------
+# --- concurrent writers ----------------------------------------------------------------------
 
 
 @contextmanager
 def _writers(where: str, count: int) -> Iterator[None]:
-    """Processes that write until this is left."""
+    """Run processes that write until the block ends."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
@@ -276,7 +276,7 @@ def _writers(where: str, count: int) -> Iterator[None]:
 
 
 def _check_prefixes(source: str, target: str) -> int:
-    """Each session that was copied is how one in the source begins, as each writer said it."""
+    """Check that each copied session is a prefix of its source; return the number of messages."""
     found = 0
     with open_store(source) as here, open_store(target) as there:
         for mark in whole(there).list_snapshots():
@@ -286,7 +286,7 @@ def _check_prefixes(source: str, target: str) -> int:
             for message in messages:
                 numbers[message.by].append(message.n)
             assert all(said == sorted(set(said)) for said in numbers.values())
-            # It may be deleted and restored all the time, and is the same session wherever it is.
+            # It may be deleted and restored all the time; the uid identifies it.
             now = _messages(here, mark)
             assert [m.to_json() for m in messages] == [m.to_json() for m in now][: len(messages)]
             found += len(messages)
@@ -311,7 +311,7 @@ def _copy_beside_writers(
             messages = _check_prefixes(source, target)
     copied = copy_place(source, target)
     assert copied.problems == 0
-    assert _told(target) == _told(source)
+    assert _digests(target) == _digests(source)
     return messages, copied.sessions
 
 
@@ -348,10 +348,10 @@ def test_p2_backup_during_writes_can_be_verified_and_restored(
         assert found.findings == ()
         copied, _ = backup.restore(folder, restored)
         assert copied.problems == 0
-        # What went on since is newer, and stays.
+        # Newer messages of the source stay.
         copied, _ = backup.restore(folder, source)
         assert all(one.newer for one in copied.namespaces["sessions"].problems)
         messages = _check_prefixes(source, restored)
     assert messages > 0
-    assert _told(restored) == _told(f"jsonl:{folder}")
+    assert _digests(restored) == _digests(f"jsonl:{folder}")
     say(f"{engine}: a backup of {found.messages:,} messages taken beside writers, and restored")

@@ -1,7 +1,7 @@
-"""What a power cut leaves of a workspace, and what the doctor says of it before anybody writes.
+"""Tests what the doctor reports about a workspace after a power cut, before any write.
 
-What is wrong is found here by other means than the doctor's: by the bytes and the names of the
-files, as docs/format.md has them.
+The expected findings come from the bytes and names of the files, as in docs/format.md, not from the
+doctor's code.
 """
 
 import itertools
@@ -53,17 +53,19 @@ def test_p3_doctor_reports_exactly_the_damage_of_a_power_cut(
             if finding.kind is not Kind.WIDE_PERMISSIONS
         }
         for finding in examine(where).findings:
-            assert not _readable(where, finding.key) & set(_seqs(finding.lost)), "it is there"
-        for kinds, path in _wrong(where):
+            assert not _readable_seqs(where, finding.key) & set(_seqs(finding.lost)), "it is there"
+        for kinds, path in _required_findings(where):
             assert any((kind, path) in named for kind in kinds), (kinds, path, named)
         told = {path for _, path in named}
-        assert told <= {path for _, path in _wrong(where)} | _doubtful(where), "nothing is made up"
+        assert told <= {path for _, path in _required_findings(where)} | _possible_findings(
+            where
+        ), "nothing is made up"
 
-        before, holed = _bytes(where), _holed(where)
+        before, holed = _bytes(where), _logs_with_holes(where)
         repair(where)
-        assert _kept(before, where), "--repair sets aside, and removes no byte"
+        assert _all_content_exists(before, where), "--repair sets aside, and removes no byte"
         left = {f.path for f in examine(where).findings if f.kind is not Kind.WIDE_PERMISSIONS}
-        # A purge is to be made again; what lacks in the middle may have been acknowledged.
+        # An interrupted purge has to be repeated; a missing middle may have been acknowledged.
         assert all(path in holed or path.endswith(".purged") for path in left), left
     say(f"doctor: {op} on {ground}, {disks} disks")
     assert disks > 1
@@ -86,7 +88,7 @@ def test_power_cut_cases_cover_every_kind_of_damage(quick_disk: Path) -> None:
     }
 
 
-def _readable(where: Path, key: str | None) -> set[int]:
+def _readable_seqs(where: Path, key: str | None) -> set[int]:
     with open_store(where, read_only=True) as store:
         keys = store.list_sessions()
         return {m.seq for m in store.get_history(key, full=True)} if key in keys else set()
@@ -101,7 +103,7 @@ def _seqs(spans: Iterable[Span]) -> Iterator[int]:
 
 
 def _disks(place: Path, ground: str, op: str) -> Iterator[Path]:
-    """Each disk that a power cut within the operation may leave."""
+    """Yield each disk that a power cut in the operation may leave."""
     store_at = place / "run" / "store"
     store_at.parent.mkdir()
     GROUNDS[ground](store_at)
@@ -124,11 +126,11 @@ def _disks(place: Path, ground: str, op: str) -> Iterator[Path]:
                     yield built / "store"
 
 
-# --- what is wrong, by other means -----------------------------------------------------------
+# --- expected findings -----------------------------------------------------------------------
 
 
-def _wrong(where: Path) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What has to be named: one of these kinds, of this file."""
+def _required_findings(where: Path) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the findings that are required: possible kinds and the file."""
     sessions = where / "sessions"
     for path in sorted(sessions.rglob("*")):
         name = str(path.relative_to(where))
@@ -144,7 +146,7 @@ def _wrong(where: Path) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _ends_well(text: bytes) -> bool:
-    """Whether the last line is a whole record, and the last of its batch."""
+    """Return whether the last line is a complete record, and the last of its batch."""
     *_, last = text.removesuffix(b"\n").split(b"\n")
     head = last.partition(b',"body":')[0]
     _, part, numbers = head.partition(b'"part":[')
@@ -156,8 +158,8 @@ def _is_record(line: bytes) -> bool:
     return line[-_SIGNATURE:] == b',"crc":"%08x"}' % crc32(line[:-_SIGNATURE])
 
 
-def _holed(where: Path) -> set[str]:
-    """Logs with a line that is no record, wherever it stands."""
+def _logs_with_holes(where: Path) -> set[str]:
+    """Return the logs with a line that is not a record."""
     logs = where.glob("sessions/*.jsonl")
     return {
         str(log.relative_to(where))
@@ -166,10 +168,10 @@ def _holed(where: Path) -> set[str]:
     }
 
 
-def _doubtful(where: Path) -> set[str]:
-    """What may be named: archives, for only the chain of all tells which is spare, and holes."""
+def _possible_findings(where: Path) -> set[str]:
+    """Return files that may be reported: logs with holes, and archives that may be spare."""
     archives = where.glob("sessions/archive/*/*")
-    return _holed(where) | {str(path.relative_to(where)) for path in archives}
+    return _logs_with_holes(where) | {str(path.relative_to(where)) for path in archives}
 
 
 def _bytes(where: Path) -> dict[str, bytes]:
@@ -177,7 +179,7 @@ def _bytes(where: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files if path.stat().st_size}
 
 
-def _kept(before: dict[str, bytes], where: Path) -> bool:
-    """Whether all that was there stands somewhere still, perhaps under another name."""
+def _all_content_exists(before: dict[str, bytes], where: Path) -> bool:
+    """Return whether all previous content still exists, perhaps under another name."""
     now = [path.read_bytes() for path in where.rglob("*") if path.is_file()]
     return all(any(found.startswith(text) for found in now) for text in before.values())

@@ -1,6 +1,6 @@
-"""Failing system calls, injected one by one, and real ones.
+"""Tests failing system calls, injected one by one, and real failures.
 
-Short and torn writes, a file that may not grow, a full disk, a disk that fails below.
+Real failures are short and torn writes, a file size limit, a full disk and a failing disk.
 """
 
 import multiprocessing
@@ -20,7 +20,7 @@ from support.crash.disks import failing_disk, grow, tiny_tmpfs
 from support.crash.fault_injection import Fault, Tally
 from support.crash.reporting import Say
 
-# --- every call in turn ----------------------------------------------------------------------
+# --- every call ------------------------------------------------------------------------------
 
 
 def test_p8_errors_are_correct_if_sampled_system_calls_fail(
@@ -135,7 +135,7 @@ def _tear(place: Path, say: Say, shim: Path, *, seed: int, count: int | None) ->
 
 
 def _writes(nursery: Nursery, place: Path) -> int:
-    """How many writes the run makes: the first number that nobody is killed at, less one."""
+    """Return the number of writes of the run: the last number at which a kill happens."""
     for number in range(1, 10_000):
         where = place / f"counting{number}"
         env = {
@@ -151,7 +151,7 @@ def _writes(nursery: Nursery, place: Path) -> int:
     raise AssertionError("a run of so many writes is no short run")
 
 
-# --- no room ---------------------------------------------------------------------------------
+# --- no space --------------------------------------------------------------------------------
 
 
 def test_p8_errors_are_correct_at_the_file_size_limit(quick_disk: Path, say: Say) -> None:
@@ -202,7 +202,7 @@ def test_p8_errors_are_correct_on_a_full_disk(tmp_path: Path, say: Say, size: st
     say(f"tmpfs of {size}: {refused} calls failed, {total} acknowledged messages kept")
 
 
-# --- a disk that fails -----------------------------------------------------------------------
+# --- a failing disk --------------------------------------------------------------------------
 
 
 def test_p8_errors_are_correct_if_a_disk_fails_to_sync(tmp_path: Path, say: Say) -> None:

@@ -1,7 +1,7 @@
-"""kill -9 of `steno serve` under load, again and again, with clients that only ask once more.
+"""Tests that `steno serve`, killed repeatedly under load, loses and repeats nothing.
 
-Afterwards every message that was answered to anybody is in the log once, none was answered twice,
-and who followed a session over SSE has heard all of it, without a gap or a repeat.
+The clients only retry. In the end every answered message is in the log once, none was answered
+twice, and SSE listeners received every message without gaps or repeats.
 """
 
 import random
@@ -30,7 +30,7 @@ def _echo(request: object) -> str:
 
 
 def check_log(where: str, talkers: list[Talker], listeners: list[Listener]) -> int:
-    """Judge what was said, kept and heard; how many messages there are."""
+    """Compare the log with all answers and streams; return the number of messages."""
     count = 0
     with open_store(where, read_only=True) as store:
         for number, talker in enumerate(talkers):
@@ -41,7 +41,7 @@ def check_log(where: str, talkers: list[Talker], listeners: list[Listener]) -> i
             assert [one.role for one in history] == ["user", "assistant"] * len(said)
             for question, answer in zip(history[::2], history[1::2], strict=True):
                 assert answer.content == f"You said: {question.content}"
-                # What was told is what is kept, however often it was asked for.
+                # Every answer that a client received is the stored one.
                 assert talker.answers[question.content] <= {answer.content}
             heard = next(one for one in listeners if one.name == f"listener s{number}").heard
             assert heard == [(one.seq, one.content) for one in history]
@@ -76,7 +76,7 @@ def _run(place: Path, say: Say, *, rounds: int, seed: int) -> None:
                 thread.join(60)
             code = gateway.stop()
         assert code == 0
-        assert not model.refusals
+        assert not model.request_faults
     assert [words for talker in talkers for words in talker.unclean] == []
     count = check_log(workspace, talkers, listeners)
     failed = sum(talker.failed for talker in talkers)
@@ -101,7 +101,7 @@ def test_killed_gateway_loses_no_message_in_twenty_rounds(
 @pytest.mark.parametrize("stream", [False, True])
 def test_openai_client_recovers_after_a_killed_gateway(tmp_path: Path, stream: bool) -> None:
     workspace = str(tmp_path / "workspace")
-    # Killed before the first word is said: a stream that has begun, no client asks for again.
+    # Killed before the first word: clients do not retry a stream that has started.
     with ModelServer(_echo, plays=[ScriptedResponse(first_byte=3.0)]) as model:
         gateway = Process(tmp_path / "gateway", sessions=workspace, model=model.url).start()
         try:
@@ -122,7 +122,7 @@ def test_openai_client_recovers_after_a_killed_gateway(tmp_path: Path, stream: b
             with client:
                 asking = threading.Thread(target=ask)
                 asking.start()
-                assert model.wait_until(lambda: model.asked > 0)
+                assert model.wait_until(lambda: model.request_count > 0)
                 gateway.kill()
                 gateway.start()
                 asking.join(60)

@@ -1,7 +1,7 @@
-"""Two gateways with one Telegram bot on one PostgreSQL; whichever answers is killed.
+"""Tests two gateways with one Telegram bot on one PostgreSQL when the answering one is killed.
 
-The other one takes the turn over and sends the answer. Every message is in the log once, is
-answered once, and its answer is sent once.
+The other one resumes the turn and sends the answer. Every message is in the log once, is answered
+once, and its answer is sent once.
 """
 
 import threading
@@ -26,7 +26,7 @@ _CONFIG: Final = (
 
 
 class _Model:
-    """A model of one gateway, which can be held back."""
+    """The model of one gateway, whose answer can be delayed."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -40,7 +40,7 @@ class _Model:
 
 
 class _Gateway:
-    """A process with a model of its own, which tells who of several was asked."""
+    """A gateway process with its own model, which shows which gateway runs the turn."""
 
     def __init__(self, place: Path, where: str, telegram: TelegramServer) -> None:
         self.model = _Model()
@@ -77,7 +77,7 @@ def _wait_for(telegram: TelegramServer, count: int) -> None:
 
 
 def _asked(gateways: list[_Gateway]) -> _Gateway:
-    """Wait until the model of one of them is asked."""
+    """Wait until the model of one gateway is called, and return the gateway."""
     for _ in range(int(PATIENCE / 0.05)):
         for gateway in gateways:
             if gateway.model.asked.wait(0.05):

@@ -1,8 +1,8 @@
-"""Three gateways on one PostgreSQL, as one: one is killed and one is stopped while all are used.
+"""Tests three gateways on one PostgreSQL when one is killed and one is stopped under load.
 
-Any of them takes any request; the lease decides who runs a turn. In the end every message is in the
-log once and answered once, no session ever ran two turns at once, and streams are heard whole from
-whichever gateway they came.
+Each gateway accepts every request; the lease decides which one runs a turn. In the end every
+message is in the log once and answered once, no session ever ran two turns at once, and streams are
+complete from every gateway.
 """
 
 import threading
@@ -28,7 +28,7 @@ TAKEOVER = 2.0
 
 
 class _Watching:
-    """A model that knows how many turns of a session it works on at the same time."""
+    """A model that counts the concurrent turns of each session."""
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
@@ -41,7 +41,7 @@ class _Watching:
         words = request["messages"][-1]["content"]
         session = words.split()[0]
         if not session.startswith("s"):
-            return "They talked."  # a summary: it is no turn, and sessions have none in common
+            return "They talked."  # a summary is not a turn
         with self._lock:
             self.asked[words] += 1
             self._running[session] += 1
@@ -80,7 +80,7 @@ def _run(place: Path, url: str, say: Say, *, seconds: float, seed: int) -> None:
     ):
         urls = [one.url for one in gateways]
         keys = [f"s{number}" for number in range(SESSIONS)]
-        # Several in each session, at different gateways: only the lease keeps them apart.
+        # Several clients per session, at different gateways: only the lease separates their turns.
         talkers = [
             Talker(urls, key, seed + at * len(WHO) + number, enough, who=who)
             for at, key in enumerate(keys)
@@ -132,7 +132,7 @@ def _check_log(where: str, talkers: list[Talker], listeners: list[Listener]) -> 
                 assert answer is not None
                 assert told[message.content] <= {answer.content}
                 given.append(answer.seq)
-            # One answer may answer several who spoke at the same time, but none is for nobody.
+            # One answer may answer several concurrent messages, but each answers at least one.
             assert sorted(set(given)) == [one.seq for one in answers]
             assert listener.heard == [(one.seq, one.content) for one in history]
     return count
@@ -153,7 +153,7 @@ def test_three_gateways_share_one_database_in_a_long_run(
 def test_turn_of_a_killed_gateway_is_resumed_without_a_new_request(
     tmp_path: Path, own_url: str
 ) -> None:
-    """Whoever asked is gone with the gateway; the answer is made all the same, by another."""
+    """The client is gone; another gateway stores the answer anyway."""
     asked, go_on = threading.Event(), threading.Event()
 
     def answer(request: Any) -> str:

@@ -1,9 +1,9 @@
-"""Two threads of one store, stopped at every point and failing at every point.
+"""Tests two threads of one store, stopped at every point and failing at every point.
 
-The first thread loads a log, catches up with it, appends, rewrites or compacts it. It is stopped at
-each of its lock operations and system calls while a second thread makes a public call. Then it
+The first thread loads a log, reads its new records, appends, rewrites or compacts it. It is stopped
+at each of its lock operations and system calls while a second thread makes a public call. Then it
 continues, or is interrupted, or fails. Afterwards every acknowledged message is readable, the
-session has its uid and its old bytes, the next append works, no lock and no descriptor is left.
+session has its uid and its old bytes, the next append works, and no lock or descriptor is left.
 """
 
 import gc
@@ -40,17 +40,17 @@ from support.crash.reporting import Say
 KEY: Final = "k"
 FILE: Final = "k.jsonl"
 SAMPLE: Final = 300
-"""Number of cases in the quick form."""
+"""Number of cases in the quick run."""
 
 
 @dataclass
 class Run:
-    """One store, and what its callers were told."""
+    """One store, and the results that its callers got."""
 
     store: JSONLStore
     place: Path
     acknowledged: dict[str, int] = field(default_factory=dict)
-    """The seq of each message that a caller was told is stored."""
+    """Seqs of the acknowledged messages."""
     possible: set[str] = field(default_factory=set)
     """Messages that may be stored: their callers got an error that leaves it open."""
 
@@ -116,13 +116,13 @@ class Run:
         assert purged.messages == len(older) == 1
 
     def finish_purge(self) -> None:
-        """End the interrupted purge."""
+        """Finish the interrupted purge."""
         [unfinished] = self.store.unfinished_purges()
         self.store.finish_purge(unfinished.uid)
         assert self.store.unfinished_purges() == []
 
     def read(self, *, full: bool) -> list[str]:
-        """Read the messages: those that the session had before each run."""
+        """Return those messages that the session had before each run."""
         found = [message.content for message in self.store.get_history(KEY, full=full)]
         old = list(OLD.values()) if full else list(OLD.values())[5:]
         return [content for content in found if content in old]
@@ -182,11 +182,11 @@ def _beside(run: Run) -> None:
 
 def _suspect(run: Run) -> None:
     _warm_up(run)
-    run.store._logs.suspects.add(FILE)
+    run.store._logs.suspect_names.add(FILE)
 
 
 def _nothing(run: Run) -> None:
-    """The first thread finds a store that has read nothing."""
+    """Prepare nothing: the store has read nothing yet."""
 
 
 Call = Callable[[Run], Any]
@@ -203,7 +203,7 @@ FIRST: Final[dict[str, tuple[Call, Call]]] = {
     "compact": (_warm_up, lambda run: run.store.compact(KEY)),
     "stamps": (_nothing, lambda run: run.store.stamps()),
 }
-"""For each operation of the first thread: what is done before, and the operation."""
+"""For each operation of the first thread: the preparation and the operation."""
 
 REFUSED: Final[dict[str, type[StenologError]]] = {
     "newer": NewerFormat,
@@ -225,7 +225,7 @@ SECOND: Final[dict[str, Call]] = {
     "set_meta": lambda run: run.store.set_meta(KEY, second=2),
     "delete": lambda run: run.store.delete(KEY),
     "purge": lambda run: run.store.purge(KEY),
-    # Up to here with faults, too.
+    # Those above also run with faults.
     "add_messages": lambda run: run.add_batch(),
     "add_group": lambda run: run.add_group(),
     "set_summary": lambda run: run.store.set_summary(KEY, "second"),
@@ -245,8 +245,8 @@ SECOND: Final[dict[str, Call]] = {
     "purge_trash": lambda run: run.purge_older(),
     "unfinished_purges": lambda run: run.store.unfinished_purges(),
     "finish_purge": lambda run: run.finish_purge(),
-    "mark": lambda run: run.store.mark("m"),
-    "change_mark": lambda run: run.store.change_mark("m"),
+    "mark": lambda run: run.store.read_marker("m"),
+    "change_mark": lambda run: run.store.update_marker("m"),
     "get_summary": lambda run: run.store.get_summary(KEY),
     "list_sessions": lambda run: run.store.list_sessions(),
     "follow": lambda run: list(run.store.follow(KEY, after=6, timeout=0)),
@@ -278,7 +278,7 @@ _SCARCE: Final = {"fork onto": SessionExists, "restore onto": SessionExists}
 
 @dataclass(frozen=True)
 class Case:
-    """One run: which calls, where the first stops, and what happens to it there."""
+    """One run: the calls, the stop of the first one, and the fault."""
 
     first: str
     second: str
@@ -326,7 +326,7 @@ class Bench:
         self.refused[name] = text
 
     def points(self, first: str) -> list[Point]:
-        """Return the points of an operation that nothing disturbs."""
+        """Return the points of an undisturbed operation."""
         run, call = self._prepared(first)
         scheduler = self._engine.scheduler = Scheduler()
         result, _ = scheduler.run(lambda: call(run))
@@ -336,7 +336,7 @@ class Bench:
         return scheduler.points
 
     def run(self, case: Case) -> bool:
-        """Run and check one case. Return whether the second thread had to wait."""
+        """Run and check one case; return whether the second thread had to wait."""
         run, call = self._prepared(case.first)
         waited = self._run_calls(case, run, call)
         if self._engine.descriptors:
@@ -421,7 +421,7 @@ class Bench:
 
 
 def _check_first(case: Case, result: Any) -> None:
-    """Check what the first caller was told."""
+    """Check the result of the first call."""
     if isinstance(result, list) and case.second not in _HIDES:
         assert len(result) == (8 if case.first == "load everything" else 3), "messages are missing"
     if not isinstance(result, BaseException):
@@ -435,20 +435,20 @@ def _check_first(case: Case, result: Any) -> None:
 
 
 def _check_second(case: Case, result: Any) -> None:
-    """Check what the second caller was told."""
+    """Check the result of the second call."""
     if isinstance(result, list) and case.second.startswith("get_history"):
         assert len(result) == (8 if case.second.endswith("full") else 3), "messages are missing"
     expected = _SCARCE.get(case.second)
     if expected is not None:
         assert isinstance(result, expected), repr(result)
     elif case.fault is not Fault.NONE and isinstance(result, MaybeStored):
-        pass  # its message went into the write that failed
+        pass  # its message was part of the failed write
     else:
         assert not isinstance(result, BaseException), repr(result)
 
 
 def _check_removed(run: Run, store: JSONLStore, how: str) -> None:
-    """Check that nothing that a purge removed is left, and nothing deleted is lost."""
+    """Check that a purge left nothing, and that nothing deleted is lost."""
     new = [message.content for message in store.get_history(KEY, full=True)]
     assert "next" in new
     assert how == "delete" or not set(new) & set(OLD.values())
@@ -462,7 +462,7 @@ def _check_removed(run: Run, store: JSONLStore, how: str) -> None:
 
 @pytest.fixture
 def bench(quick_disk: Path) -> Iterator[Bench]:
-    """The patched engine, in memory and without its warnings."""
+    """Yield the patched engine, in memory and without its warnings."""
     logger = logging.getLogger("stenolog")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

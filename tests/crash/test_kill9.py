@@ -1,7 +1,7 @@
-"""kill -9, aimed at every operation in turn.
+"""Tests kill -9 in every operation.
 
-The child names what it begins, the parent kills it at a random moment within. The store is used
-on, store after store, and judged after each.
+The child reports each operation that it starts, and the parent kills it at a random moment during
+it. The store is checked after each kill and used further.
 """
 
 from pathlib import Path

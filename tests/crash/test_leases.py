@@ -1,7 +1,7 @@
-"""Processes that contend for the turn in many sessions while they are killed and stalled.
+"""Tests processes that contend for leases in many sessions while they are killed and paused.
 
-Never are two of them at once in a turn: what they write through their leases never interleaves.
-And nothing is stuck when all of them are gone.
+Two processes never run a turn at once: their writes through leases never interleave. When all have
+ended, no session is stuck.
 """
 
 import json
@@ -68,12 +68,12 @@ def _contend(place: Path, say: Say, seed: int, engine: str, *, blows: int) -> No
         with LeaseWorkers(where, place) as workers:
             for blow in count(1):
                 time.sleep(chance.random() * 0.1)
-                # A lease of the JSONL store is its process's: stalled, it keeps it.
+                # A lease of the JSONL store belongs to its process: a paused process keeps it.
                 if engine == "sqlite" and chance.random() < 0.4:
                     workers.stall(chance)
                 else:
                     workers.kill(chance)
-                # Blows that hit nobody in a turn prove nothing.
+                # A kill or pause that hits no turn proves nothing.
                 if blow >= blows and contention(store, keys, workers).proves(engine):
                     break
                 assert blow < blows + MOST_MORE_BLOWS, f"no holder was hit: {workers.said()}"
@@ -92,7 +92,7 @@ def _contend(place: Path, say: Say, seed: int, engine: str, *, blows: int) -> No
     assert found.turns >= said["done"] > 0
 
 
-# --- one holder that stalls ------------------------------------------------------------------
+# --- one paused holder -----------------------------------------------------------------------
 
 
 def test_p8_stalled_holder_has_lost_its_expired_lease(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_p7_lease_of_a_killed_holder_can_be_acquired(tmp_path: Path, engine: str
 def test_p7_lease_of_a_killed_holder_is_free_before_it_expires(
     tmp_path: Path, engine: str, heard: bool
 ) -> None:
-    if engine == "sqlite" and processes.current() is None:
-        pytest.skip("NOT RUN: nothing can be told of processes here")
+    if engine == "sqlite" and processes.current_process() is None:
+        pytest.skip("NOT RUN: the start times of processes are unknown here")
     where = ENGINES[engine](tmp_path)
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")

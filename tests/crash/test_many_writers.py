@@ -1,8 +1,8 @@
-"""Many at once, on one session.
+"""Tests many concurrent writers of one session.
 
-Processes that write, compact and read, threads, a process that forks while it writes, and Ctrl-C
-in the middle of an append: every acknowledged message is there exactly once, each writer's own
-order is kept, and nothing hangs.
+Processes write, compact and read; threads append; a process forks while it writes; Ctrl-C
+interrupts appends. Every acknowledged message is stored exactly once, each writer's order is kept,
+and nothing hangs.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Migration, the fallback and its merge, killed between every two steps, twice."""
+"""Tests migration, the fallback store and its merge, killed between any two steps, twice."""
 
 import os
 import random
@@ -18,7 +18,7 @@ SAMPLES: Final = Path(__file__).parents[1] / "samples"
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 
 SCENARIOS: Final = {
-    # What is run, one after the other; each is killed twice and then comes to its end.
+    # Programs that run one after the other; each is killed twice and then runs to its end.
     "migration": ("start",),
     "fallback": ("fail", "start"),
     "json": ("json", "start"),
@@ -36,16 +36,16 @@ def _prepare(workspace: Path) -> None:
             os.utime(path, (1_800_000_000, 1_800_000_000))
 
 
-def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta without the times at which something was taken in."""
+def _without_import_times(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata without import times."""
     receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
     return {**meta, "imported": receipts}
 
 
-def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
-    """All that the sessions say, and the names of the old files.
+def _content(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
+    """Return the content of all sessions, and the names of the old files.
 
-    What the fallback wrote has the times of its run, so these count only where it had no part.
+    What the fallback store wrote has the times of its run, so times only count without it.
     """
     with open_store(where) as store:
         found: dict[str, Any] = {
@@ -56,14 +56,16 @@ def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
                 ],
                 store.get_summary(key),
                 store.info(key).floor,
-                _timeless(store.info(key).meta) if exact else store.info(key).meta.get("aliases"),
+                _without_import_times(store.info(key).meta)
+                if exact
+                else store.info(key).meta.get("aliases"),
                 store.info(key).meta.get("importing"),
             )
             for key in store.list_sessions()
         }
     found["files"] = sorted(
         f"{folder}/{path.name}"
-        # JSON files beside a database are in a folder of their own.
+        # The JSON files of a database are in a separate folder.
         for folder in ("sessions", "steno.db.sessions")
         for path in workspace.joinpath(folder).glob("*")
         if path.is_file() and not path.read_bytes().startswith(b'{"kind":"state"')
@@ -72,7 +74,7 @@ def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """All as a kill left it: a file that has two names is one file there, too."""
+    """Copy everything, keeping hard links."""
     copies: dict[int, str] = {}
 
     def copy(one: str, other: str) -> None:
@@ -99,7 +101,7 @@ class _Trial:
         self.expected = self.run({})
 
     def run(self, kills: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-        """Run all programs, each killed at its steps first; what there is in the end."""
+        """Run all programs, each killed at its steps first, and return the final content."""
         workspace = self._place / "workspace"
         where = self._where.format(workspace)
         _prepare(workspace)
@@ -108,15 +110,15 @@ class _Trial:
                 for step in kills.get(number, ()):
                     self._runner.run(program, where, kill_at=step)
                 self.steps[number] = self._runner.run(program, where) or self.steps[number]
-            return _picture(workspace, where, exact=self._exact)
+            return _content(workspace, where, exact=self._exact)
         finally:
             shutil.rmtree(workspace)
 
     def every_pair(self, number: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """One program killed at every step, and the run that follows likewise: what there is then.
+        """Yield the content after killing a program and then its successor at every step.
 
-        At every step, that is, that leaves other files than the one before it. The fallback takes
-        many steps: there the second run is killed at a sample of them, another one each time.
+        Only steps count that leave other files than the one before. The fallback store takes many
+        steps, so its second run is killed at a random sample of them.
         """
         workspace, before, killed = (self._place / n for n in ("workspace", "before", "killed"))
         where, program = self._where.format(workspace), self._programs[number]
@@ -135,7 +137,7 @@ class _Trial:
                 assert self._runner.run(program, where, kill_at=second) == 0
                 for later in self._programs[number:]:
                     self._runner.run(later, where)
-                yield first, second, _picture(workspace, where, exact=self._exact)
+                yield first, second, _content(workspace, where, exact=self._exact)
                 shutil.rmtree(workspace)
             shutil.rmtree(killed)
         shutil.rmtree(before)
@@ -147,14 +149,14 @@ class _Trial:
         return steps
 
 
-def _kill_here_and_there(
+def _kill_at_sampled_steps(
     place: Path, say: Say, seed: int, scenario: str, engine: str, *, stride: int
 ) -> None:
     chance = random.Random(seed)
     with Runner() as runner:
         trial = _Trial(runner, place, engine, SCENARIOS[scenario])
         steps = list(trial.steps)
-        # The fallback gets a new session, and purges one.
+        # The fallback store gets a new session, and purges one.
         assert len(trial.expected) == (8 if scenario == "json" else 7)
         runs = 0
         for number, count in enumerate(steps):
@@ -172,7 +174,7 @@ def test_p2_migration_killed_twice_at_sampled_steps_completes(
     quick_disk: Path, say: Say, seed: int, scenario: str, engine: str
 ) -> None:
     stride = 15 if scenario == "migration" else 40
-    _kill_here_and_there(quick_disk, say, seed, scenario, engine, stride=stride)
+    _kill_at_sampled_steps(quick_disk, say, seed, scenario, engine, stride=stride)
 
 
 @pytest.mark.full

@@ -1,7 +1,7 @@
-"""Three agents as processes on one PostgreSQL database: one is killed, one is stopped politely.
+"""Tests three agent processes on one PostgreSQL when one is killed and one is stopped.
 
-Any of them takes a turn, the lease decides, and the turn of the killed one is gone on with. In the
-end every message is answered once in the log; see test_agent_killed for all that must hold.
+Each agent accepts every turn, the lease decides, and the turn of the killed one is resumed. In the
+end every message is answered once in the log; see test_agent_killed for all checks.
 """
 
 import select
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from stenolog.agent.scheduler import TAKEN_OVER
+from stenolog.agent.scheduler import TAKEN_OVER_TEXT
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedMessage
 from support.crash.agent_process import Agent
@@ -22,7 +22,7 @@ from support.crash.reporting import Say
 
 ENGINE: Final = "postgresql"
 ACKNOWLEDGED: Final = ("ack", "answer")
-"""What an agent says of a message that it has taken, and of one that it has answered."""
+"""Reports of an agent about an accepted and an answered message."""
 
 _PATIENCE: Final = 60
 
@@ -37,29 +37,29 @@ class _Trial(AgentTrial):
     """Several agents at once."""
 
     def _heard(self, lines: Sequence[Sequence[Any]]) -> None:
-        """Note what an agent said.
+        """Record the reports of an agent.
 
-        An agent that is paused for longer than its lease loses the turn and says so. It has told
-        no answer then; that the message is answered once is checked by the log, as for all others.
+        An agent that is paused for longer than its lease loses the turn and reports it. It has
+        reported no answer then; the log shows that the message is answered once.
         """
         lost = [line for line in lines if line[0] == "answer" and _is_taken_over(line)]
         self.struck["turns taken over"] += len(lost)
         super()._heard([line for line in lines if line not in lost])
 
     def run_together(self, number: int, *, load: int) -> None:
-        """Three agents under load: one is killed, one is stopped, and one goes on."""
+        """Run three agents under load: one is killed, one is stopped, and one continues."""
         agents = [self._agent() for _ in range(3)]
         for agent in agents:
             agent.until("open", 1)
         self._load(number, agents, load)
-        # Whoever has the turn: the others may have nothing to do.
+        # Kill the agent that has the turn: the others may be idle.
         struck = _first_to_say(MOMENTS[number % len(MOMENTS)], agents)
         second, third = (agent for agent in agents if agent is not struck)
         said = struck.kill()
         self._heard(said)
         taken, answered = ({line[1] for line in said if line[0] == word} for word in ACKNOWLEDGED)
         self.struck["killed with messages unanswered"] += bool(taken - answered)
-        # Whoever heard of no answer says it again, to somebody else.
+        # Clients without an answer send the message again, to another agent.
         self._load(number, [second, third], load, again=load)
         self._heard(second.end())
         self._load(number, [third], load // 2, again=load)
@@ -72,7 +72,7 @@ class _Trial(AgentTrial):
         work += [self._new(number, self._chance.choice(WISHES)) for _ in range(count)]
         self._chance.shuffle(work)
         for wanted in work:
-            # Some arrive twice, at two agents at once.
+            # Some messages arrive at two agents at once.
             times = min(len(agents), self._chance.choice((1, 1, 2)))
             for agent in self._chance.sample(agents, times):
                 agent.send(**wanted)
@@ -80,11 +80,11 @@ class _Trial(AgentTrial):
 
 def _is_taken_over(line: Sequence[Any]) -> bool:
     _, _, outcome, text, _ = line
-    return bool(outcome == "failed" and text == TAKEN_OVER)
+    return bool(outcome == "failed" and text == TAKEN_OVER_TEXT)
 
 
 class _SlowOnce(Script):
-    """A model that keeps the first request waiting until it is let go."""
+    """A model that delays the first request until the test continues."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Pause(_Trial):
         self._server = ModelServer(self._script)
 
     def run_paused(self) -> None:
-        """Pause the first agent while the model makes it wait; the second answers for both."""
+        """Pause the first agent while it waits for the model; the second answers both messages."""
         first, second = (self._agent(ttl=1.0) for _ in range(2))
         for agent in (first, second):
             agent.until("open", 1)
@@ -129,7 +129,7 @@ class _Pause(_Trial):
 
 
 def _first_to_say(word: str, agents: list[Agent]) -> Agent:
-    """Listen to all of them until one has said this."""
+    """Read from all agents until one has reported this."""
     while True:
         for agent in agents:
             if any(line[0] == word for line in agent.lines()):

@@ -1,6 +1,6 @@
-"""A connection to PostgreSQL that is cut in the middle of a call, before and after the commit.
+"""Tests connections to PostgreSQL that a proxy cuts during a call, before and after the commit.
 
-A small proxy does it. What was stored is there exactly once, and what an error says is true.
+Stored messages are stored exactly once, and error messages are true.
 """
 
 import random
@@ -17,7 +17,7 @@ from stenolog import MaybeStored, NotStored, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.postgres import PostgresStore
-from stenolog.testing.contract.open_store_base import shown, user
+from stenolog.testing.contract.open_store_base import user_message, visible_texts
 from stenolog.testing.crash import KEY, SCRIPT
 from stenolog.testing.store_calls import all_contents, trash_content
 from support.crash.reporting import Say
@@ -35,24 +35,24 @@ def proxy(postgres: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def store(own_url: str, postgres: Server, proxy: Proxy) -> Iterator[Store]:
-    """Through the proxy."""
-    with stenolog.open_store(_through(own_url, postgres, proxy)) as opened:
+    """Open the store through the proxy."""
+    with stenolog.open_store(_proxy_url(own_url, postgres, proxy)) as opened:
         yield opened
 
 
 @pytest.fixture
 def beside(own_url: str) -> Iterator[Store]:
-    """The same database, by the direct way."""
+    """Open the same database directly."""
     with stenolog.open_store(own_url) as opened:
         yield opened
 
 
-def _through(url: str, postgres: Server, proxy: Proxy) -> str:
+def _proxy_url(url: str, postgres: Server, proxy: Proxy) -> str:
     return url.replace(f":{postgres.port}/", f":{proxy.port}/")
 
 
 def stores(exchange: Exchange) -> bool:
-    """Whether messages are stored in it."""
+    """Return whether the exchange stores messages."""
     return "insert" in exchange.text.lower() and "message" in exchange.text.lower()
 
 
@@ -68,14 +68,14 @@ def test_p12_append_with_an_idempotency_key_is_stored_once_wherever_the_connecti
     before = [] if first else ["before"]
     if not first:
         store.add_message("a", "user", "before")
-    batch = [user(f"x{n}") for n in range(size)]
+    batch = [user_message(f"x{n}") for n in range(size)]
     proxy.cut(moment, stores)
-    # The token decides: the store asks again by itself.
+    # The idempotency key decides: the store retries by itself.
     seqs = store.add_messages("a", batch, once="t1")
     assert proxy.cuts() == 1
     assert seqs == list(range(len(before) + 1, len(before) + size + 1))
     assert store.add_messages("a", batch, once="t1") == seqs
-    assert shown(beside, "a") == [*before, *(f"x{n}" for n in range(size))]
+    assert visible_texts(beside, "a") == [*before, *(f"x{n}" for n in range(size))]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -92,12 +92,12 @@ def test_p8_append_without_an_idempotency_key_raises_the_correct_error_if_cut(
     except NotStored:
         possible = [before]
     except MaybeStored:
-        # The one thing that is not allowed is to store it again on a guess.
+        # The store must not retry on a guess.
         possible = [before, [*before, "x"]]
     else:
         possible = [[*before, "x"]]
     assert proxy.cuts() == 1
-    there = shown(beside, "a")
+    there = visible_texts(beside, "a")
     assert there in possible
     assert store.add_message("a", "user", "next") == len(there) + 1
 
@@ -109,35 +109,35 @@ def test_p8_append_whose_response_is_lost_raises_maybe_stored(
     proxy.cut("after", stores)
     with pytest.raises(MaybeStored):
         store.add_message("a", "user", "x")
-    assert shown(beside, "a") == ["before", "x"]
+    assert visible_texts(beside, "a") == ["before", "x"]
 
 
 def test_p8_cut_append_raises_maybe_stored_if_the_server_is_then_unreachable(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store
 ) -> None:
     def stores_last(exchange: Exchange) -> bool:
-        """Behind this one nobody gets through any more."""
+        """Cut this exchange, and refuse all connections after it."""
         if stores(exchange):
             proxy.refuse()
         return stores(exchange)
 
-    with PostgresStore(_through(own_url, postgres, proxy), busy_timeout=0.5) as store:
+    with PostgresStore(_proxy_url(own_url, postgres, proxy), busy_timeout=0.5) as store:
         store.add_message("a", "user", "before")
         proxy.cut("after", stores_last)
-        # Asked again because of the token, and then there is no answer at all.
+        # Retried because of the idempotency key, and then there is no response at all.
         with pytest.raises(MaybeStored):
             store.add_message("a", "user", "x", once="t1")
-        assert shown(beside, "a") == ["before", "x"]
+        assert visible_texts(beside, "a") == ["before", "x"]
         proxy.refuse(False)
         assert store.add_message("a", "user", "x", once="t1") == 2
-    assert shown(beside, "a") == ["before", "x"]
+    assert visible_texts(beside, "a") == ["before", "x"]
 
 
 @pytest.mark.slow
 def test_p8_append_to_an_unreachable_server_raises_not_stored(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store
 ) -> None:
-    with PostgresStore(_through(own_url, postgres, proxy), busy_timeout=0.5) as store:
+    with PostgresStore(_proxy_url(own_url, postgres, proxy), busy_timeout=0.5) as store:
         store.add_message("a", "user", "1")
         proxy.refuse()
         proxy.cut_all()
@@ -148,14 +148,14 @@ def test_p8_append_to_an_unreachable_server_raises_not_stored(
             store.add_message("a", "user", "2", once="t2")
         with pytest.raises(StoreUnavailable):
             store.get_history("a")
-        assert shown(beside, "a") == ["1"]
+        assert visible_texts(beside, "a") == ["1"]
         proxy.refuse(False)
         assert store.add_message("a", "user", "2", once="t2") == 2
-    assert shown(beside, "a") == ["1", "2"]
+    assert visible_texts(beside, "a") == ["1", "2"]
 
 
 def _until_cut(store: Store) -> None:
-    """Look once, so that the store has seen that its connections are gone."""
+    """Read once, so that the store notices that its connections are gone."""
     with pytest.raises(StoreUnavailable):
         store.get_history("a")
 
@@ -166,7 +166,7 @@ def test_p8_read_is_retried_after_its_connection_is_cut(
 ) -> None:
     store.add_message("a", "user", "1")
     looks: list[Callable[[], object]] = [
-        lambda: shown(store, "a"),
+        lambda: visible_texts(store, "a"),
         lambda: store.info("a").count,
         store.list_sessions,
         lambda: [message.seq for message in store.follow("a", timeout=0)],
@@ -178,7 +178,7 @@ def test_p8_read_is_retried_after_its_connection_is_cut(
         assert proxy.cuts() == number
 
 
-# --- every call, in every place -----------------------------------------------------------------
+# --- every call at every exchange ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -186,7 +186,7 @@ def test_p2_p8_sampled_calls_are_complete_or_absent_wherever_the_connection_is_c
     own_url: str, postgres: Server, proxy: Proxy, moment: Moment, seed: int, say: Say
 ) -> None:
     chosen = random.Random(seed).sample(range(len(SCRIPT)), 6)
-    _cut_everywhere(own_url, _through(own_url, postgres, proxy), proxy, moment, chosen, say)
+    _cut_everywhere(own_url, _proxy_url(own_url, postgres, proxy), proxy, moment, chosen, say)
 
 
 @pytest.mark.full
@@ -195,7 +195,7 @@ def test_p2_p8_every_call_is_complete_or_absent_wherever_the_connection_is_cut(
     own_url: str, postgres: Server, proxy: Proxy, moment: Moment, say: Say
 ) -> None:
     every = list(range(len(SCRIPT)))
-    _cut_everywhere(own_url, _through(own_url, postgres, proxy), proxy, moment, every, say)
+    _cut_everywhere(own_url, _proxy_url(own_url, postgres, proxy), proxy, moment, every, say)
 
 
 def _cut_everywhere(
@@ -204,7 +204,7 @@ def _cut_everywhere(
     told: Counter[str] = Counter()
     for which in chosen:
         for number in count():
-            # The sessions of each attempt are apart from all others.
+            # Each attempt has its own sessions.
             namespace = f"n{which}-{number}"
             with (
                 stenolog.open_store(url, namespace=namespace) as beside,
@@ -223,11 +223,11 @@ def _cut_in(
     where: tuple[int, Moment, int],
     told: Counter[str],
 ) -> bool:
-    """Make a call of the script and cut one exchange of it; whether there was such a one."""
+    """Make a call of the script and cut one of its exchanges; return whether there was one."""
     which, moment, number = where
     call, model, left = SCRIPT[which], InMemoryStore(), number
 
-    def is_meant(exchange: Exchange) -> bool:
+    def is_chosen(exchange: Exchange) -> bool:
         nonlocal left
         if "pg_notify" in exchange.text:
             return False
@@ -241,7 +241,7 @@ def _cut_in(
     assert before == _shown(model)
     call.make(model, KEY)
     after, cuts = _shown(model), proxy.cuts()
-    proxy.cut(moment, is_meant)
+    proxy.cut(moment, is_chosen)
     try:
         call.make(store, KEY)
     except NotStored:
@@ -262,20 +262,20 @@ def _shown(store: Store) -> tuple[Any, Any]:
     return all_contents(store), trash_content(store)
 
 
-# --- many at once -------------------------------------------------------------------------------
+# --- many threads -------------------------------------------------------------------------------
 
 
 def test_p7_p12_many_threads_on_an_unreliable_connection_store_everything_once(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store, seed: int, say: Say
 ) -> None:
-    _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=40)
+    _bad_line(_proxy_url(own_url, postgres, proxy), proxy, beside, seed, say, each=40)
 
 
 @pytest.mark.full
 def test_p7_p12_many_threads_on_an_unreliable_connection_in_a_long_run(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store, seed: int, say: Say
 ) -> None:
-    _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=800)
+    _bad_line(_proxy_url(own_url, postgres, proxy), proxy, beside, seed, say, each=800)
 
 
 def _bad_line(where: str, proxy: Proxy, beside: Store, seed: int, say: Say, *, each: int) -> None:
@@ -283,7 +283,7 @@ def _bad_line(where: str, proxy: Proxy, beside: Store, seed: int, say: Say, *, e
     mutex = threading.Lock()
     unlucky = 0.15
 
-    def is_meant(exchange: Exchange) -> bool:
+    def is_chosen(exchange: Exchange) -> bool:
         with mutex:
             return writes(exchange) and chance.random() < unlucky
 
@@ -311,7 +311,7 @@ def _bad_line(where: str, proxy: Proxy, beside: Store, seed: int, say: Say, *, e
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "first")
         for moment in MOMENTS:
-            proxy.cut(moment, is_meant, times=1_000_000)
+            proxy.cut(moment, is_chosen, times=1_000_000)
         threads = [
             threading.Thread(target=write, args=(store, f"t{n}"), kwargs={"tokens": n % 2 == 0})
             for n in range(6)
@@ -343,10 +343,10 @@ def test_p7_lease_whose_response_was_lost_does_not_block(
 ) -> None:
     store.add_message("a", "user", "1")
 
-    def takes(exchange: Exchange) -> bool:
+    def takes_lease(exchange: Exchange) -> bool:
         return "insert into" in exchange.text.lower() and "lease" in exchange.text.lower()
 
-    proxy.cut(moment, takes)
+    proxy.cut(moment, takes_lease)
     with store.lease("a", ttl=60, wait=1) as lease:
         assert proxy.cuts() == 1
         with pytest.raises(stenolog.StoreBusy):
@@ -364,4 +364,4 @@ def test_p7_p12_append_through_a_lease_is_stored_once_wherever_the_connection_is
         proxy.cut(moment, stores)
         assert lease.store.add_message("a", "user", "2", once="t2") == 2
         assert proxy.cuts() == 1
-    assert shown(beside, "a") == ["1", "2"]
+    assert visible_texts(beside, "a") == ["1", "2"]

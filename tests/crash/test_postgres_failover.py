@@ -1,7 +1,7 @@
-"""kill -9 of a primary while processes write, and its synchronous standby takes over.
+"""Tests a failover: a primary is killed under writers and its synchronous standby is promoted.
 
-No acknowledged message is missing or doubled, the writers go on by themselves, and so does whoever
-follows.
+No acknowledged message is missing or stored twice, and writers and followers continue by
+themselves.
 """
 
 import threading
@@ -20,7 +20,7 @@ from support.postgres_server import Installation, Server, two_hosts
 END: Final = "end.0"
 WRITERS: Final = 4
 ENOUGH: Final = 25
-"""How many messages of each writer are acknowledged before the kill, and after it."""
+"""Number of acknowledged messages of each writer before the kill, and after it."""
 
 
 def test_p1_p7_failover_neither_loses_nor_duplicates_acknowledged_messages(
@@ -70,7 +70,7 @@ def _fail_over(installation: Installation, say: Say, *, enough: int) -> None:
 
 
 class _Following(threading.Thread):
-    """Follows the session of everybody, through whatever happens, up to its end."""
+    """Follows the shared session up to its end, through all failures."""
 
     def __init__(self, where: str) -> None:
         super().__init__(daemon=True)
@@ -90,7 +90,7 @@ class _Following(threading.Thread):
             self._failure = error
 
     def heard(self) -> list[tuple[int, Any]]:
-        """All that it got. Raises what it met."""
+        """Return everything it received. Raises its error."""
         self.join(30)
         if self._failure is not None:
             raise self._failure
@@ -137,7 +137,7 @@ def test_p8_error_for_an_unreachable_server_does_not_contain_the_password(
     with PostgresStore(primary.url(), busy_timeout=1) as store:
         store.add_message("a", "user", "1")
         primary.kill9()
-        # A connection that was used a moment ago is taken for whole, and then nobody knows.
+        # A recently used connection is not checked before use, and the outcome would be unknown.
         time.sleep(0.3)
         with pytest.raises(stenolog.NotStored) as refused:
             store.add_message("a", "user", "2")

@@ -1,6 +1,6 @@
-"""Who follows a session of a PostgreSQL database gets each message once, whatever befalls the line.
+"""Tests that followers of a PostgreSQL session get each message once despite connection failures.
 
-And many processes that come at once to an empty database all come up.
+Also tests that many processes can open an empty database at once.
 """
 
 import threading
@@ -29,7 +29,7 @@ _WAITING = (
 
 
 class _Follower(threading.Thread):
-    """Follows a session and keeps what it gets."""
+    """Follows a session and records what it receives."""
 
     def __init__(self, store: Store, key: str, *, after: int = 0) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,7 @@ class _Follower(threading.Thread):
                 self._more.notify()
 
     def until(self, count: int) -> list[tuple[int, Any]]:
-        """All that it got, once it is so many. Raises what it met."""
+        """Wait until `count` messages were received and return them. Raises its error."""
         with self._more:
             self._more.wait_for(lambda: len(self._got) >= count or self._failure is not None, 30)
             if self._failure is not None:
@@ -61,7 +61,7 @@ class _Follower(threading.Thread):
 
 @contextmanager
 def _following(reading: str, writing: str) -> Iterator[tuple[Store, _Follower]]:
-    """A store to write with, and another one's follower."""
+    """Yield a store to write with, and a follower in another store."""
     with (
         stenolog.open_store(reading) as read,
         stenolog.open_store(f"{writing}?application_name=writes") as write,
@@ -77,7 +77,7 @@ def _say(store: Store, first: int, last: int) -> list[tuple[int, Any]]:
 
 
 def _listener(url: str) -> int:
-    """The server's process behind the one connection that listens."""
+    """Return the pid of the server process of the listening connection."""
     for _ in attempts():
         found = execute(url, _LISTENERS)
         if found:
@@ -118,7 +118,7 @@ def test_p7_follow_loses_nothing_across_a_server_restart(
 
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is not told waits for longer than any test."""
+    """Make polling so slow that only notifications arrive during a test."""
     monkeypatch.setattr(notifications, "SLOW_POLL", 1000.0)
     monkeypatch.setattr(notifications.Notifications, "max_poll_interval", 1000.0)
 
@@ -132,7 +132,7 @@ def test_p7_follower_is_notified_of_each_message(postgres_url: str, tokens: bool
             text = f"{number}"
             said.append((store.add_message("a", "user", text, once=text if tokens else None), text))
             assert follower.until(number) == said
-            # From now on there is no other way to hear of it.
+            # From now on, notifications are the only source.
             assert _listener(postgres_url)
 
 
@@ -149,7 +149,7 @@ def test_p7_notification_is_sent_after_the_message_is_visible(postgres_url: str)
         writing = threading.Thread(target=store.add_message, args=("a", "user", "2"))
         writing.start()
         assert any(execute(postgres_url, _WAITING) for _ in attempts())
-        # Nothing is stored yet, and nobody is woken for it in vain.
+        # Nothing is stored yet, so no notification is sent.
         assert list(listening.notifies(timeout=0.3)) == []
         locking.rollback()
         writing.join()
@@ -159,7 +159,7 @@ def test_p7_notification_is_sent_after_the_message_is_visible(postgres_url: str)
 def test_p7_notifications_are_sent_outside_the_storing_transaction(
     postgres: Server, own_url: str
 ) -> None:
-    """Commits with a notification in them wait for each other, in the whole database."""
+    """Commits with notifications wait for each other in the whole database."""
     with Proxy(postgres.port) as proxy:
         through = own_url.replace(f":{postgres.port}/", f":{proxy.port}/")
         with stenolog.open_store(through) as store:
@@ -240,7 +240,7 @@ def test_p7_through_pgbouncer_many_writers_share_few_connections(
     assert len(found) == len(set(found)) == 240
 
 
-# --- all at once --------------------------------------------------------------------------------
+# --- concurrent opening -------------------------------------------------------------------------
 
 
 def test_ten_processes_can_open_an_empty_database_concurrently(
@@ -255,7 +255,7 @@ def test_ten_processes_can_open_an_empty_database_concurrently(
             first.execute("select pg_advisory_xact_lock(%s)", (schema._MIGRATION_LOCK,))
             for opener in openers:
                 opener.go()
-            # Some of them at least stand in line, and then all go at the same moment.
+            # Some of them wait in line, and then all start at the same moment.
             assert any(len(execute(postgres_url, _WAITING)) >= 3 for _ in attempts())
         for opener in openers:
             opener.stop()

@@ -1,6 +1,6 @@
-"""kill -9 of the one PostgreSQL server there is, under writers: what was acknowledged is there.
+"""Tests that acknowledged messages survive kill -9 of the only PostgreSQL server under writers.
 
-Also where the database is set up not to wait for its disk.
+Also tests a database that is configured not to wait for its disk.
 """
 
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 import stenolog
-from stenolog.testing.contract.open_store_base import shown
+from stenolog.testing.contract.open_store_base import visible_texts
 from support import needs
 from support.crash.postgres_processes import Writer, judge, store_more
 from support.crash.reporting import Say
@@ -44,7 +44,7 @@ def test_p1_p7_killed_server_neither_loses_nor_duplicates_acknowledged_messages(
 def test_p1_synchronous_commit_is_enabled_if_the_database_has_it_off(
     postgres_installation: Installation, way: str
 ) -> None:
-    # What is not waited for stays in memory for ten seconds.
+    # Data that no commit waits for stays in memory for ten seconds.
     server = postgres_installation.server(wal_writer_delay="10000").start()
     server.execute("create database hasty")
     server.execute("alter database hasty set synchronous_commit = off")
@@ -60,6 +60,6 @@ def test_p1_synchronous_commit_is_enabled_if_the_database_has_it_off(
         server.kill9()
     server.start()
     with stenolog.open_store(server.url("hasty")) as store:
-        assert shown(store, "a") == ["1", "2", "3"]
+        assert visible_texts(store, "a") == ["1", "2", "3"]
         assert store.get_summary("a") == "so far"
     server.stop("immediate")

@@ -1,7 +1,7 @@
-"""Processes that contend for the turn in many sessions of a PostgreSQL database; see test_leases.
+"""Tests processes that contend for leases on PostgreSQL while they are killed and paused.
 
-They are killed and stalled meanwhile. Never are two of them at once in a turn, and whoever lost the
-turn while it stalled is refused.
+Two processes never run a turn at once, and a process that lost its lease during a pause is
+rejected. See test_leases.
 """
 
 import json
@@ -66,8 +66,8 @@ def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> Non
                     workers.stall(chance)
                 else:
                     workers.kill(chance)
-                # Blows that hit nobody in a turn prove nothing.
-                if blow >= blows and _proves(contention(store, keys, workers)):
+                # A kill or pause that hits no turn proves nothing.
+                if blow >= blows and _has_proof(contention(store, keys, workers)):
                     break
                 assert blow < blows + MOST_MORE_BLOWS, f"no holder was hit: {workers.said()}"
         found = contention(store, keys, workers)
@@ -81,12 +81,12 @@ def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> Non
         f"{found.refused} refused when they went on, {found.turns} turns begun, {said['done']} "
         f"ended, {said['lost']} lost to others"
     )
-    assert _proves(found)
+    assert _has_proof(found)
     assert found.turns >= said["done"] > 0
 
 
-def _proves(found: Contention) -> bool:
-    """Whether what is claimed has happened at all."""
+def _has_proof(found: Contention) -> bool:
+    """Return whether the tested situations occurred at all."""
     return found.taken_over > 0 and found.refused > 0
 
 
@@ -154,7 +154,7 @@ def test_p7_one_of_two_concurrent_callers_gets_a_free_lease(postgres_url: str) -
             locking.execute("select from stenolog.lease for update")
             for taker in takers:
                 taker.start()
-            # Both have looked, and stand before the row.
+            # Both have read, and wait for the row.
             assert any(len(execute(postgres_url, _WAITING)) == 2 for _ in attempts())
         for taker in takers:
             taker.join()

@@ -1,7 +1,7 @@
-"""A failover that Patroni manages, while processes write.
+"""Tests failovers that Patroni manages, while processes write.
 
-The leader is killed, the leader is paused and goes on later, and etcd is gone for a while. No
-acknowledged message is lost or doubled, and the writers continue by themselves.
+The leader is killed, the leader is paused and continues later, and etcd is down for a while. No
+acknowledged message is lost or stored twice, and the writers continue by themselves.
 """
 
 import time
@@ -18,7 +18,7 @@ from support.crash.reporting import Say
 
 WRITERS: Final = 4
 ENOUGH: Final = 100
-"""How many messages each writer stores before a fault, and after it."""
+"""Number of messages that each writer stores before a fault, and after it."""
 
 
 def _kill_the_leader(cluster: PatroniCluster) -> Callable[[], None]:
@@ -38,7 +38,7 @@ def _pause_the_leader(cluster: PatroniCluster) -> Callable[[], None]:
 def _take_etcd_away(cluster: PatroniCluster) -> Callable[[], None]:
     leader = cluster.leader()
     cluster.kill_etcd()
-    # Without etcd a leader cannot keep its lock, and takes no more writes.
+    # Without etcd a leader cannot keep its lock, and accepts no more writes.
     cluster.wait_for_no_leader(leader)
     cluster.start_etcd()
     cluster.leader()

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that accepts a statement and never answers: each call ends with an error."""
+"""Tests that calls end with an error if a PostgreSQL server never answers a statement."""
 
 import os
 import signal
@@ -12,12 +12,12 @@ import pytest
 from stenolog import MaybeStored, NotStored, PostgresStore, StenologError, StoreUnavailable
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append, Lease
-from stenolog.testing.contract.open_store_base import shown, user
+from stenolog.testing.contract.open_store_base import user_message, visible_texts
 from support.postgres_proxy import Proxy
 from support.postgres_server import Installation, Server
 
 PATIENCE: Final = 60.0
-"""Seconds after which a call counts as hanging; its own limit is below one second."""
+"""Seconds until a call counts as hanging; its own limit is below one second."""
 SILENCE: Final = 0.3
 _TYPED: Final = (StoreUnavailable, MaybeStored, NotStored)
 
@@ -30,14 +30,14 @@ def proxy(postgres: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def store(own_url: str, postgres: Server, proxy: Proxy) -> Iterator[PostgresStore]:
-    """A store behind the proxy that waits for answers only for a short time."""
+    """Open a store behind the proxy with a short answer timeout."""
     url = own_url.replace(f":{postgres.port}/", f":{proxy.port}/")
     with PostgresStore(url, answer_timeout=SILENCE, busy_timeout=0.2, connections=64) as opened:
         yield opened
 
 
 def _begin(call: Callable[[], Any]) -> "Future[Any]":
-    """Run a call in a thread that no test has to wait for."""
+    """Run a call in a thread that may outlive the test."""
     done: Future[Any] = Future()
 
     def run() -> None:
@@ -51,7 +51,7 @@ def _begin(call: Callable[[], Any]) -> "Future[Any]":
 
 
 def _connect(store: PostgresStore, count: int) -> None:
-    """Have so many idle connections: a silent server is met by a statement, not at the start."""
+    """Open `count` idle connections, so that statements hit the silent server, not connects."""
     together = threading.Barrier(count)
     looks = [
         _begin(lambda: store.database.run_read(lambda _: together.wait())) for _ in range(count)
@@ -76,15 +76,15 @@ def _calls(store: PostgresStore, lease: Lease, other: Lease) -> dict[str, Callab
         "add_message": lambda: store.add_message("a", "user", "x"),
         "add_message once": lambda: store.add_message("a", "user", "x", once="t"),
         "add_message new": lambda: store.add_message("new", "user", "x"),
-        "add_full_message": lambda: store.add_full_message("a", user("x")),
-        "add_messages": lambda: store.add_messages("a", [user("x"), user("y")]),
+        "add_full_message": lambda: store.add_full_message("a", user_message("x")),
+        "add_messages": lambda: store.add_messages("a", [user_message("x"), user_message("y")]),
         "get_history": lambda: store.get_history("a"),
         "get_history full": lambda: store.get_history("a", full=True),
         "get_summary": lambda: store.get_summary("a"),
         "set_summary": lambda: store.set_summary("a", "s"),
         "truncate_history": lambda: store.truncate_history("a", 1),
         "clear": lambda: store.clear("a"),
-        "set_history": lambda: store.set_history("a", [user("x")]),
+        "set_history": lambda: store.set_history("a", [user_message("x")]),
         "hide": lambda: store.hide("a", 1, 1),
         "pop": lambda: store.pop("a"),
         "checkpoint": lambda: store.checkpoint("a", summary="s", upto=1),
@@ -106,8 +106,8 @@ def _calls(store: PostgresStore, lease: Lease, other: Lease) -> dict[str, Callab
         "list_sessions": store.list_sessions,
         "set_meta": lambda: store.set_meta("a", title="t"),
         "follow": lambda: next(store.follow("a", after=1)),
-        "mark": lambda: store.mark("m"),
-        "change_mark": lambda: store.change_mark("m"),
+        "mark": lambda: store.read_marker("m"),
+        "change_mark": lambda: store.update_marker("m"),
         "namespaces": store.namespaces,
         "list_snapshots": store.list_snapshots,
         "read_snapshot": read_snapshot,
@@ -133,16 +133,16 @@ def test_p8_every_call_raises_if_the_server_stops_responding(
     _connect(store, len(begun) + 2)
     proxy.cut("unanswered", lambda _: True, times=1_000_000)
     health = _begin(store.health)
-    group = _begin(lambda: store.add_group("a", [Append(messages=[user("x")])]))
+    group = _begin(lambda: store.add_group("a", [Append(messages=[user_message("x")])]))
     running = {name: _begin(call) for name, call in begun.items()}
     found = {name: future.exception(PATIENCE) for name, future in running.items()}
     assert {name: error for name, error in found.items() if not isinstance(error, _TYPED)} == {}
     assert not health.result(PATIENCE).ok
     assert isinstance(group.result(PATIENCE)[0], _TYPED)
-    # Nothing is left that hinders the next calls once the server answers again.
+    # Later calls work when the server answers again.
     proxy.forget_cuts()
     store.add_message("after", "user", "x")
-    assert shown(store, "after") == ["x"]
+    assert visible_texts(store, "after") == ["x"]
 
 
 def test_p8_append_without_a_response_raises_maybe_stored(
@@ -154,10 +154,10 @@ def test_p8_append_without_a_response_raises_maybe_stored(
     assert isinstance(error, MaybeStored), error
     assert "did not answer" in str(error)
     assert proxy.cuts() == 1
-    # The connection is not used again: its answer belongs to nobody.
+    # The connection is not reused: a late response would be read by another call.
     assert store.add_message("a", "user", "y") == 3
     with PostgresStore(own_url) as beside:
-        assert shown(beside, "a") == ["before", "x", "y"]
+        assert visible_texts(beside, "a") == ["before", "x", "y"]
 
 
 def test_p12_append_with_an_idempotency_key_and_no_response_is_stored_once(
@@ -168,7 +168,7 @@ def test_p12_append_with_an_idempotency_key_and_no_response_is_stored_once(
     error = _begin(lambda: store.add_message("a", "user", "x", once="t")).exception(PATIENCE)
     assert isinstance(error, MaybeStored), error
     assert store.add_message("a", "user", "x", once="t") == 2
-    assert shown(store, "a") == ["before", "x"]
+    assert visible_texts(store, "a") == ["before", "x"]
 
 
 def test_p8_call_to_a_stopped_server_process_raises(own_url: str) -> None:
@@ -183,7 +183,7 @@ def test_p8_call_to_a_stopped_server_process_raises(own_url: str) -> None:
             assert isinstance(error, StoreUnavailable), error
         finally:
             os.kill(backend, signal.SIGCONT)
-        assert shown(store, "a") == ["x"]
+        assert visible_texts(store, "a") == ["x"]
 
 
 def test_slow_response_within_the_timeout_is_accepted(
@@ -192,9 +192,9 @@ def test_slow_response_within_the_timeout_is_accepted(
     url = own_url.replace(f":{postgres.port}/", f":{proxy.port}/")
     with PostgresStore(url, answer_timeout=PATIENCE) as store:
         store.add_message("a", "user", "x")
-        # Longer than the driver waits between two looks at the connection.
+        # Longer than the interval at which the driver checks the connection.
         proxy.delay = 0.2
-        assert shown(store, "a") == ["x"]
+        assert visible_texts(store, "a") == ["x"]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
@@ -212,7 +212,7 @@ def test_p8_append_waiting_for_a_lost_standby_raises_maybe_stored(
     with PostgresStore(primary.url(), answer_timeout=SILENCE, busy_timeout=0.2) as store:
         store.add_message("a", "user", "x")
         standby.kill9()
-        # The primary commits, and answers only when the standby has the commit, too.
+        # The primary commits, and answers only after the standby has the commit too.
         error = _begin(lambda: store.add_message("a", "user", "y")).exception(PATIENCE)
         assert isinstance(error, MaybeStored), error
     primary.stop("immediate")

@@ -1,6 +1,6 @@
-"""Real power cuts: file systems are stopped under a run of all operations.
+"""Tests real power cuts: file systems are stopped during a run of all operations.
 
-Mounted again, they are judged. kill -9 cannot show this: an appender that never syncs survives it.
+They are mounted again and checked. kill -9 cannot test this: an append without sync survives it.
 """
 
 from pathlib import Path
@@ -32,6 +32,6 @@ def test_p1_a_hundred_power_cuts_lose_no_acknowledged_message(
 def test_power_cut_test_detects_a_store_that_does_not_sync(
     tmp_path: Path, say: Say, kind: FileSystem
 ) -> None:
-    # The first cut that shows it ends this; a cut may come when nothing was on its way.
+    # The first lost message ends this; a cut may also come when nothing was in progress.
     with pytest.raises(Violation, match="acknowledged messages lost"):
         cut_power(tmp_path, say, 1, kind, cuts=20, never_sync=True)

@@ -1,4 +1,4 @@
-"""Sessions are deleted and restored under writers: each stored message is in one session, once."""
+"""Tests sessions that are deleted and restored under writers: each message is stored once."""
 
 import time
 from collections import Counter
@@ -57,12 +57,12 @@ def _come_and_go(place: Path, say: Say, seed: int, *, writers: int, count: int) 
     found = [pair for messages in sessions for pair in messages]
     assert Counter(label for label, _ in found) == Counter(label for label, _ in told)
     assert sorted(found) == sorted((label, seq) for label, seq in told)
-    # A compaction gives up when the session is deleted under it, and leaves what it had written.
+    # A compaction gives up if the session is deleted during it, and leaves what it had written.
     assert {f.kind for f in examine(where).findings} <= {Kind.UNREFERENCED_ARCHIVE}
 
 
 def _wait_for_every_move(writing: list[Child], beside: list[Child]) -> None:
-    """Wait until each process beside the writers has made every kind of move, or one has ended."""
+    """Wait until each other process has made every kind of call, or one has ended."""
     waiting = list(beside)
     while waiting and all(child.poll() for child in [*writing, *beside]):
         waiting = [child for child in waiting if not child.said("EVERY")]
@@ -70,7 +70,7 @@ def _wait_for_every_move(writing: list[Child], beside: list[Child]) -> None:
 
 
 def _messages_by_session(where: Path) -> list[list[tuple[str, int]]]:
-    """Label and seq of every message, session by session; forks have nothing of their own."""
+    """Return label and seq of every message, by session; forks add no messages."""
     with stenolog.open_store(str(where)) as store:
         keys = [key for key in store.list_sessions() if not key.startswith("fork")]
         for number, trashed in enumerate(store.list_trash()):

@@ -1,4 +1,4 @@
-"""Recorded runs, replayed on every disk that a power cut may leave."""
+"""Tests recorded runs, replayed on every disk that a power cut may leave."""
 
 import itertools
 import multiprocessing
@@ -13,7 +13,7 @@ from support.crash.reporting import Say
 from support.crash.sequences import Case, Sequencer, Tally, all_cases, judge_all, sample
 
 PARTS: Final = 8
-"""All sequences take an hour on two cores."""
+"""Number of parts: all sequences take an hour on two cores."""
 
 
 def test_p1_p2_sampled_sequences_survive_every_power_cut_state(
@@ -29,7 +29,7 @@ def test_p1_p2_lifecycle_calls_survive_every_power_cut_state(
     quick_disk: Path, say: Say, op: str
 ) -> None:
     cases = [Case(ground, (op,)) for ground in ("torn", "compacted", "trashed", "recreated")]
-    # Killed half way, and made again by another process, or something else that finds it gone.
+    # Killed half way, then repeated by another process, or followed by another operation.
     ground = "trashed" if op == "restore" else "compacted"
     calls = {
         "fork": range(2, 11, 4),

@@ -1,6 +1,6 @@
-"""SQLite on a disk that fails: its writes and syncs in turn, a full disk, a file that may not grow.
+"""Tests SQLite on a failing disk: each write and sync in turn, a full disk, a file size limit.
 
-The faults of one call stand between SQLite and the system, in a file layer of the test's own.
+A VFS of the test between SQLite and the system makes single calls fail.
 """
 
 import random
@@ -20,7 +20,7 @@ from support.crash.disks import failing_disk, grow, tiny_tmpfs
 from support.crash.reporting import Say
 from support.crash.workload import Line, Run
 
-# --- every write and sync in turn ------------------------------------------------------------
+# --- every write and sync --------------------------------------------------------------------
 
 _SYSTEM = apsw.vfs_names()[0]
 _TROUBLE = {
@@ -29,13 +29,13 @@ _TROUBLE = {
     "xTruncate": ((1, apsw.SQLITE_IOERR_TRUNCATE),),
     "xRead": ((1, apsw.SQLITE_IOERR_READ),),
 }
-"""How many calls fail in a row, and by which code."""
+"""Number of calls that fail in a row, and the error code."""
 Fault = tuple[str, int, int, int]
-"""Which call fails, from which of its kind on, how many of them, and by which code."""
+"""The failing call, the number of the first failure, how many fail, and the error code."""
 
 
 class _Faulty(apsw.VFS):
-    """The system's file layer, in which chosen calls fail."""
+    """The system's VFS, in which chosen calls fail."""
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
@@ -143,7 +143,7 @@ def _sweep(place: Path, say: Say, seed: int, *, count: int | None) -> None:
     assert {"NotStored", "MaybeStored"} <= errors.keys()
 
 
-# --- no room ---------------------------------------------------------------------------------
+# --- no space --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", ["180k", "300k"])
@@ -194,7 +194,7 @@ def _limit_files(place: Path, say: Say, *, step: int) -> None:
     assert refused
 
 
-# --- a disk that fails -----------------------------------------------------------------------
+# --- a failing disk --------------------------------------------------------------------------
 
 
 def test_p8_errors_are_correct_if_a_disk_fails_to_sync(tmp_path: Path, say: Say) -> None:

@@ -1,6 +1,6 @@
-"""kill -9, aimed at every operation in turn on SQLite, by the harness of test_kill9.py.
+"""Tests kill -9 in every operation on SQLite, with the harness of test_kill9.py.
 
-The quick run has the crash half of the contract, which does the same with fewer operations.
+The quick run has the crash contract, which does the same with fewer operations.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Many at once on one SQLite session, by the harness of test_many_writers.py; and the gate.
+"""Tests many concurrent writers of one SQLite session, and the store's own write lock.
 
-With sixteen writing processes, SQLite's own way to wait lets some of them starve for seconds, and
-then fail. Here none fails, and the longest wait is told.
+With sixteen writing processes, SQLite's own locking lets some starve for seconds and then fail.
+Here none fails, and the longest wait is printed. Uses the harness of test_many_writers.py.
 """
 
 import json
@@ -58,7 +58,7 @@ def test_p7_five_hundred_ctrl_c_during_appends_lose_no_acknowledged_message(
     interrupt_appends(_sqlite(tmp_path), say, seed, wanted=500)
 
 
-# --- the gate --------------------------------------------------------------------------------
+# --- the write lock --------------------------------------------------------------------------
 
 
 def test_p7_sixteen_writing_processes_all_succeed(tmp_path: Path, say: Say) -> None:
@@ -99,7 +99,7 @@ def _write_at_once(file: Path, say: Say, *, writers: int, count: int) -> None:
         f"{writers} processes, {writers * count:,} appends, {writers * count / took:,.0f} a "
         f"second, worst wait {max(one['worst'] for one in told) * 1000:.0f} ms"
     )
-    # Neither StoreBusy nor anything else; and at the gate nobody meets SQLite's own waiting.
+    # No StoreBusy or other error, and no process had to wait inside SQLite.
     assert [one["failed"] for one in told] == [None] * writers
     assert [one["waits"] for one in told] == [0] * writers
     with stenolog.SQLiteStore(file) as store:

@@ -1,4 +1,4 @@
-"""Real power cuts under a run of all operations on SQLite, by the harness of test_power_cut.py."""
+"""Tests real power cuts during all operations on SQLite, with the harness of test_power_cut.py."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""docs/origin.md: every test it names is there, and every test by a reference's name is in it."""
+"""Tests that docs/origin.md names existing tests, and all tests named after a reference."""
 
 import ast
 import re

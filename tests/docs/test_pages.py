@@ -1,8 +1,8 @@
 """Runs the examples of README.md and docs/ as a reader would, each page in an empty folder.
 
 The `python` blocks of a page are one program. Then its blocks marked `sh console-test` are run in
-the same folder, in order: a line that begins with `$ ` is a command that must succeed, the lines up
-to the next one are what it prints, and `...` there stands for any text.
+the same folder, in order: a line that starts with `$ ` is a command that must succeed, the lines up
+to the next one are its output, and `...` there matches any text.
 """
 
 import os
@@ -25,11 +25,11 @@ PAGES = [
 FENCE = re.compile(r"( *)```(.*)")
 
 _NOT_NAMED = "ignore:Binding:DeprecationWarning"
-"""Python 3.12.0 to 3.12.3 takes `?1` for a named parameter; it is not one."""
+"""Python 3.12.0 to 3.12.3 wrongly treats `?1` as a named parameter."""
 
 
 def _blocks(page: Path, wanted: str) -> list[str]:
-    """The page's lines, all outside the wanted blocks made empty: line numbers stay as they are."""
+    """Return the lines of the page, with all lines outside the wanted blocks blank."""
     lines = []
     inside: str | None = None
     indent = ""
@@ -38,7 +38,7 @@ def _blocks(page: Path, wanted: str) -> list[str]:
         if fence:
             indent = fence[1]
             inside = fence[2].strip() if inside is None else None
-        # Any further word after the language does not keep a block from being run.
+        # Blocks with more words after the language are run too.
         is_wanted = inside is not None and f"{inside} ".startswith(f"{wanted} ")
         lines.append(line.removeprefix(indent) if is_wanted and not fence else "")
     return lines
@@ -69,7 +69,7 @@ def test_examples_run_as_printed(page: Path, tmp_path: Path) -> None:
     folder.mkdir()
     program = tmp_path / f"{page.stem}.py"
     program.write_text("\n".join(_blocks(page, "python")))
-    # -W error: an example must not teach what is about to go.
+    # -W error: examples must not use deprecated features.
     ended = _run([sys.executable, "-W", "error", "-W", _NOT_NAMED, str(program)], folder)
     assert ended.returncode == 0, f"{page}:\n{ended.stdout}"
 
@@ -83,7 +83,7 @@ def test_examples_run_as_printed(page: Path, tmp_path: Path) -> None:
 
 def test_readme_has_an_example_near_its_top() -> None:
     first = next(number for number, line in enumerate(_blocks(Path("README.md"), "python")) if line)
-    assert first <= 25  # on the first screen, below what it is for
+    assert first <= 25  # on the first screen, below the introduction
 
 
 def test_every_command_is_documented() -> None:
@@ -95,7 +95,7 @@ def test_every_command_is_documented() -> None:
 
 
 def _with_option(command: click.Command, option: str) -> bool:
-    """Return whether a command, or one below it, has this option."""
+    """Return whether a command or one of its subcommands has this option."""
     if any(option in one.opts for one in command.params):
         return True
     return any(_with_option(one, option) for one in _below(command).values())

@@ -1,4 +1,4 @@
-"""Recipes of the pages, tried in the situation that they are for."""
+"""Tests the recipes of the pages in the situations that they are for."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def _recipe(page: str, name: str, **given: Any) -> Any:
 
 
 def _answered(store: Store) -> dict[str, int]:
-    """Return how many answers each question got."""
+    """Return the number of answers to each question."""
     messages = store.get_history("k")
     asked = [message.content for message in messages if message.role == "user"]
     answers = [str(message.content) for message in messages if message.role == "assistant"]

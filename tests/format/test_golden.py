@@ -1,4 +1,4 @@
-"""P13: every released format stays readable, and a newer one is refused by name.
+"""Tests P13: every released format stays readable, and a newer one is rejected by name.
 
 The files under golden/vN are never changed; `python tests/format/test_golden.py` wrote v1 once.
 """
@@ -18,7 +18,7 @@ VERSIONS = sorted(path.name for path in GOLDEN.glob("v*"))
 
 
 def write(workspace: Path) -> None:
-    """A session with every kind of record, and what has to be read from it."""
+    """Write a session with every kind of record."""
     key = "telegram:123"
     with JSONLStore(workspace) as store:
         for number in range(1, 5):
@@ -36,11 +36,11 @@ def write(workspace: Path) -> None:
         store.set_history(key, [{"role": "user", "content": "replaced"}])
         store.undo(key)
         store.hide(key, 5, 5)
-    (workspace / "expected.json").write_text(json.dumps(seen(workspace), indent=1) + "\n")
+    (workspace / "expected.json").write_text(json.dumps(read_session(workspace), indent=1) + "\n")
 
 
-def seen(workspace: Path) -> dict[str, object]:
-    """All that a reader is told about the session."""
+def read_session(workspace: Path) -> dict[str, object]:
+    """Return everything that a reader sees of the session."""
     key = "telegram:123"
     with JSONLStore(workspace, read_only=True) as store:
         info = store.info(key)
@@ -65,7 +65,7 @@ def seen(workspace: Path) -> dict[str, object]:
 def test_p13_a_released_format_stays_readable(version: str, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / version, tmp_path / "w")
     expected = json.loads((GOLDEN / version / "expected.json").read_text())
-    assert seen(tmp_path / "w") == expected
+    assert read_session(tmp_path / "w") == expected
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,7 +1,7 @@
-"""P13: forked, purged, deleted and moved sessions of every released format, on both engines.
+"""Tests P13 with forked, purged, deleted and moved sessions of every released format.
 
 The folders under golden/lives are never changed. `python tests/format/test_golden_deleted.py`
-writes one for the newest format of each engine, where there is none yet.
+writes a missing one for the newest format of each engine.
 """
 
 import json
@@ -22,18 +22,18 @@ from stenolog.stores.sqlite import schema
 GOLDEN: Final = Path(__file__).parent / "golden" / "lives"
 VERSIONS: Final = sorted(path.name for path in GOLDEN.iterdir()) if GOLDEN.is_dir() else []
 TOKENS: Final = {"talk": ("fourth", "number 4", 4), "purged": ("sixth", "number 6", 6)}
-"""What was stored with a token, by session: token, content, seq."""
+"""Messages stored with an idempotency key, by session: key, content, seq."""
 
 
 def opened(version: str, place: Path, *, read_only: bool = False) -> Store:
-    """The store of a golden folder."""
+    """Open the store of a golden folder."""
     if version.startswith("jsonl"):
         return JSONLStore(place, read_only=read_only)
     return SQLiteStore(place / "sessions.db", read_only=read_only)
 
 
 def write(store: Store) -> None:
-    """Sessions that begin and end in every way there is."""
+    """Create sessions that start and end in every possible way."""
     for key in ("talk", "purged", "gone", "moved"):
         once, _, seq = TOKENS.get(key, ("", "", 0))
         for number in range(1, 8):
@@ -59,12 +59,12 @@ def write(store: Store) -> None:
     store.restore("moved", as_key="moved elsewhere")
 
 
-def told(store: Store) -> dict[str, Any]:
-    """All that a reader is told of every session."""
-    return {key: _told(store, key) for key in store.list_sessions()}
+def read_sessions(store: Store) -> dict[str, Any]:
+    """Return everything that a reader sees of every session."""
+    return {key: _read_session(store, key) for key in store.list_sessions()}
 
 
-def _told(store: Store, key: str) -> dict[str, Any]:
+def _read_session(store: Store, key: str) -> dict[str, Any]:
     info = store.info(key)
     return {
         "visible": [[m.seq, m.at.isoformat()] for m in store.get_history(key)],
@@ -84,22 +84,22 @@ def _told(store: Store, key: str) -> dict[str, Any]:
     }
 
 
-def account(version: str, place: Path) -> dict[str, Any]:
-    """What is found in a folder, in its trash, and when it is written on."""
+def read_folder(version: str, place: Path) -> dict[str, Any]:
+    """Return the content of a folder, its trash, and the results of writing to it."""
     with opened(version, place) as store:
-        found = {"sessions": told(store), "trash": _trash(store)}
+        found = {"sessions": read_sessions(store), "trash": _trash(store)}
         before = set(store.list_sessions())
         for number, trashed in enumerate(store.list_trash(), 1):
             store.restore(trashed.key, uid=trashed.uid, as_key=f"back {number}")
         back = sorted(set(store.list_sessions()) - before)
-        found["restored"] = {key: _told(store, key) for key in back}
+        found["restored"] = {key: _read_session(store, key) for key in back}
         found["tokens"] = {
             key: store.add_message(key, "user", content, once=once)
             for key, (once, content, _) in TOKENS.items()
         }
         for key in ("talk", "back 2"):
             store.undo(key)
-        found["undone"] = {key: _told(store, key) for key in ("talk", "back 2")}
+        found["undone"] = {key: _read_session(store, key) for key in ("talk", "back 2")}
         found["added"] = {key: store.add_message(key, "user", "new") for key in sorted(before)}
     return found
 
@@ -112,14 +112,14 @@ def _trash(store: Store) -> list[list[Any]]:
 def test_p13_forked_purged_and_deleted_sessions_stay_readable(version: str, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / version, tmp_path / "w")
     expected = json.loads((GOLDEN / version / "expected.json").read_text(encoding="utf-8"))
-    assert account(version, tmp_path / "w") == expected
+    assert read_folder(version, tmp_path / "w") == expected
 
 
-# --- who only looks --------------------------------------------------------------------------
+# --- read-only access ------------------------------------------------------------------------
 
 
 def _copied(version: str, folder: Path) -> Path:
-    """A golden folder that is nobody else's to read, as whoever made it left it."""
+    """Copy a golden folder, with private modes."""
     place = folder / "w"
     shutil.copytree(GOLDEN / version, place)
     (place / "expected.json").unlink()
@@ -134,13 +134,13 @@ def _expected(version: str) -> dict[str, Any]:
 
 
 def _logs(place: Path) -> dict[str, bytes]:
-    """What holds sessions, byte for byte."""
+    """Return the content of all files with sessions."""
     found = [*place.rglob("*.jsonl"), *place.rglob("*.gz"), *place.glob("sessions.db")]
     return {str(path): path.read_bytes() for path in found}
 
 
 def _steno(version: str, place: Path, *arguments: str) -> str:
-    """What a command shows of a golden folder. It ends well, and says nothing else."""
+    """Run a command on a golden folder and return its output; check that it succeeds silently."""
     where = str(place) if version.startswith("jsonl") else f"sqlite:{place}/sessions.db"
     result = CliRunner().invoke(main, [*arguments, "-w", where], prog_name="steno")
     assert result.exit_code == 0, result.stderr
@@ -154,7 +154,7 @@ def test_p13_read_only_store_reads_the_same_and_changes_nothing(
     place, expected = _copied(version, tmp_path), _expected(version)
     before = _logs(place)
     with opened(version, place, read_only=True) as store:
-        assert told(store) == expected["sessions"]
+        assert read_sessions(store) == expected["sessions"]
         assert _trash(store) == expected["trash"]
         for key, session in expected["sessions"].items():
             seqs = [one[0] for one in session["full"]]
@@ -184,7 +184,7 @@ def test_p13_read_commands_do_not_upgrade_the_format(version: str, tmp_path: Pat
     listed = _steno(version, place, "list")
     assert all(key in listed for key in expected["sessions"])
     assert "talk" in _steno(version, place, "search", '"number 7"')
-    # The newest keeps its index in the database: it has no older program to be left to.
+    # The newest version keeps its index in the database.
     if version != f"sqlite-v{schema.newest_version()}":
         assert _logs(place) == before
 
@@ -193,7 +193,7 @@ def test_p13_read_commands_do_not_upgrade_the_format(version: str, tmp_path: Pat
 def test_p13_first_write_upgrades_the_format(version: str, tmp_path: Path) -> None:
     place = _copied(version, tmp_path)
     with opened(version, place, read_only=True) as reading, opened(version, place) as writing:
-        # Who reads sees the new version from its next look on.
+        # Readers see the new version at their next read.
         assert writing.add_message("talk", "user", "new") == 8
         assert [m.content for m in reading.get_history("talk", last=1)] == ["new"]
     if version.startswith("sqlite"):
@@ -237,7 +237,7 @@ def _main() -> None:
                 beside.unlink()
             with tempfile.TemporaryDirectory() as copy:
                 shutil.copytree(folder, Path(copy) / "w")
-                found = json.dumps(account(version, Path(copy) / "w"), indent=1)
+                found = json.dumps(read_folder(version, Path(copy) / "w"), indent=1)
             (folder / "expected.json").write_text(found + "\n", encoding="utf-8")
 
 

@@ -50,7 +50,7 @@ async def _open(request: Request) -> Response:
 def _application(*, seconds: float) -> Access:
     token = Token(TOKEN.encode())
     cookies = Cookies(token)
-    names = known_hosts(bound="127.0.0.1", origins=("https://chat.example.org",), own=OWN)
+    names = known_hosts(bound="127.0.0.1", origins=("https://chat.example.org",), own_host=OWN)
     routes = [
         *login_routes(LoginLinks(token), cookies, names, OWN),
         Route("/healthz", _open),
@@ -60,7 +60,7 @@ def _application(*, seconds: float) -> Access:
         Route("/v1/{rest:path}", _secret, methods=["GET", "POST"]),
     ]
     return Access(
-        BodyLimit(Starlette(routes=routes), most=MOST, seconds=seconds),
+        BodyLimit(Starlette(routes=routes), max_bytes=MOST, seconds=seconds),
         token=token,
         known=names,
         cookies=cookies,
@@ -367,21 +367,21 @@ def _resident() -> int:
     pages = Path("/proc/self/statm")
     if pages.exists():
         return int(pages.read_text().split()[1]) * resource.getpagesize()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    max_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max_bytes if sys.platform == "darwin" else max_bytes * 1024
 
 
 def _flooded(port: int, head: bytes, piece: bytes, *, pieces: int) -> tuple[bytes, int, int]:
     """What is answered to a head and very many pieces, how many were sent, and how it grew."""
-    before, most, sent = _resident(), 0, 0
+    before, max_bytes, sent = _resident(), 0, 0
     with _connected(port) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(head)
             for _ in range(pieces):
                 connection.sendall(piece)
                 sent += 1
-                most = max(most, _resident() - before)
-        return _received(connection), sent, most
+                max_bytes = max(max_bytes, _resident() - before)
+        return _received(connection), sent, max_bytes
 
 
 @pytest.mark.parametrize("who", [BEARER, "X: y"])

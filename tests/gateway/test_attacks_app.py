@@ -15,7 +15,7 @@ from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import TOKEN, Served
 
 SCRIPT = "<script>alert('x')</script>"
-CLOSED = [one for one in ENDPOINTS if not one.open]
+CLOSED = [one for one in ENDPOINTS if not one.is_open]
 
 
 @pytest.fixture(scope="module")

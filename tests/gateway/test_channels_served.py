@@ -9,8 +9,8 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from stenolog.channels.delivery import FIELD
-from stenolog.channels.webhook import HEADER, MAX_SIGNATURE_AGE, signature
+from stenolog.channels.delivery import MARK_FIELD
+from stenolog.channels.webhook import HEADER, MAX_SIGNATURE_AGE_SECONDS, signature
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
 from support import temporary_folders
@@ -99,7 +99,7 @@ def gateway(
 
 def _delivery(where: str) -> Any:
     with open_store(where, read_only=True) as store:
-        return store.info(KEY).meta[FIELD]
+        return store.info(KEY).meta[MARK_FIELD]
 
 
 def _said(where: str) -> list[Any]:
@@ -108,7 +108,7 @@ def _said(where: str) -> list[Any]:
 
 
 def _until(met: Callable[[], bool]) -> None:
-    """Wait for what nobody tells."""
+    """Poll until a condition holds that sends no event."""
     end = time.monotonic() + 120
     while not met():
         assert time.monotonic() < end, "it never came about"
@@ -172,14 +172,15 @@ def test_webhook_needs_only_its_signature(
     refused = (401, "wrong_signature")
     assert code(post("/webhooks/shop", body)) == refused
     assert (
-        code(post("/webhooks/shop", body, **signed(now - int(MAX_SIGNATURE_AGE) - 60))) == refused
+        code(post("/webhooks/shop", body, **signed(now - int(MAX_SIGNATURE_AGE_SECONDS) - 60)))
+        == refused
     )
     assert code(post("/webhooks/other", body, **signed(now))) == refused
     assert code(post("/webhooks/shop", b"x" * 2**21, **signed(now))) == (413, "too_long")
     # Another name of the same path is not a way around the token.
     assert post("/webhooks/../v1/sessions", body, **signed(now)).status_code in (401, 404)
     assert post("/webhooks/%2e%2e/v1/sessions", body, **signed(now)).status_code in (401, 404)
-    assert model.asked == 0
+    assert model.request_count == 0
     heard = post("/webhooks/shop", body, **signed(now))
     assert (heard.status_code, heard.json()["answer"]) == (200, "You said: hello")
     assert heard.json()["session"] == "webhook-shop:alice"

@@ -18,7 +18,7 @@ from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.config import Options
 from stenolog.cli.serve import _serve
 from stenolog.errors import StenologError
-from stenolog.settings.loading import load_settings
+from stenolog.settings.loading import load_effective
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
@@ -236,7 +236,7 @@ def _settings(place: Path, text: str) -> Any:
     file = place / "config.toml"
     file.write_text(f"[gateway]\nport = 0\ntoken_file = '{place}/token'\n{text}")
     file.chmod(0o600)
-    return load_settings(config=file, environment={})
+    return load_effective(config=file, environment={}).settings
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = _settings(tmp_path, "[agent]\nmodel = 'scripted'\n")
-        settings = load_settings(
+        settings = load_effective(
             config=tmp_path / "config.toml", environment={}, flags={"gateway.port": port}
-        )
+        ).settings
         with pytest.raises(StenologError, match=f"port {port} at 127.0.0.1 is in use"):
             asyncio.run(_serve(settings, Options()))
     assert not (tmp_path / "token").exists()

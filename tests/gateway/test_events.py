@@ -100,7 +100,7 @@ def test_stream_has_all_messages_of_a_recreated_session(
 
             listening = threading.Thread(target=listen)
             listening.start()
-            _until(lambda: served.gateway.streams.taken == 1)
+            _until(lambda: served.gateway.streams.in_use == 1)
             for number in range(5):
                 store.add_message("s", "assistant", f"new {number}")
             listening.join(60)
@@ -195,7 +195,7 @@ def test_streams_above_the_limit_are_rejected_immediately(tmp_path: Path) -> Non
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
         # Once it is gone, the next one has its place.
-        _until(lambda: served.gateway.streams.taken == 0)
+        _until(lambda: served.gateway.streams.in_use == 0)
         with client.stream("GET", "/v1/sessions/s/events") as next_one:
             assert next_one.status_code == 200
 
@@ -216,13 +216,13 @@ def test_listeners_of_one_session_share_one_follower(
         threads = [threading.Thread(target=listen, args=(one,)) for one in found]
         for thread in threads:
             thread.start()
-        _until(lambda: served.gateway.streams.taken == listeners)
+        _until(lambda: served.gateway.streams.in_use == listeners)
         names = [thread.name for thread in threading.enumerate()]
         assert sum("stenolog-follow" in name for name in names) <= 1
         for number in range(count):
             store.add_message("s", "assistant", f"m{number}")
         _until(lambda: not any(thread.is_alive() for thread in threads))
-        _until(lambda: served.gateway.following.count == 0)
+        _until(lambda: served.gateway.follower.count == 0)
     for heard in found:
         assert [data["seq"] for _, _, data in heard] == list(range(1, count + 1))
 

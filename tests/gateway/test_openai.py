@@ -574,7 +574,7 @@ def test_client_cannot_hide_a_message_that_arrived_meanwhile(tmp_path: Path) -> 
         ]
         patient = client.with_options(max_retries=10)
         whole = threads.submit(_ask, patient, edited)
-        _until(lambda: served.gateway.turns.taken == 2)
+        _until(lambda: served.gateway.turns.in_use == 2)
         theirs = threads.submit(_ask, client, [{"role": "user", "content": "theirs"}])
         _until(lambda: ("user", "theirs") in _log(tmp_path, "s"))
         go_on.set()

@@ -52,7 +52,7 @@ def test_overload_is_rejected_immediately_and_the_gateway_recovers(
         finally:
             go_on.set()
         assert Counter(one.result() for one in asking) == {429: CAPACITY * 9, 200: CAPACITY}
-        assert served.gateway.turns.taken == 0
+        assert served.gateway.turns.in_use == 0
         assert ask(99) == 200
     with open_store(str(tmp_path), read_only=True) as store:
         # What was refused was not begun.
@@ -83,7 +83,7 @@ def test_slot_of_a_disconnected_client_is_released_after_its_turn(
         going.join(60)
         assert client.post(path, json=body, headers=headers).status_code == 429
         go_on.set()
-        while served.gateway.turns.taken:
+        while served.gateway.turns.in_use:
             pass
         assert client.post(path, json=body, headers=headers).is_success
     with open_store(str(tmp_path), read_only=True) as store:

@@ -23,7 +23,7 @@ SECRET = "Tomato"
 OLD = [{"role": "user", "content": SECRET}, {"role": "assistant", "content": f"to {SECRET}"}]
 _PLAIN = ("view", "add_full_message", "lease", "refresh", "refresh", "add_full_message", "release")
 _STORE = ("refresh", "add_full_message")
-_SEARCH = ("mark", "stamps", "info", "get_history", "get_history", "info", "refresh")
+_SEARCH = ("read_marker", "stamps", "info", "get_history", "get_history", "info", "refresh")
 KINDS: dict[str, tuple[str, ...]] = {
     "plain": _PLAIN,
     "tool": (*_PLAIN[:4], *_STORE, *_STORE, "refresh", *_STORE, "release"),

@@ -186,6 +186,22 @@ def test_view_finds_the_programs_of_the_home_folder(tmp_path: Path) -> None:
     assert [state_of(place) for place in programs] == before
 
 
+def test_imported_conversations_are_counted_once(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(SAMPLES / "claude-code" / "projects", home / ".claude" / "projects")
+    command = [sys.executable, "-m", "stenolog", "import", "claude-code"]
+    subprocess.run(command, env={"HOME": str(home)}, cwd=home, check=True)
+    with open_store(str(home / "workspace")) as store:
+        store.add_message("cli:default", "user", "question of the workspace")
+    with Viewing(home, "view", "--port", "0") as viewing, viewing.client() as client:
+        until(lambda: client.get("/v1/stats").json()["messages"] >= 72)
+        stats = client.get("/v1/stats").json()
+        assert (stats["sessions"], stats["messages"]) == (7, 72)
+        assert CLAUDE in keys_in(client)
+        # A link to the copy still works.
+        assert client.get(f"/s/{quote(f'workspace/{CLAUDE}', safe='')}").status_code == 200
+
+
 def test_view_says_where_it_looked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stenolog", "view"]
     ended = subprocess.run(

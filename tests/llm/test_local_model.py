@@ -1,6 +1,6 @@
-"""A conversation with a real small model in this process: pieces, usage, schema, cancellation, end.
+"""Tests a real small model in this process: chunks, usage, schema, cancellation and end.
 
-It is a very small one: what it says is seldom right. These look at what holds whatever it says.
+The model is very small and seldom right, so the tests check what holds for every answer.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ def test_local_model_streams_follows_a_schema_and_is_freed_on_close(
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address.hostname or "", address.port or 0), timeout=5)
     assert threading.active_count() == before
-    # Not a word of its log is on the terminal.
+    # Its log does not appear on the terminal.
     assert capfd.readouterr() == ("", "")
 
 
@@ -103,7 +103,7 @@ def test_new_request_works_after_a_stopped_stream(path: Path) -> None:
         model = LocalModel(path, context=2_048)
         async with aclosing(model.stream(ASKED, max_tokens=1_500)) as deltas:
             await anext(deltas)
-        # The answer that nobody reads would take the machine for many seconds.
+        # An unread answer would use the CPU for many seconds.
         reply, _ = await answer(model, max_tokens=5)
         await model.close()
         return reply

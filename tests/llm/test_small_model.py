@@ -1,7 +1,7 @@
-"""Consolidation and a summary by a real small model, from the first message to the recalled block.
+"""Tests consolidation and a summary by a real small model, from messages to the recalled block.
 
-It is a very small one: what it says is seldom right. So these look at what holds whatever a model
-says: answers in the asked shape, no fact without the user's words, nothing over the budget.
+The model is very small and seldom right, so the tests check what holds for every answer: the
+requested shape, no fact without the user's words, nothing over the budget.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from stenolog.memory.facade import Memory, open_memory
 from stenolog.memory.quotes import is_quoted
 from stenolog.providers.json_answers import read_object
 from stenolog.stores.open_store import open_store
-from support.small_model import CONTEXT, SmallModel, weights
+from support.small_model import CONTEXT_TOKENS, SmallModel, weights
 
 pytestmark = pytest.mark.llm
 
@@ -60,7 +60,7 @@ def test_consolidation_by_a_real_model_covers_every_turn_without_invented_facts(
         for note in notes:
             print(f"    {note.kind}: {note.text!r}" + (f" <- {note.quote!r}" * bool(note.quote)))
     assert memory.consolidate(KEY).turns == 0
-    # Its notes and the user's own words: the latter are found whatever the model made of them.
+    # Its notes and the user's words: the latter are found regardless of the notes.
     asked, scope = "When does my sister Ingrid visit?", memory.scope(key=KEY)
     recalled = memory.recall(asked, scope=scope)
     assert TALK[2][0] in recalled.block
@@ -71,7 +71,7 @@ def test_consolidation_by_a_real_model_covers_every_turn_without_invented_facts(
 def test_summary_of_a_real_model_is_continued_and_the_window_fits(
     tmp_path: Path, model: SmallModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limits = Limits(max_context_tokens=CONTEXT // 4, max_history_messages=8)
+    limits = Limits(max_context_tokens=CONTEXT_TOKENS // 4, max_history_messages=8)
     with open_store(tmp_path) as store:
         context = Context(store, model, limits=limits, system="You are brief.")
         told = []
@@ -99,7 +99,7 @@ def test_real_model_follows_the_schema(model: SmallModel) -> None:
 
     asked = [{"role": "user", "content": "user: I moved to Porto. We chose the blue tiles."}]
     found = read_object(model(asked, schema=SCHEMA, max_tokens=300))
-    # An answer that ran on may be cut off at its end; at least it has begun as it was asked to.
+    # A long answer may be cut off, but it starts in the requested shape.
     assert found
     assert set(found) <= {*SECTIONS, "last_state", "outdated"}
     for name, told in found.items():
@@ -113,9 +113,9 @@ def test_too_long_request_is_recognized_as_overflow(model: SmallModel, tmp_path:
                 KEY, "user", f"{number}: " + "tell me about tides and the moon. " * 40
             )
             store.add_message(KEY, "assistant", "The moon pulls. " * 20)
-        # Told too large a limit, the server's own words bring it down.
-        context = Context(store, limits=Limits(max_context_tokens=4 * CONTEXT))
-        assert context.window(KEY).tokens > CONTEXT
+        # With a limit that is too large, the server's error message reduces it.
+        context = Context(store, limits=Limits(max_context_tokens=4 * CONTEXT_TOKENS))
+        assert context.window(KEY).tokens > CONTEXT_TOKENS
         answer = context.call(KEY, lambda messages: model(messages, max_tokens=20))
         assert answer
-        assert context.window(KEY).tokens < CONTEXT
+        assert context.window(KEY).tokens < CONTEXT_TOKENS

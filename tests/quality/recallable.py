@@ -1,7 +1,7 @@
-"""How many of fifty facts can be recalled after 300 turns: the figures of docs/quality.md.
+"""Measure how many of fifty facts can be recalled after 300 turns, for docs/quality.md.
 
-With --real, the small language model is asked, too, which takes most of an hour on two cores;
-without it, its column stays as it was. With --write, the results and the page are renewed.
+--real also asks the small language model, which takes most of an hour on two cores; without it, its
+column is unchanged. --write updates the results and the page.
 """
 
 import argparse
@@ -36,7 +36,7 @@ PAGE: Final = ROOT / "docs" / "quality.md"
 KEY: Final = "telegram:4711"
 LIMITS: Final = Limits(max_context_tokens=4_000, max_history_messages=50)
 BUDGET: Final = 1_000
-"""Tokens that recall may take of the context."""
+"""Tokens of the context that recall may use."""
 
 ROWS: Final = {
     "window": "in the window: the summary and the newest turns",
@@ -58,9 +58,9 @@ def measure(
     max_turns: int = 20,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Live through the talk, and ask for every fact: what was found, of how many."""
+    """Store the conversation, ask for every fact, and return how many were found."""
     told: list[Fact] = []
-    compactions = 0
+    summaries = 0
     with (
         open_store(f"jsonl:{place}") as store,
         open_store(f"jsonl:{place}", namespace="notes") as kept,
@@ -72,23 +72,25 @@ def measure(
         for number, turn in enumerate(turns(count), 1):
             store.add_messages(KEY, turn.messages)
             told += [turn.fact] if turn.fact is not None else []
-            compactions += context.summarize_if_needed(KEY) is not None
+            summaries += context.summarize_if_needed(KEY) is not None
             if number % together == 0 or number == count:
                 rejected += consolidation.run(KEY).rejected
             progress(number)
         return {
             "turns": count,
-            "compactions": compactions,
+            "summaries": summaries,
             "core notes": len(notes.list(scope_of(KEY), kind="core")),
             "facts rejected": rejected,
             "facts": len(told),
             "plain": sum(fact.plain for fact in told),
-            "found": _found(store, notes, context, told),
+            "found": _count_found(store, notes, context, told),
         }
 
 
-def _found(store: Store, notes: Notes, context: Context, told: list[Fact]) -> dict[str, list[int]]:
-    """For each way: of the questions that share a rare word, and of the others, how many."""
+def _count_found(
+    store: Store, notes: Notes, context: Context, told: list[Fact]
+) -> dict[str, list[int]]:
+    """Return for each method how many questions with and without a rare word it answers."""
     window = "\n".join(str(message["content"]) for message in context.window(KEY).messages)
     found: dict[str, list[int]] = {way: [0, 0] for way in ROWS}
     with open_catalog(store) as catalog:
@@ -119,13 +121,15 @@ def _recalled(fact: Fact, notes: Notes | None, catalog: Any) -> str:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The table of the page."""
+    """Return the table of the page."""
     columns = [name for name in ("scripted", "real") if name in results]
     first = results[columns[0]]
     heads = {"scripted": "scripted model", "real": "small model (SmolLM2-135M)"}
     plain, other = first["plain"], first["facts"] - first["plain"]
     lines = [
-        "| the answer stands | " + " | ".join(f"{heads[c]}: shared / none" for c in columns) + " |",
+        "| the answer is | "
+        + " | ".join(f"{heads[c]}: shared word / none" for c in columns)
+        + " |",
         "|---|" + "---|" * len(columns),
     ]
     for way, words in ROWS.items():
@@ -136,21 +140,21 @@ def page(results: dict[str, Any]) -> str:
             for c in columns
         ]
         lines.append(f"| {words} | " + " | ".join(cells) + " |")
-    for name in ("core notes", "facts rejected", "compactions"):
+    for name in ("core notes", "facts rejected", "summaries"):
         cells = [str(results[c][name]) for c in columns]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def renew(text: str, results: dict[str, Any]) -> str:
-    """The page with its table made anew."""
+    """Return the page with a new table."""
     begin, end = "<!-- begin figures -->", "<!-- end figures -->"
     head, rest = text.split(begin)
     return f"{head}{begin}\n{page(results)}\n{end}{rest.split(end)[1]}"
 
 
 def main() -> None:
-    """Measure, and show what came of it."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--real", action="store_true", help="ask the small model, too")
     parser.add_argument("--write", action="store_true", help="renew the results and the page")
@@ -161,14 +165,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results["scripted"] = measure(Path(folder), copying, count=asked.turns)
     if asked.real:
-        results["real"] = _by_the_small_model(asked.turns)
+        results["real"] = _measure_small_model(asked.turns)
     print(page(results))
     if asked.write:
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
         PAGE.write_text(renew(PAGE.read_text(), results))
 
 
-def _by_the_small_model(count: int) -> dict[str, Any]:
+def _measure_small_model(count: int) -> dict[str, Any]:
     from support.small_model import SmallModel, weights
 
     begun = time.monotonic()
@@ -177,7 +181,7 @@ def _by_the_small_model(count: int) -> dict[str, Any]:
         print(f"\r{number} of {count} turns, {time.monotonic() - begun:.0f} s", end="", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        # It loses its way where it is asked about several turns at once, and goes on inventing.
+        # With several turns at once the small model gets confused and keeps inventing facts.
         model = SmallModel(weights(), longest=200)
         found = measure(Path(folder), model, count=count, max_turns=1, progress=progress)
     print()

@@ -1,4 +1,4 @@
-"""Three hundred turns of small talk and work with fifty facts dropped in passing, by a seed."""
+"""Three hundred turns of small talk and work with fifty facts mentioned in passing, from a seed."""
 
 import json
 import random
@@ -48,7 +48,7 @@ _SEARCH: Final = {"name": "web_search"}
 
 
 class Fact(NamedTuple):
-    """What was said, and how it is asked for later."""
+    """A fact, and the question for it."""
 
     said: str
     about: str
@@ -58,19 +58,19 @@ class Fact(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The messages of a turn, and the fact in it, if there is one."""
+    """The messages of a turn, and the fact in it, if any."""
 
     messages: list[dict[str, Any]]
     fact: Fact | None
 
 
 def facts() -> list[Fact]:
-    """The fifty facts, in the order of the file."""
+    """Return the fifty facts in the order of the file."""
     return [Fact(**row) for row in tomllib.loads(FACTS.read_text())["facts"]]
 
 
 def turns(count: int = TURNS, *, seed: int = SEED) -> Iterator[Turn]:
-    """The conversation, the same for the same seed; all facts are told in the first nine tenths."""
+    """Yield the conversation, the same for the same seed; the first nine tenths have all facts."""
     chance = random.Random(seed)
     told = facts()
     chance.shuffle(told)

@@ -1,4 +1,4 @@
-"""Agents for the tests: on each of the stores that a loop can have beneath it."""
+"""Agents for the tests, on each kind of store that an agent loop supports."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -25,12 +25,12 @@ SPEC: Final = AgentSpec(system="Be brief.", consolidation=False)
 
 
 def called(name: str, arguments: str = "{}", id: str = "c1") -> dict[str, Any]:
-    """An answer that calls one tool."""
+    """Return an answer that calls one tool."""
     return calls((name, arguments, id))
 
 
 def calls(*made: tuple[str, str, str]) -> dict[str, Any]:
-    """An answer that calls several."""
+    """Return an answer that calls several tools."""
     return {
         "tool_calls": [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -48,7 +48,7 @@ def open_agent(
     tools: Sequence[Tool | Callable[..., Any]] = (),
     open_model: Callable[[str], ChatModel] | None = None,
 ) -> AgentInstance:
-    """An agent over a store of this kind; `legacy` is a SessionManager."""
+    """Open an agent on a store of this kind; `legacy` is a SessionManager."""
     if store == "legacy":
         manager = SessionManager(folder / "sessions", because="a test wants it")
         return AgentInstance(
@@ -71,7 +71,7 @@ async def agent_loop(
     open_model: Callable[[str], ChatModel] | None = None,
     patience: float = 10.0,
 ) -> AsyncIterator[AgentLoop]:
-    """A loop with one agent, closed at the end."""
+    """Yield a loop with one agent, and close it at the end."""
     model = script if isinstance(script, ChatModel) else ScriptedModel(script)
     instance = open_agent(store, folder, model, spec=spec, tools=tools, open_model=open_model)
     loop = AgentLoop(AgentRegistry([instance]), ttl=5.0)
@@ -82,7 +82,7 @@ async def agent_loop(
 
 
 class Heard:
-    """What was told, to be looked at afterwards."""
+    """Event handler that records all events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -91,20 +91,20 @@ class Heard:
         self.events.append(event)
 
     def of(self, *kinds: type) -> list[Any]:
-        """The events of these kinds."""
+        """Return the events of these kinds."""
         return [event for event in self.events if isinstance(event, kinds)]
 
 
 async def say(
     loop: AgentLoop, text: str, *, key: str = KEY, id: str = "", on_event: Any = None
 ) -> Answer:
-    """Say something and wait for the answer."""
+    """Send a message and wait for the answer."""
     inbound = InboundMessage(key=key, content=text, id=id, sender=cli_sender(key))
     return await asyncio.wait_for(loop.handle(inbound, on_event=on_event or Heard()), 30)
 
 
 def bodies(loop: AgentLoop, key: str = KEY) -> list[dict[str, Any]]:
-    """What is visible in the log, without what answers say of themselves."""
+    """Return the visible messages without the metadata of answers."""
     history = loop.registry.agent().sessions.get_history(key)
     return [
         {name: value for name, value in message.to_dict().items() if name != "stenolog"}
@@ -113,12 +113,12 @@ def bodies(loop: AgentLoop, key: str = KEY) -> list[dict[str, Any]]:
 
 
 def roles(loop: AgentLoop, key: str = KEY) -> list[str]:
-    """Who spoke, in order."""
+    """Return the roles of the visible messages, in order."""
     return [body["role"] for body in bodies(loop, key)]
 
 
 def reopened(store: str, folder: Path) -> list[dict[str, Any]]:
-    """What a new process would read."""
+    """Return the messages that a new process reads."""
     if store == "legacy":
         with_manager = SessionManager(folder / "sessions", because="a test wants it")
         return [message.to_dict() for message in with_manager.get_history(KEY)]
@@ -131,7 +131,7 @@ def reopened(store: str, folder: Path) -> list[dict[str, Any]]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds that no event tells of."""
+    """Wait until a condition holds for which there is no event."""
     async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - it is looked at from outside
+        while not holds():  # noqa: ASYNC110 - polls a condition
             await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""An application behind the gateway's own server, in a thread of this process."""
+"""Runs an ASGI application with the gateway's server in a thread of this process."""
 
 import asyncio
 import socket
@@ -15,10 +15,10 @@ from stenolog.gateway.server import ClientLimits, Server, config
 def served(
     app: ASGIApp, *, limits: ClientLimits | None = None, connections: int = 200, idle: int = 1
 ) -> Iterator[int]:
-    """The port at which it answers, until it is left."""
+    """Run the server and yield its port."""
     bound = socket.create_server(("127.0.0.1", 0))
     server = Server(config(app, limits=limits, connections=connections, idle=idle, stopping=1.0))
-    # Connections are taken from here on: they wait until the server has begun.
+    # Connections are accepted from here on: they wait until the server has started.
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""axe-core, which finds problems of accessibility on a page; npm installs it for the tests."""
+"""axe-core, which finds accessibility problems of a page; npm installs it for the tests."""
 
 import fcntl
 import shutil
@@ -26,8 +26,8 @@ _RUN: Final = """async () => {
 
 
 def serious_problems(page: Page) -> list[Any]:
-    """Return the serious and critical problems of the page as it is now."""
-    # Run by the debugger, so the page's content security policy does not apply to it.
+    """Return the serious and critical problems of the page in its current state."""
+    # The debugger runs it, so the page's content security policy does not apply.
     page.evaluate(_source())
     found: list[Any] = page.evaluate(_RUN)
     return found
@@ -36,7 +36,7 @@ def serious_problems(page: Page) -> list[Any]:
 @cache
 def _source() -> str:
     needs.tool("npm")
-    # Two processes of the tests must not install at the same time.
+    # Two test processes must not install at the same time.
     with (_FOLDER / "package.json").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _SCRIPT.exists():

@@ -1,4 +1,4 @@
-"""Bots for the tests: an agent, its channels and the small Telegram, opened and closed together."""
+"""Bots for the tests: an agent, its channels and a fake Telegram server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -10,7 +10,7 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
 from stenolog.channels.channel_group import Channels
-from stenolog.channels.delivery import FIELD
+from stenolog.channels.delivery import MARK_FIELD
 from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.values import (
     ChannelSettings,
@@ -28,13 +28,13 @@ PATIENCE: Final = 120.0
 
 
 def telegram_settings(server: TelegramServer, **fields: Any) -> Settings:
-    """Settings with a bot that alice may talk to."""
+    """Return settings with a bot that alice may talk to."""
     given = {"token": TOKEN, "allow": (str(ALICE),), "base_url": server.url, **fields}
     return Settings(channels=ChannelSettings(telegram=TelegramSettings(**given)))
 
 
 def webhook_settings(secret: str, **fields: Any) -> Settings:
-    """Settings with one webhook, `ci`."""
+    """Return settings with one webhook, `ci`."""
     given: dict[str, Any] = {"secret": secret, "allow": ("alice",), **fields}
     return Settings(webhooks={"ci": WebhookSettings(**given)})
 
@@ -49,7 +49,10 @@ async def agent_and_channels(
     spec: AgentSpec = SPEC,
     opened: Callable[[AgentInstance], object] = repr,
 ) -> AsyncIterator[tuple[AgentLoop, Channels]]:
-    """A loop and its channels, not yet started; closed as the daemon does. `opened`: the agent."""
+    """Yield a loop and its channels, not yet started, and close them as the daemon does.
+
+    `opened` is called with the agent.
+    """
     model = script if isinstance(script, ChatModel) else ScriptedModel(script)
     instance = open_agent(store, folder, model, spec=spec)
     opened(instance)
@@ -72,7 +75,7 @@ async def bot(
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[AgentLoop]:
-    """A bot that runs."""
+    """Run a Telegram bot and yield its loop."""
     told = telegram_settings(server, **(settings or {}))
     async with agent_and_channels(folder, told, script, **options) as (loop, channels):
         await channels.start()
@@ -81,7 +84,7 @@ async def bot(
 
 @asynccontextmanager
 async def in_the_end(let_go: Callable[[], object]) -> AsyncIterator[None]:
-    """Whatever happens, let go of what waits, so that it can be closed."""
+    """Release what the test blocks when it ends, so that everything can be closed."""
     try:
         yield
     finally:
@@ -89,17 +92,17 @@ async def in_the_end(let_go: Callable[[], object]) -> AsyncIterator[None]:
 
 
 async def until(server: TelegramServer, met: Callable[[], bool]) -> None:
-    """Wait for the small Telegram, without keeping the bot from running."""
+    """Wait for a condition on the fake Telegram server without blocking the bot."""
     assert await asyncio.to_thread(server.wait_until, met, timeout=PATIENCE), "it never came about"
 
 
 def confirmed(server: TelegramServer, number: int) -> Callable[[], bool]:
-    """Whether an update was confirmed."""
+    """Return a condition: the update with this number is confirmed."""
     return lambda: number not in server.unconfirmed
 
 
 def mark(loop: AgentLoop, key: str = KEY) -> Any:
-    """What the session says of its delivery."""
+    """Return the delivery mark in the session's metadata."""
     store = loop.registry.agent().store
     assert store is not None
-    return store.info(key).meta.get(FIELD)
+    return store.info(key).meta.get(MARK_FIELD)

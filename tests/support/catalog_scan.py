@@ -1,4 +1,4 @@
-"""What a catalog must say, found by reading everything; it shares nothing with the catalog."""
+"""Expected content of a catalog, found by reading the whole store without the catalog's code."""
 
 import json
 import re
@@ -10,13 +10,13 @@ from stenolog.stores.base import Store
 from stenolog.tokens import message_tokens
 
 EVERYWHERE = "allmessages"
-"""A word that a test puts into every message, so that all of them can be asked for."""
+"""A word that tests put into every message, so that a search can return all of them."""
 
 Found = dict[str, dict[str, Any]]
 
 
 def full_scan(store: Store) -> Found:
-    """Each session and each of its messages, by the store alone."""
+    """Return each session and its messages as the store returns them."""
     found: Found = {}
     for key in store.list_sessions():
         info = store.info(key)
@@ -48,7 +48,7 @@ def full_scan(store: Store) -> Found:
 
 
 def differences(told: Found, expected: Found) -> dict[str, Any]:
-    """Where the two differ, in few words; empty where they do not."""
+    """Return the differences as short texts; empty if there are none."""
     found: dict[str, Any] = {}
     for key in told.keys() | expected.keys():
         if key not in told or key not in expected:
@@ -61,7 +61,7 @@ def differences(told: Found, expected: Found) -> dict[str, Any]:
 
 
 def words_said(store: Store, word: str) -> set[tuple[str, int]]:
-    """Which messages have this word, spelled like this."""
+    """Return the messages that contain this word, spelled like this."""
     return {
         (key, m.seq)
         for key in store.list_sessions()
@@ -71,7 +71,7 @@ def words_said(store: Store, word: str) -> set[tuple[str, int]]:
 
 
 def catalogued(catalog: Catalog) -> Found:
-    """The same, as the catalog tells it; page by page, so that pages are tried as well."""
+    """Return what the catalog contains, page by page, so that paging is tested as well."""
     found: Found = {}
     after = None
     while True:
@@ -111,7 +111,7 @@ def catalogued(catalog: Catalog) -> Found:
 
 
 def found_words(catalog: Catalog, word: str) -> set[tuple[str, int]]:
-    """Which messages the catalog finds for a word."""
+    """Return the messages that the catalog finds for a word."""
     hits = catalog.search(word, limit=100_000)
     assert hits.exact
     return {(hit.key, hit.seq) for hit in hits.hits}
@@ -122,7 +122,7 @@ def _role(message: Message) -> Any:
 
 
 def _text(message: Message) -> str:
-    """Of the simple messages that these tests write: the content, and a call's arguments."""
+    """Return the content of a message and the arguments of its tool calls."""
     fields = message.to_dict()
     said = [fields["content"]] if isinstance(fields.get("content"), str) else []
     for call in fields.get("tool_calls", []):

@@ -1,4 +1,4 @@
-"""Stores of every engine, filled with all that a copy has to carry, and all that can be read."""
+"""Stores of every engine with everything that a copy must preserve, and functions to compare."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 from stenolog.transfer.comparison import digest_of
 
 LONG = "what was said \ud800 \x00 " * 1_000
-"""A summary that no engine repeats in each state."""
+"""A summary that is too long for an engine to repeat in each state."""
 LONG_KEY = "K" * 900
 
 _SAME = (
@@ -22,7 +22,7 @@ _SAME = (
 
 
 def opened(engine: str, place: Path, *, name: str = "x", **options: Any) -> Store:
-    """The store of an engine at a place; PostgreSQL is opened by who has a server."""
+    """Open the store of an engine in a folder. PostgreSQL stores are opened by their tests."""
     match engine:
         case "jsonl":
             return open_store(f"jsonl:{place / name}", **options)
@@ -33,19 +33,19 @@ def opened(engine: str, place: Path, *, name: str = "x", **options: Any) -> Stor
 
 
 def whole(store: Store) -> SnapshotStore:
-    """The same, as who copies sees it."""
+    """Return the store with its snapshot interface."""
     assert isinstance(store, SnapshotStore)
     return store
 
 
 def mark_of(store: Store, key: str) -> SnapshotMark:
-    """The living session of this key."""
+    """Return the mark of the session with this key that is not deleted."""
     [found] = [m for m in whole(store).list_snapshots() if m.key == key and m.deleted is None]
     return found
 
 
 def fill(store: Store) -> None:
-    """Sessions with everything in them that a session can have."""
+    """Create sessions with everything that a session can contain."""
     for number in range(30):
         once = f"t{number} \udfff" if number % 3 == 0 else None
         store.add_message("a", "user", f"m{number} \ud800", once=once)
@@ -75,7 +75,7 @@ def fill(store: Store) -> None:
 
 
 def go_on(store: Store) -> None:
-    """Every way in which a session that was copied may change."""
+    """Change copied sessions in every possible way."""
     store.add_message("a", "user", "more", once="more")
     store.undo("a")
     store.purge("a", before=5)
@@ -89,7 +89,7 @@ def go_on(store: Store) -> None:
 
 
 def everything(store: Store) -> dict[str, Any]:
-    """All that reading the store gives, times included."""
+    """Return everything that can be read from the store, including times."""
     found: dict[str, Any] = {
         "trash": [(one.key, one.uid, one.deleted, one.count) for one in store.list_trash()]
     }
@@ -106,7 +106,7 @@ def everything(store: Store) -> dict[str, Any]:
 
 
 def digests(store: Store) -> dict[str, tuple[str, str | None, str]]:
-    """By uid: where each session is, and what its content comes to."""
+    """Return key, deletion time and digest of each session, by uid."""
     found = {}
     for mark in whole(store).list_snapshots():
         with whole(store).hold_snapshot(mark) as reading:
@@ -115,7 +115,7 @@ def digests(store: Store) -> dict[str, tuple[str, str | None, str]]:
 
 
 def undone(store: Store) -> dict[str, list[object]]:
-    """What taking everything back gives, step by step, in each session."""
+    """Undo everything step by step and return the results, by session."""
     found: dict[str, list[object]] = {}
     for key in store.list_sessions():
         found[key] = []
@@ -130,5 +130,5 @@ def undone(store: Store) -> dict[str, list[object]]:
 
 
 def now_of(store: Store, key: str) -> str:
-    """When a session was changed last, as it is written."""
+    """Return the time of a session's last change, as stored."""
     return timestamp(store.info(key).updated)

@@ -1,4 +1,4 @@
-"""A model by script that understands nothing: it copies sentences out of what it is shown."""
+"""Scripted model that copies sentences from its prompt."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def copying(
     schema: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """The answer to a question of consolidation, or for a summary, in words of the question."""
+    """Answer a request for notes or a summary with sentences of the prompt."""
     del max_tokens
     asked = messages[-1]["content"]
     wanted = (schema or {}).get("properties", {})
@@ -27,7 +27,7 @@ def copying(
 
 
 def statements(text: str) -> list[str]:
-    """The sentences of the user that are no questions."""
+    """Return the user's sentences that are not questions."""
     said = [found[0].strip() for line in _USER.findall(text) for found in _SENTENCE.finditer(line)]
     return [sentence for sentence in said if not sentence.endswith("?")]
 

@@ -1,6 +1,6 @@
-"""Histories to make windows of, and a judge that knows what providers refuse.
+"""Histories for tests of context windows, and checks for everything that providers reject.
 
-The judge shares no line with the code under test: it reads the finished messages only.
+The checks share no code with the code under test: they only read the finished messages.
 """
 
 import json
@@ -17,7 +17,7 @@ from stenolog.tokens import Tokens
 KEY = "cli:default"
 
 CHEAP = Tokens(count=lambda text: -(-len(text) // 4))
-"""Four characters are a token: quick, and easy to reckon with."""
+"""Counts four characters as a token: fast, and easy to calculate."""
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def uses(text: str, *ids: Any) -> dict[str, Any]:
 
 
 def uses_with_a_text(text: Any, *ids: Any) -> dict[str, Any]:
-    """Calls of which each has a field that belongs into parts of another kind."""
+    """Return tool calls with an additional field of another kind of part."""
     said = uses("so", *ids)
     parts = [part if part["type"] == "text" else {**part, "text": text} for part in said["content"]]
     return {**said, "content": parts}
@@ -58,7 +58,7 @@ def hands(*ids: Any, text: str = "") -> dict[str, Any]:
 
 
 def stored(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages as a store returns them, with their seqs."""
+    """Return the messages as a store returns them, with seqs."""
     with InMemoryStore() as store:
         if messages:
             store.add_messages(KEY, messages)
@@ -66,7 +66,7 @@ def stored(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def talk(turns: int, *, size: int = 40, calls: int = 0) -> list[dict[str, Any]]:
-    """So many turns, each with a question, calls with their results, and an answer."""
+    """Return `turns` turns, each with a question, calls with results, and an answer."""
     said: list[dict[str, Any]] = []
     for turn in range(turns):
         said.append(user(f"question {turn} " + "q" * size))
@@ -76,7 +76,7 @@ def talk(turns: int, *, size: int = 40, calls: int = 0) -> list[dict[str, Any]]:
     return said
 
 
-# --- any history at all ----------------------------------------------------------------------
+# --- arbitrary histories ---------------------------------------------------------------------
 
 _IDS = st.sampled_from(["c1", "c1", "c2", "c3", "", None, 5])
 _TEXTS = st.one_of(
@@ -112,18 +112,18 @@ _FURTHER: SearchStrategy[dict[str, Any]] = st.dictionaries(
     ),
     max_size=2,
 )
-"""Fields of which some are sent to some, and all must be counted where they are."""
+"""Fields that only some providers accept, and that must be counted if present."""
 
 
 def thinks(text: str, *ids: Any) -> dict[str, Any]:
-    """A message whose thoughts stand among its parts."""
+    """Return a message with thinking among its parts."""
     said = uses("so", *ids)
     thought = {"type": "thinking", "thinking": text, "signature": "s"}
     return {**said, "content": [thought, *said["content"]]}
 
 
 def anything() -> SearchStrategy[list[dict[str, Any]]]:
-    """Histories as they should be, as crashes leave them, and as nobody would write them."""
+    """Generate well-formed histories, histories after crashes, and malformed ones."""
     ids = st.lists(_IDS, min_size=1, max_size=3)
     one = st.one_of(
         st.builds(user, _CONTENTS),
@@ -157,7 +157,7 @@ def anything() -> SearchStrategy[list[dict[str, Any]]]:
 
 
 def sessions() -> SearchStrategy[list[dict[str, Any]]]:
-    """Whole turns with calls, some of them interrupted, some with a user who does not wait."""
+    """Generate complete turns with calls, some interrupted, some with a second user message."""
     sizes = st.sampled_from([1, 40, 400, 4_000])
     turn = st.tuples(sizes, st.integers(0, 3), st.integers(0, 3), st.booleans(), st.booleans())
     return st.lists(turn, min_size=1, max_size=8).map(_session)
@@ -178,11 +178,11 @@ def _session(turns: Sequence[tuple[int, int, int, bool, bool]]) -> list[dict[str
     return said
 
 
-# --- the judge -------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------
 
 
 def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a strict provider would refuse."""
+    """Return everything that a strict provider would reject."""
     found: list[str] = []
     waiting: list[str] = []
     known: set[str] = set()
@@ -243,7 +243,7 @@ def _odd_calls(message: Mapping[str, Any]) -> list[str]:
 
 
 def _says_nothing(content: Any) -> bool:
-    """Whether a text in it is blank, or it has none; strict providers refuse both."""
+    """Return whether a text in it is blank, or it has no text; strict providers reject both."""
     if isinstance(content, str):
         return not content.strip()
     if not isinstance(content, list) or not content:

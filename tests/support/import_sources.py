@@ -1,4 +1,4 @@
-"""Small sessions as each program keeps them, written by hand, that can grow by a turn at a time."""
+"""Small hand-written sessions in the format of each program, which can grow turn by turn."""
 
 import json
 import sqlite3
@@ -12,7 +12,7 @@ EPOCH: Final = 1794734171.5
 
 
 def words(count: int) -> list[str]:
-    """What is said: the user begins, and both take turns."""
+    """Return the texts of a session, alternating between user and assistant."""
     return [f"word {number}" for number in range(count)]
 
 
@@ -81,7 +81,7 @@ def strands(place: Path, count: int) -> Path:
 def database(
     place: Path, name: str, script: str, rows: Sequence[tuple[str, Sequence[Any]]]
 ) -> Path:
-    """A SQLite file with these tables, and these rows in it."""
+    """Write a SQLite file with these tables and rows."""
     place.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(place / name)) as connection, connection:
         connection.executescript(script)
@@ -105,7 +105,7 @@ INSERT_ITEM: Final = (
 
 
 def items(place: Path, given: Sequence[Any], *, name: str = "agents.db") -> Path:
-    """A file of SQLiteSession with these items, each as it is or as JSON."""
+    """Write a file of SQLiteSession with these items; others than column values become JSON."""
     texts = [one if _fits_a_column(one) else json.dumps(one) for one in given]
     rows: list[tuple[str, Sequence[Any]]] = [
         (INSERT_ITEM, ("k", text, f"{DAY} 09:16:{n % 60:02d}")) for n, text in enumerate(texts)
@@ -114,7 +114,7 @@ def items(place: Path, given: Sequence[Any], *, name: str = "agents.db") -> Path
 
 
 def _fits_a_column(value: Any) -> bool:
-    """Return whether SQLite stores the value as it is; its integers have 64 bits."""
+    """Return whether SQLite stores the value unchanged; its integers have 64 bits."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     return isinstance(value, str | bytes)
@@ -152,7 +152,7 @@ ADK_TABLES: Final = """
 
 
 def events(place: Path, given: Sequence[Any]) -> Path:
-    """A file of SqliteSessionService with these events, each as it is or as JSON."""
+    """Write a file of SqliteSessionService with these events; others than text become JSON."""
     insert = "INSERT INTO events VALUES (?, 'a', 'u', 's', 'i', ?, ?)"
     rows: list[tuple[str, Sequence[Any]]] = [
         (insert, (str(n), EPOCH + n, one if isinstance(one, str | bytes) else json.dumps(one)))
@@ -162,7 +162,7 @@ def events(place: Path, given: Sequence[Any]) -> Path:
 
 
 def said(number: int, *parts: dict[str, Any], author: str = "user", **more: Any) -> dict[str, Any]:
-    """An event of ADK."""
+    """Return an event of ADK."""
     content = {"parts": list(parts), "role": "user" if author == "user" else "model"}
     fields = {"id": str(number), "author": author, "invocation_id": f"i{number // 2}"}
     return {**fields, "timestamp": EPOCH + number, "content": content, **more}
@@ -186,4 +186,4 @@ LAYOUTS: Final[dict[str, tuple[Callable[[Path, int], Path], str]]] = {
     "openai-agents": (openai_agents, "k"),
     "adk": (adk, "a:u:s"),
 }
-"""How each writes a session of so many messages, what SOURCE is then, and the key it gets."""
+"""Functions that write a session with a number of messages and return SOURCE; and the new key."""

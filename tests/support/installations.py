@@ -1,4 +1,4 @@
-"""The metadata of an installed stenolog, as pip writes it."""
+"""Metadata of an installed stenolog, as pip writes it."""
 
 import json
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen place: an exception where the interpreter would raise KeyboardInterrupt."""
+"""Ctrl-C at a chosen place: raises an error where the interpreter would raise KeyboardInterrupt."""
 
 import dis
 import gc
@@ -11,7 +11,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 _TOOL = 4
-"""The number under which `sys.monitoring` knows this module; it gives none of them a meaning."""
+"""Number of this module for `sys.monitoring`, which gives numbers no meaning."""
 
 
 class Striking:
@@ -23,14 +23,14 @@ class Striking:
     def __init__(self, number: int, modules: Iterable[ModuleType]) -> None:
         self.armed = threading.Event()
         self.where = ""
-        """The function, line and instruction that were struck; empty if none was."""
+        """The interrupted function, line and instruction; empty if there was no interrupt."""
         self._left = number
         self._files = frozenset(str(module.__file__) for module in modules)
         self._thread = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Strike what this thread does meanwhile."""
+        """Interrupt the calls of this thread during the block."""
         self._thread = threading.get_ident()
         if sys.version_info >= (3, 12):
             with self._monitoring():
@@ -63,7 +63,7 @@ class Striking:
             self._strike(frame, frame.f_lasti)
         return self._within
 
-    # --- later ones, where tracing single instructions does not begin in a running function ----
+    # --- Python 3.12 and later, which cannot start to trace instructions of a running function ----
 
     if sys.version_info >= (3, 12):
 
@@ -93,11 +93,11 @@ class Striking:
 
 @cache
 def _places(code: CodeType) -> frozenset[int]:
-    """The offsets of the instructions before which a signal may be handled.
+    """Return the offsets of the instructions before which a signal may be handled.
 
-    The interpreter looks for signals at the end of a call, of a jump back, and of the first
-    instruction. It raises there; here the exception is raised by the instruction behind it, so
-    only places count where both have the same handler.
+    The interpreter checks for signals at the end of a call, of a backward jump, and of the first
+    instruction. It raises there; here the following instruction raises, so only places count where
+    both have the same handler.
     """
     found = set[tuple[int, int]]()
     before: dis.Instruction | None = None
@@ -106,7 +106,7 @@ def _places(code: CodeType) -> frozenset[int]:
             found.add((before.offset, one.offset))
         checks = one.opname == "RESUME" or one.opname.startswith("CALL")
         before = one if checks else None
-        if one.opname == "JUMP_BACKWARD":  # and not JUMP_BACKWARD_NO_INTERRUPT
+        if one.opname == "JUMP_BACKWARD":  # but not JUMP_BACKWARD_NO_INTERRUPT
             found.add((one.offset, one.argval))
     handlers = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
@@ -119,8 +119,8 @@ def _places(code: CodeType) -> frozenset[int]:
 
 @cache
 def _codes(files: frozenset[str]) -> list[CodeType]:
-    """The code of every function of these files."""
-    # conftest.py freezes what the collection of tests made, and frozen objects are not listed.
+    """Return the code of every function of these files."""
+    # conftest.py freezes the objects of the test collection, and frozen objects are not listed.
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     found = [one.__code__ for one in gc.get_objects() if isinstance(one, FunctionType)]
@@ -128,6 +128,6 @@ def _codes(files: frozenset[str]) -> list[CodeType]:
         gc.freeze()
     codes = [code for code in found if code.co_filename in files]
     assert codes, files
-    for code in codes:  # it grows meanwhile
+    for code in codes:  # the list grows during the loop
         codes += [one for one in code.co_consts if isinstance(one, CodeType)]
     return codes

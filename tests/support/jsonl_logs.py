@@ -1,4 +1,4 @@
-"""Logs to be damaged: made by the store itself, and an account of what stands where in them."""
+"""Logs written by the store, with an index of their records, for tests that damage them."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Line:
 
     start: int
     stop: int
-    """After its newline."""
+    """Offset after its newline."""
     kind: str
     seq: int
     joined: bool
@@ -25,14 +25,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Account:
-    """A log and what is in it."""
+    """A log and its records."""
 
     text: bytes
     lines: list[Line]
     archived: set[int] = field(default_factory=set)
 
     def unit(self, index: int) -> list[int]:
-        """The lines that count together with this one."""
+        """Return the lines of the batch that contains this line."""
         part = self.lines[index].part
         if part is None:
             return [index]
@@ -40,17 +40,17 @@ class Account:
         return list(range(first, first + part[1]))
 
     def messages(self, indexes: list[int] | set[int]) -> set[int]:
-        """The seqs of the messages among these lines."""
+        """Return the seqs of the messages among these lines."""
         return {self.lines[i].seq for i in indexes if self.lines[i].kind == "message"}
 
     @property
     def all_messages(self) -> set[int]:
-        """All seqs, archived ones included."""
+        """Return all seqs, including archived ones."""
         return self.archived | self.messages(list(range(len(self.lines))))
 
 
 def account(text: bytes, archived: set[int] | None = None) -> Account:
-    """Read an undamaged log the plain way."""
+    """Parse an undamaged log without the store's code."""
     lines = []
     start = 0
     for raw in text.split(b"\n")[:-1]:
@@ -71,12 +71,12 @@ def account(text: bytes, archived: set[int] | None = None) -> Account:
 
 
 def log_path(workspace: Path) -> Path:
-    """Where the session's log is."""
+    """Return the path of the session's log."""
     return workspace / "sessions" / "telegram%3A123.jsonl"
 
 
 def write_every_kind(workspace: Path) -> Account:
-    """A log with every kind of record: messages, batches, changes, states, a void."""
+    """Write a log with every kind of record: messages, batches, changes, states, a void."""
     with JSONLStore(workspace) as store:
         for number in range(4):
             store.add_message(KEY, "user", f"message {number} – naïve ☃")
@@ -107,7 +107,7 @@ def write_every_kind(workspace: Path) -> Account:
 
 
 def write_batches_of_three(workspace: Path, *, followed: bool) -> Account:
-    """Two batches of three, the last of them proven by a later record, or not."""
+    """Write two batches of three messages, the last one followed by another record or not."""
     with JSONLStore(workspace) as store:
         store.add_message(KEY, "user", "first")
         store.add_messages(KEY, [{"role": "tool", "a": n} for n in range(3)])
@@ -118,7 +118,7 @@ def write_batches_of_three(workspace: Path, *, followed: bool) -> Account:
 
 
 def write_group(workspace: Path) -> Account:
-    """The appends of three callers in one write: a batch, a message, a batch."""
+    """Write the appends of three callers as one group: a batch, a message, a batch."""
     with JSONLStore(workspace) as store:
         store.add_message(KEY, "user", "first")
         store.add_group(

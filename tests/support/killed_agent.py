@@ -4,8 +4,8 @@
     python killed_agent.py answer FOLDER STORE
 
 `rewrite` replaces a history while a message arrives, once in each folder `FOLDER/N`, and is killed
-before the N-th of so many evenly spaced lines of our code. `answer` runs a turn whose question
-is cleared right before its answer is stored, and is killed right after that.
+before the N-th of KILLS evenly spaced lines of our code. `answer` runs a turn whose question is
+cleared right before its answer is stored, and is killed right after that.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _OURS = f"{os.sep}stenolog{os.sep}"
 
 
 def place(store: str, folder: Path) -> str:
-    """Return the place of a store in this folder."""
+    """Return the address of a store in this folder."""
     return f"sqlite:{folder / 'steno.db'}" if store == "sqlite" else str(folder)
 
 
@@ -38,7 +38,7 @@ def _kill() -> None:
 
 
 class _Lines:
-    """Counts the lines of our code that run, and kills the process before one of them."""
+    """Counts the executed lines of our code, and kills the process before one of them."""
 
     def __init__(self, fatal: int = 0) -> None:
         self.count = 0
@@ -74,7 +74,7 @@ def _rewrite(store: str, folder: Path, lines: _Lines) -> None:
 
 
 def _rewrite_often(store: str, folder: Path, kills: int) -> None:
-    """Rewrite once to count the lines, then in children that are killed."""
+    """Rewrite once to count the lines, then in child processes that are killed."""
     lines = _Lines()
     (folder / "0").mkdir(mode=0o700)
     _rewrite(store, folder / "0", lines)

@@ -1,4 +1,4 @@
-"""Messages of every supported shape, and of none."""
+"""Messages of every supported shape, and unsupported ones."""
 
 from typing import Any, Final
 

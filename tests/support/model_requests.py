@@ -1,4 +1,4 @@
-"""Asking a model in a test: the whole reply, and what was raised if anything was."""
+"""Requests to a model in a test; return the complete answer and the error, if any."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ async def ask(
     schema: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
 ) -> tuple[StreamedAnswer, StenologError | None]:
-    """What came of the answer, and the error that ended it."""
+    """Send a request; return the answer and the error that ended it."""
     reply = StreamedAnswer()
     given = messages(asked) if isinstance(asked, str) else asked
     try:
@@ -46,5 +46,5 @@ def asked_once(
     schema: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
 ) -> tuple[StreamedAnswer, StenologError | None]:
-    """The same, in an event loop of its own."""
+    """Send a request in its own event loop."""
     return asyncio.run(ask(model, asked, tools=tools, schema=schema, max_tokens=max_tokens))

@@ -1,4 +1,4 @@
-"""Run a command in a Linux namespace."""
+"""Runs a command in a Linux namespace."""
 
 import subprocess
 
@@ -8,7 +8,7 @@ from support import needs
 
 
 def in_namespace(*options: str) -> list[str]:
-    """The command that begins another one in a namespace of its own."""
+    """Return the command that starts another one in its own namespace."""
     needs.tool("unshare")
     command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", *options]
     tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""What a test needs from the machine, asked for in its first line: `needs.tool("strace")`.
+"""Requirements of a test on the machine, checked in its first line: `needs.tool("strace")`.
 
-What is missing is skipped with a reason that begins with NOT RUN, and conftest lists these last of
-all. With STENO_REQUIRE=tools a missing tool (or missing root) is a failure instead; what the kernel
-does not offer stays a skip, because nothing can be installed against that.
+A test with a missing requirement is skipped with a reason that starts with NOT RUN, and conftest
+lists these at the end. With STENO_REQUIRE=tools, a missing tool (or missing root) is a failure
+instead. A missing kernel feature is always a skip, because it cannot be installed.
 """
 
 import functools
@@ -30,30 +30,30 @@ _NEEDS_TOOLS: dict[str, tuple[str, ...]] = {
 
 
 def tool(*names: str) -> None:
-    """Go on only if every one of these programs is installed."""
+    """Skip the test unless all these programs are installed."""
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
         lacking(f"not installed: {', '.join(missing)}")
 
 
 def package(*names: str) -> None:
-    """Go on only if every one of these packages of pip is installed."""
+    """Skip the test unless all these pip packages are installed."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         lacking(f"not installed: {', '.join(missing)}")
 
 
 def root() -> None:
-    """Go on only as root."""
+    """Skip the test unless the user is root."""
     if os.geteuid() != 0:
         lacking("not root")
 
 
 def kernel(*facilities: Facility) -> None:
-    """Go on only if the kernel lets us: each facility is tried for real, once per run.
+    """Skip the test unless the kernel supports these facilities; each is tried once per run.
 
-    Asks for root and for the tools that the trial itself takes, so that a missing tool is not
-    mistaken for a poor kernel.
+    Also requires root and the tools of the trial, so that a missing tool is not mistaken for a
+    missing kernel feature.
     """
     for facility in facilities:
         if facility in _NEEDS_ROOT:
@@ -65,7 +65,7 @@ def kernel(*facilities: Facility) -> None:
 
 
 def lacking(what: str) -> NoReturn:
-    """End the test: NOT RUN, or failed where every tool must be there."""
+    """End the test as NOT RUN, or as failed if all tools are required."""
     if os.environ.get("STENO_REQUIRE") == "tools":
         pytest.fail(f"{what}, and STENO_REQUIRE=tools asks for it", pytrace=False)
     pytest.skip(f"NOT RUN: {what}")
@@ -73,7 +73,7 @@ def lacking(what: str) -> NoReturn:
 
 @functools.cache
 def _try(facility: Facility) -> str | None:
-    """What the kernel answered when it refused, or None when it did as asked."""
+    """Return the kernel's error, or None if the facility works."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         try:
@@ -83,7 +83,7 @@ def _try(facility: Facility) -> str | None:
                 case "ext4":
                     _mount_image(place, size=8, mkfs=["mkfs.ext4", "-q", "-F"])
                 case "xfs":
-                    # mkfs.xfs refuses anything smaller; the file is sparse and takes no room.
+                    # mkfs.xfs rejects anything smaller; the file is sparse and takes no space.
                     _mount_image(place, size=320, mkfs=["mkfs.xfs", "-q", "-f"])
                 case "mount":
                     _run("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder)

@@ -1,4 +1,4 @@
-"""PostgreSQL as Debian packages it (15 in Debian 12), with TLS and a certificate authority."""
+"""PostgreSQL of the Debian package (15 in Debian 12), with TLS and a certificate authority."""
 
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ PACKAGED: Final = max(
     key=lambda folder: int(folder.name) if folder.name.isdigit() else 0,
     default=Path("/usr/lib/postgresql/15"),
 )
-"""Where Debian's package `postgresql` has its programs."""
+"""Programs of Debian's package `postgresql`."""
 HOST: Final = "127.0.0.1"
 """The only name in the server's certificate."""
 ICU: Final = "locale_provider icu icu_locale 'de-DE' locale 'C'"
@@ -19,7 +19,7 @@ ICU: Final = "locale_provider icu icu_locale 'de-DE' locale 'C'"
 
 
 def check_packaged() -> None:
-    """Go on only where the package is installed."""
+    """Skip the test unless the package is installed."""
     if not (PACKAGED / "bin" / "postgres").exists():
         needs.lacking("not installed: Debian's package postgresql")
 

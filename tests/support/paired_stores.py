@@ -9,7 +9,7 @@ from stenolog.stores.base import SessionView, Store
 
 
 class PairedStores:
-    """Two stores of different engines: each call goes to both, and they must agree."""
+    """Two stores of different engines that must return the same results."""
 
     def __init__(self, one: Store, other: Store) -> None:
         self._one = one
@@ -27,7 +27,7 @@ class PairedStores:
         return call
 
     def _translated(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Each engine gives out uids of its own; a deleted session is the one in the same place."""
+        """Translate the uid of a deleted session; engines create different uids."""
         if name != "restore" or options.get("uid") is None:
             return options
         places = [trashed.uid for trashed in self._before]
@@ -43,7 +43,7 @@ class PairedStores:
         return one
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Each engine goes on from a view of its own, and one may give a tail, the other all."""
+        """Refresh a view of each engine; one may return only new messages, the other all."""
         olds = view, _views[_place(view)]
         one, other = (
             _outcome(store, "refresh", (old,), {})
@@ -63,7 +63,7 @@ class PairedStores:
 
 
 _views: dict[tuple[object, ...], SessionView] = {}
-"""For each view that the first of two stores gave: what the other one gave."""
+"""View of the second store for each view of the first."""
 
 
 def _place(view: SessionView) -> tuple[object, ...]:
@@ -79,7 +79,7 @@ def _outcome(store: Store, name: str, arguments: tuple[Any, ...], options: dict[
 
 
 def _same(result: Any) -> Any:
-    """What must be the same on all engines."""
+    """Return the part of a result that must be the same on all engines."""
     match result:
         case StenologError():
             return type(result)

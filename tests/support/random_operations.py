@@ -1,4 +1,4 @@
-"""Anything that may happen to a store, chosen at random: what a catalog has to keep up with."""
+"""Random operations on a store, which a catalog has to follow."""
 
 import json
 import random
@@ -34,7 +34,7 @@ OPERATIONS = {
 
 
 def operate(store: Store, chance: random.Random) -> str:
-    """One operation on one session; its name."""
+    """Run one operation on one session and return its name."""
     [operation] = chance.choices(list(OPERATIONS), list(OPERATIONS.values()))
     key = chance.choice(KEYS)
     try:
@@ -45,7 +45,7 @@ def operate(store: Store, chance: random.Random) -> str:
 
 
 def message(chance: random.Random) -> dict[str, Any]:
-    """A message of any role, with a few of the words, and the one that all have."""
+    """Return a message of a random role, with some of the words and the common one."""
     text = " ".join([EVERYWHERE, *chance.choices(WORDS, k=chance.randint(1, 4))])
     role = chance.choice(["user", "assistant", "assistant", "call", "tool", "system"])
     if role == "call":
@@ -103,7 +103,7 @@ def _carry_out(store: Store, chance: random.Random, operation: str, key: str) ->
 
 
 def fill_three_sessions(store: Store) -> None:
-    """Three sessions, the last of them changed last."""
+    """Create three sessions; the last one was changed last."""
     for key in ("telegram:1", "telegram:2", "cli:default"):
         store.add_message(key, "user", f"allmessages hello from {key}")
         store.add_message(key, "assistant", "allmessages hello yourself")

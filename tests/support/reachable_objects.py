@@ -1,4 +1,4 @@
-"""What hangs on an object: for tests that memory does not grow."""
+"""Counts the objects that an object refers to, for tests that memory does not grow."""
 
 import gc
 from collections import Counter
@@ -9,7 +9,7 @@ _APART: Final = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
 def hanging_on(thing: object) -> Counter[type]:
-    """All that can be reached from it, by type, but for code."""
+    """Count all objects that can be reached from it, except code, by type."""
     gc.collect()
     seen: set[int] = set()
     kinds: Counter[type] = Counter()

@@ -1,4 +1,4 @@
-"""The set of questions in recall_set.txt, read; and what plain full-text search makes of it."""
+"""Reads the questions in recall_set.txt, and answers them with plain full-text search."""
 
 import re
 import sqlite3
@@ -15,12 +15,12 @@ OWNER = "talk:someone"
 ROLES = {"u": "user", "a": "assistant"}
 
 Place = tuple[str, int]
-"""Which session, and which message of it."""
+"""Session key and seq of a message."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, and where its answer stands."""
+    """A question and the messages with its answer."""
 
     text: str
     answers: frozenset[Place]
@@ -37,7 +37,7 @@ class Talk:
 
 
 def talks() -> list[Talk]:
-    """All conversations of the set."""
+    """Return all conversations of the set."""
     found: list[Talk] = []
     for line in TEXT.read_text(encoding="utf-8").splitlines():
         if line.startswith("== "):
@@ -53,7 +53,7 @@ def talks() -> list[Talk]:
 
 
 def tell_all(store: Store, said: Sequence[Talk]) -> None:
-    """Put all of it into a store."""
+    """Store all conversations."""
     for talk in said:
         plain = [{"role": role, "content": text} for role, text in talk.said]
         messages = [
@@ -63,7 +63,7 @@ def tell_all(store: Store, said: Sequence[Talk]) -> None:
 
 
 def plain_search(said: Sequence[Talk], questions: Sequence[str], *, limit: int) -> list[set[Place]]:
-    """The best messages for each question by FTS5 with its own stemmer and its own bm25."""
+    """Return the best messages for each question by FTS5 with its stemmer and bm25."""
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE VIRTUAL TABLE plain USING fts5 (text, tokenize = 'porter')")
     places: dict[int, Place] = {}

@@ -1,4 +1,4 @@
-"""Run work in a forked child with limits of CPU time and memory."""
+"""Runs work in a forked child process with limits of CPU time and memory."""
 
 import os
 import resource
@@ -21,7 +21,8 @@ def run_limited(work: Callable[[], object], *, cpu: int, memory: int | None = No
         code = 1
         try:
             resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-            # Only so that a failure does not take the machine with it: code may catch MemoryError.
+            # Protects the machine if the test fails; it is not the check, because code may catch
+            # MemoryError.
             resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
             before = _peak()
             work()
@@ -37,5 +38,5 @@ def run_limited(work: Callable[[], object], *, cpu: int, memory: int | None = No
 
 
 def _peak() -> int:
-    """Return the most memory that this process has used so far, in bytes."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

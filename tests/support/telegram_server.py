@@ -1,7 +1,7 @@
-"""A small Telegram: a real HTTP server that speaks as much of the Bot API as a talking bot needs.
+"""A fake Telegram: an HTTP server with the part of the Bot API that bots use.
 
-It plays faults. As by the real one, an update is given out again and again until a higher number
-is asked for.
+It can play faults. Like the real one, it delivers an update repeatedly until a higher number is
+requested.
 """
 
 import json
@@ -22,8 +22,11 @@ USERNAME: Final = "steno_test_bot"
 MOST_TEXT: Final = 4_096
 
 Fault = Literal["busy", "conflict", "unauthorized", "lost before", "lost after", "broken"]
-"""busy: 429, to come again in a second. lost: the connection ends before or after the request was
-carried out. broken: 502."""
+"""Faults of the server.
+
+busy: 429, retry after a second. lost: the connection ends before or after the request is executed.
+broken: 502.
+"""
 _ANSWERS: Final[dict[str, tuple[int, str, dict[str, Any]]]] = {
     "busy": (429, "Too Many Requests: retry after 1", {"retry_after": 1}),
     "conflict": (409, "Conflict: terminated by other getUpdates request", {}),
@@ -33,7 +36,7 @@ _ANSWERS: Final[dict[str, tuple[int, str, dict[str, Any]]]] = {
 
 
 class Sent(Struct, frozen=True, kw_only=True):
-    """A message of the bot's."""
+    """A message from the bot."""
 
     chat: int
     text: str
@@ -41,17 +44,17 @@ class Sent(Struct, frozen=True, kw_only=True):
 
 
 class TelegramServer:
-    """The server, from its creation until it is closed; may be used from many threads."""
+    """The server, from its creation until it is closed; thread-safe."""
 
     def __init__(self, *, token: str = TOKEN) -> None:
         self.token = token
         self.sent: list[Sent] = []
         self.typing: list[int] = []
-        """The chats in which the bot was seen typing."""
+        """Chats in which the bot showed that it types."""
         self.offsets: list[int | None] = []
-        """From which number on updates were asked for, each time."""
+        """Offset of each request for updates."""
         self.most_polls = 0
-        """How many asked for updates at the same time, at most."""
+        """Maximum number of concurrent requests for updates."""
         self._polls = 0
         self._updates: dict[int, dict[str, Any]] = {}
         self._next_update = 1_000
@@ -78,17 +81,17 @@ class TelegramServer:
 
     @property
     def url(self) -> str:
-        """What to give as `base_url`."""
+        """Address for `base_url`."""
         return f"http://127.0.0.1:{self._http.server_port}"
 
     @property
     def unconfirmed(self) -> list[int]:
-        """The updates that it would give out again."""
+        """Updates that would be delivered again."""
         with self._changed:
             return sorted(self._updates)
 
     def texts(self, chat: int) -> list[str]:
-        """What the bot said in a chat."""
+        """Return the bot's texts in a chat."""
         with self._changed:
             return [one.text for one in self.sent if one.chat == chat]
 
@@ -103,7 +106,7 @@ class TelegramServer:
         message: int | None = None,
         **fields: Any,
     ) -> int:
-        """A user says something; the number of the update. `message`: the same one once more."""
+        """Send a user's message; return the number of the update. `message` repeats a message."""
         with self._changed:
             number, self._next_update = self._next_update, self._next_update + 1
             if message is None:
@@ -125,17 +128,17 @@ class TelegramServer:
             return number
 
     def play(self, method: str, *faults: Fault) -> None:
-        """Answer the next calls of a method so."""
+        """Play these faults at the next calls of a method."""
         with self._changed:
             self._faults[method].extend(faults)
 
     def played(self, method: str) -> bool:
-        """Whether all faults of a method were played."""
+        """Return whether all faults of a method were played."""
         with self._changed:
             return not self._faults[method]
 
     def wait_until(self, met: Callable[[], bool], *, timeout: float = 20.0) -> bool:
-        """Wait until something of the above has come about; False where it has not."""
+        """Wait until a condition on the server holds; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(met, timeout)
 
@@ -153,7 +156,7 @@ class TelegramServer:
     # --- the Bot API -------------------------------------------------------------------------
 
     def call(self, token: str, method: str, given: dict[str, str]) -> tuple[int, Any] | None:
-        """Status and body of the answer; None where the connection is to be lost."""
+        """Return status and body of the answer, or None if the connection is to be lost."""
         with self._changed:
             faults = self._faults[method]
             fault = faults.popleft() if faults else None
@@ -182,7 +185,7 @@ class TelegramServer:
             return status, {"ok": False, "error_code": status, "description": result}
         return status, {"ok": True, "result": result}
 
-    # Each is called by its name in the API, with the lock held.
+    # Handlers, named as in the API and called with the lock held.
 
     def _getMe(self, given: dict[str, str]) -> tuple[int, Any]:  # noqa: N802
         del given
@@ -232,14 +235,14 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Call)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no error."""
+        """Ignore clients that disconnect."""
 
 
 class _Call(BaseHTTPRequestHandler):
     server: _Http
 
     def do_POST(self) -> None:
-        """One call of the API."""
+        """Handle one call of the API."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         _, bot, method = self.path.split("/", 2)
         given = dict(parse_qsl(body, keep_blank_values=True))
@@ -258,4 +261,4 @@ class _Call(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""

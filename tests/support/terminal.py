@@ -1,8 +1,8 @@
-"""A terminal in memory: what somebody would see who looks at it, and what has scrolled away.
+"""A terminal in memory, with its screen and the lines that have scrolled away.
 
-It obeys what inline programs write: text, line ends, moves of the cursor, erasing, and to paint
-several of these at once. Everything else (colours, modes) is passed over; an alternate screen is an
-error, for nothing of ours takes one.
+It supports what inline programs write: text, line ends, cursor moves, erasing, and synchronized
+updates. Colours and modes are ignored. An alternate screen is an error, because our programs use
+none.
 """
 
 import re
@@ -24,7 +24,7 @@ class Terminal:
         self._held: list[list[str]] | None = None
 
     def feed(self, text: str) -> None:
-        """Show what was written; a sequence may be cut anywhere."""
+        """Process output; a sequence may be split anywhere."""
         text, at = self._rest + text, 0
         self._rest = ""
         while at < len(text):
@@ -41,12 +41,12 @@ class Terminal:
 
     @property
     def screen(self) -> str:
-        """What is to be seen now."""
+        """Return the visible text."""
         return self._text(self._seen[self._top :])
 
     @property
     def all(self) -> str:
-        """That, and what scrolled away above it."""
+        """Return the visible text and everything that scrolled away."""
         return self._text(self._seen)
 
     @property

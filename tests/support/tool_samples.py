@@ -1,4 +1,4 @@
-"""A session with the tool calls of coding agents, as their transcripts have them."""
+"""A session with tool calls of coding agents, as in their transcripts."""
 
 import json
 from pathlib import Path

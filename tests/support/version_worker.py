@@ -1,7 +1,7 @@
-"""A process with one store open: makes the calls that its input names, one JSON line each.
+"""A process with one open store, which makes the calls of its input, one JSON line each.
 
-Runs with the current code and with that of an older commit, so it uses only public names that both
-have. The first line of its output says which code was imported.
+It runs with the current code and with that of an older commit, so it uses only public names that
+both have. The first line of its output says which code was imported.
 """
 
 import json

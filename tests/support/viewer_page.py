@@ -1,4 +1,4 @@
-"""Somebody who looks at the viewer in a browser, and what must never happen there."""
+"""Pages of the viewer in a browser, with checks for console errors and foreign requests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def window(
     dark: bool = False,
     timezone: str | None = None,
 ) -> Iterator[BrowserContext]:
-    """A window that came in by a link that works once, as `steno open` prints it."""
+    """Yield a browser context that is signed in with a login link."""
     with browser.new_context(
         viewport={"width": 390, "height": 844} if phone else {"width": 1200, "height": 860},
         color_scheme="dark" if dark else "light",
@@ -43,26 +43,26 @@ def window(
 
 
 def sign_in(page: Page, served: Served) -> None:
-    """Come in by the link; the list is what it leads to."""
+    """Sign in with a login link, which leads to the list."""
     with served.client() as client:
         link = client.post("/v1/login-links").json()["url"]
     page.goto(served.browser_url + link)
     assert page.url == served.browser_url + "/"
 
 
-class Looking:
-    """A page of a browser that is signed in. At its end nothing may have gone wrong in it."""
+class ViewerPage:
+    """A page of a signed-in browser. On exit, checks for console errors and foreign requests."""
 
     def __init__(self, context: BrowserContext, served: Served, screenshots: Path) -> None:
         self.served = served
         self._screenshots = screenshots
         self.problems: list[str] = []
-        self.elsewhere: list[str] = []
+        self.foreign_requests: list[str] = []
         self.page = context.new_page()
         self.page.set_default_timeout(15_000)
-        self.page.on("console", self._heard)
+        self.page.on("console", self._record_console)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("request", self._asked)
+        self.page.on("request", self._record_request)
 
     def __enter__(self) -> Self:
         return self
@@ -76,26 +76,26 @@ class Looking:
         self.page.close()
         if error is None:
             assert self.problems == []
-            assert self.elsewhere == []
+            assert self.foreign_requests == []
 
     def open(self, path: str) -> Response:
-        """The page at this path."""
+        """Open the page at this path."""
         found = self.page.goto(self.served.browser_url + path)
         assert found is not None
         return found
 
-    def session(self, key: str, rest: str = "") -> Response:
-        """The page of a session."""
+    def open_session(self, key: str, rest: str = "") -> Response:
+        """Open the page of a session."""
         return self.open(f"/s/{quote(key, safe='')}{rest}")
 
-    def picture(self, name: str) -> None:
-        """Keep what can be seen now."""
+    def screenshot(self, name: str) -> None:
+        """Save a screenshot."""
         self.page.screenshot(path=str(self._screenshots / f"{name}.png"))
 
-    def _heard(self, message: ConsoleMessage) -> None:
+    def _record_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.problems.append(f"{message.type}: {message.text}")
 
-    def _asked(self, request: Request) -> None:
+    def _record_request(self, request: Request) -> None:
         if not request.url.startswith((self.served.browser_url + "/", "data:image/")):
-            self.elsewhere.append(request.url)
+            self.foreign_requests.append(request.url)

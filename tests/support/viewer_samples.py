@@ -1,4 +1,4 @@
-"""What the browser is shown: sessions as people have them, and hostile ones."""
+"""Sessions for tests in a browser: typical ones, and hostile ones."""
 
 import struct
 import zlib
@@ -10,15 +10,15 @@ from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 
 PLAN: Final = "telegram:ada"
-"""A session with tools, thoughts, a table and code."""
+"""A session with tools, thinking, a table and code."""
 WAITING: Final = "matrix:!room:linus"
-"""A session in which somebody else has the turn."""
+"""A session in which another process runs a turn."""
 LONG: Final = "cli:default"
-"""A session that was compacted."""
+"""A summarized session."""
 
 
 def _picture(width: int = 240, height: int = 96) -> str:
-    """A sign with a sky above it, as a PNG in an address."""
+    """Return a picture as a PNG data URL."""
 
     def part(kind: bytes, inside: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + inside))
@@ -40,7 +40,7 @@ HOSTILE: Final = (
     "<script>window.hurt=1</script><img src=x onerror=window.hurt=2>"
     "\"'><svg onload=window.hurt=3>[x](javascript:window.hurt=4)"
 )
-"""What runs a script wherever it is taken for HTML."""
+"""A text that runs a script wherever it is treated as HTML."""
 
 _ANSWER: Final = """\
 Three trains fit. The **07:32** is the best of them:
@@ -66,7 +66,7 @@ Shall I book a seat, too? _The quiet car still has some._
 
 
 def fill(where: Path) -> None:
-    """Put the sessions there."""
+    """Store the sample sessions."""
     with open_store(str(where)) as store:
         _small(store)
         _compacted(store)
@@ -74,7 +74,7 @@ def fill(where: Path) -> None:
 
 
 def hostile(where: Path) -> str:
-    """A session that tries in every field; its key."""
+    """Store a session with hostile text in every field; return its key."""
     key = f"h:{HOSTILE}"
     call = {"name": HOSTILE, "arguments": f'{{"a": "{HOSTILE[:20]}"}}'}
     mark: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`steno view` in a process of its own, and digests of the places that it shows."""
+"""`steno view` in its own process, and digests of the folders that it shows."""
 
 import os
 import re
@@ -39,7 +39,7 @@ class Viewing:
         self.link = ""
 
     def __enter__(self) -> Self:
-        kept = {"PATH", "TMPDIR", "COVERAGE_PROCESS_START"}
+        kept = {"PATH", "PYTHONPATH", "TMPDIR", "COVERAGE_PROCESS_START"}
         environment = {name: value for name, value in os.environ.items() if name in kept}
         environment |= {"HOME": str(self.home)}
         self._errors = (self.home / "stderr").open("w+")

@@ -1,4 +1,4 @@
-"""AsyncStore: the same calls, handed over in groups, cancelled at every point, on real stores."""
+"""Tests AsyncStore: the same calls, in groups, and cancelled at every point, on real stores."""
 
 import asyncio
 import inspect
@@ -26,10 +26,10 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.records import Message, SessionInfo
-from stenolog.stores.async_store import THREADS, WAIT_SECONDS, AsyncLease, AsyncStore
+from stenolog.stores.async_store import LEASE_WAIT_SECONDS, MAX_THREADS, AsyncLease, AsyncStore
 from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
-from stenolog.testing.contract.open_store_base import say, shown, user
+from stenolog.testing.contract.open_store_base import append, user_message, visible_texts
 from stenolog.testing.crash import KEY, SCRIPT
 from stenolog.testing.store_calls import comparable, session_content
 
@@ -51,7 +51,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class Gated(InMemoryStore):
-    """A store whose writes stop at a gate, as at a slow disk, until it is opened."""
+    """A store whose writes wait for the test, as for a slow disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class Gated(InMemoryStore):
             super().set_summary(key, text)
 
     async def somebody_waits(self) -> None:
-        """Until one more call stands at the gate."""
+        """Wait until one more call waits at the gate."""
         assert await asyncio.to_thread(self.waiting.acquire, timeout=PATIENCE)
 
 
 class Grouped(Gated):
-    """A store that takes groups, and remembers them."""
+    """A store that accepts groups and records them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Grouped(Gated):
             return results
 
 
-# --- the same calls ------------------------------------------------------------------------------
+# --- same methods --------------------------------------------------------------------------------
 
 
 def test_async_store_has_every_method_of_a_store_with_the_same_arguments() -> None:
@@ -131,21 +131,21 @@ def test_async_store_has_the_docstrings_of_a_store() -> None:
     for name, method in inspect.getmembers(Store, inspect.isfunction):
         if name.startswith("_"):
             continue
-        shown = inspect.getdoc(getattr(AsyncStore, name))
+        docstring = inspect.getdoc(getattr(AsyncStore, name))
         if name in ("close", "follow", "lease"):
-            assert shown, name
+            assert docstring, name
         else:
-            assert shown == inspect.getdoc(method), name
+            assert docstring == inspect.getdoc(method), name
         assert getattr(AsyncStore, name).__qualname__ == f"AsyncStore.{name}"
 
 
 def test_mypy_sees_the_full_signatures() -> None:
-    """Mypy checks assert_type, and reports a `type: ignore` that ignores nothing."""
+    """Mypy checks assert_type, and reports an unused `type: ignore`."""
 
     async def main() -> None:
         async with AsyncStore(InMemoryStore()) as calls:
             assert_type(await calls.add_message("k", "user", "hello", once="1"), int)
-            assert_type(await calls.add_messages("k", [user("again")], at=None), list[int])
+            assert_type(await calls.add_messages("k", [user_message("again")], at=None), list[int])
             assert_type(await calls.get_history("k", last=3, full=True), list[Message])
             assert_type(await calls.info("k"), SessionInfo)
             assert_type(await calls.pop("k"), Message | None)
@@ -223,7 +223,7 @@ def test_appends_during_a_group_form_the_next_group() -> None:
             await store.somebody_waits()
             later = [asyncio.create_task(mine.add_message("a", "user", n)) for n in range(10)]
             other = asyncio.create_task(mine.add_message("b", "user", "another session"))
-            # The other session is not held up by this one.
+            # The other session does not wait for this one.
             await store.somebody_waits()
             store.gate.set()
             assert await asyncio.gather(first, *later) == list(range(1, 12))
@@ -251,7 +251,7 @@ def test_repeated_appends_of_concurrent_tasks_stay_grouped() -> None:
             await asyncio.sleep(0)
             store.gate.set()
             await asyncio.gather(first, *others)
-        # The first one finds its way into the group of the others, and stays there.
+        # The first one joins the group of the others, and stays there.
         assert [len(group) for group in store.groups] == [1, *[16] * 9, 15]
 
     run(main)
@@ -290,8 +290,8 @@ def test_p8_in_a_group_each_caller_gets_its_own_outcome(store: Store) -> None:
                 mine.add_message("a", "user", "other", once="t1"),
                 mine.add_message("a", "user", "first", once="t1"),
                 mine.add_messages("a", []),
-                mine.add_messages("a", [user("x"), user("y")], once="t2"),
-                mine.add_messages("a", [user("x"), user("y")], once="t2"),
+                mine.add_messages("a", [user_message("x"), user_message("y")], once="t2"),
+                mine.add_messages("a", [user_message("x"), user_message("y")], once="t2"),
                 mine.add_message("a", "user", "fine", once=""),
                 mine.add_message("a", "user", "last"),
                 return_exceptions=True,
@@ -310,7 +310,7 @@ def test_p8_in_a_group_each_caller_gets_its_own_outcome(store: Store) -> None:
                 stenolog.UsageError,
                 5,
             ]
-            assert shown(store, "a") == ["first", "fine", "x", "y", "last"]
+            assert visible_texts(store, "a") == ["first", "fine", "x", "y", "last"]
 
     run(main)
 
@@ -446,8 +446,10 @@ def test_call_waiting_for_a_thread_can_be_cancelled() -> None:
     async def main() -> None:
         store = Gated()
         async with AsyncStore(store) as mine:
-            tasks = [asyncio.create_task(mine.set_summary(f"k{n}", "x")) for n in range(THREADS)]
-            for _ in range(THREADS):
+            tasks = [
+                asyncio.create_task(mine.set_summary(f"k{n}", "x")) for n in range(MAX_THREADS)
+            ]
+            for _ in range(MAX_THREADS):
                 await store.somebody_waits()
             late = asyncio.create_task(mine.set_summary("late", "x"))
             await asyncio.sleep(0)
@@ -456,8 +458,8 @@ def test_call_waiting_for_a_thread_can_be_cancelled() -> None:
                 await late
             store.gate.set()
             await asyncio.gather(*tasks)
-            assert len(await mine.list_sessions()) == THREADS
-        assert store.most_at_once == THREADS == 32
+            assert len(await mine.list_sessions()) == MAX_THREADS
+        assert store.most_at_once == MAX_THREADS == 32
 
     run(main)
 
@@ -470,7 +472,7 @@ def test_call_cancelled_at_any_await_is_stored_once_or_not_at_all(store: Store, 
                 key = f"k{turns}"
                 arguments: dict[str, tuple[Any, ...]] = {
                     "add_message": ("user", "x"),
-                    "set_history": ([user("x")],),
+                    "set_history": ([user_message("x")],),
                     "get_history": (),
                 }
                 task = asyncio.create_task(getattr(mine, call)(key, *arguments[call]))
@@ -482,7 +484,7 @@ def test_call_cancelled_at_any_await_is_stored_once_or_not_at_all(store: Store, 
                     ended = True
                 except asyncio.CancelledError:
                     ended = False
-                found = shown(store, key)
+                found = visible_texts(store, key)
                 assert found in ([], ["x"])
                 if turns == 0:
                     assert not ended
@@ -490,15 +492,15 @@ def test_call_cancelled_at_any_await_is_stored_once_or_not_at_all(store: Store, 
                     assert found == []
                 elif ended:
                     assert found == ["x"]
-                # Settled means settled: nothing arrives later.
+                # The outcome is final: nothing is stored later.
                 await asyncio.sleep(0.001)
-                assert shown(store, key) == found
-                assert len(say(store, key, "next")) == 1
+                assert visible_texts(store, key) == found
+                assert len(append(store, key, "next")) == 1
 
     run(main)
 
 
-# --- loops and threads that go away --------------------------------------------------------------
+# --- loops and threads that end ------------------------------------------------------------------
 
 
 def test_closing_the_loop_during_a_call_does_not_hang() -> None:
@@ -517,7 +519,7 @@ def test_closing_the_loop_during_a_call_does_not_hang() -> None:
     store.gate.set()
 
     async def main() -> None:
-        # What was handed over is stored, what was queued is not, and the session is not stuck.
+        # Appends in progress are stored, queued ones are not, and the session is not stuck.
         assert (await anext(mine.follow("a"))).content == "in flight"
         assert await mine.add_message("a", "user", "in the next loop") == 2
         assert [m.content for m in await mine.get_history("a")] == ["in flight", "in the next loop"]
@@ -525,7 +527,7 @@ def test_closing_the_loop_during_a_call_does_not_hang() -> None:
 
     run(main)
     for task in tasks:
-        # Their loop is gone; without this, Python complains that they never ended.
+        # Their loop is closed; without this, Python warns that they never ended.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
@@ -541,7 +543,7 @@ def test_asyncio_run_waits_for_started_calls() -> None:
     _forgotten: list[asyncio.Task[int]] = []
     asyncio.run(main())
     assert _forgotten[0].cancelled()
-    assert shown(store, "a") == ["x"]
+    assert visible_texts(store, "a") == ["x"]
 
 
 def test_async_store_works_in_successive_event_loops(store: Store) -> None:
@@ -633,7 +635,7 @@ def test_a_follower_whose_thread_starts_after_the_close_ends() -> None:
 def test_follow_returns_stored_and_new_messages(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
-            await mine.add_messages("a", [user("1"), user("2")])
+            await mine.add_messages("a", [user_message("1"), user_message("2")])
             found: list[Message] = []
 
             async def listen() -> None:
@@ -646,7 +648,7 @@ def test_follow_returns_stored_and_new_messages(store: Store) -> None:
             await mine.add_message("a", "user", "3")
             await mine.clear("a")
             await mine.compact("a")
-            await mine.add_messages("a", [user("4"), user("5")])
+            await mine.add_messages("a", [user_message("4"), user_message("5")])
             await listening
             assert [m.seq for m in found] == [2, 3, 4, 5]
             found = [message async for message in mine.follow("a", timeout=0)]
@@ -676,7 +678,9 @@ def test_follow_waits_longer_than_one_polling_interval() -> None:
 def test_many_followers_do_not_block_other_calls(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
-            following = [asyncio.create_task(anext(mine.follow("a"))) for _ in range(THREADS + 8)]
+            following = [
+                asyncio.create_task(anext(mine.follow("a"))) for _ in range(MAX_THREADS + 8)
+            ]
             await asyncio.sleep(0)
             assert await mine.add_message("b", "user", "not held up") == 1
             await mine.add_message("a", "user", "x")
@@ -689,7 +693,7 @@ def test_follow_can_be_cancelled_or_abandoned_at_any_time(store: Store) -> None:
     async def main() -> None:
         before = set(threading.enumerate())
         async with AsyncStore(store) as mine:
-            await mine.add_messages("a", [user(str(n)) for n in range(1000)])
+            await mine.add_messages("a", [user_message(str(n)) for n in range(1000)])
             waiting = asyncio.create_task(anext(mine.follow("nobody")))
             await asyncio.sleep(0.01)
             waiting.cancel()
@@ -724,7 +728,7 @@ def test_errors_of_follow_are_raised_by_its_await(store: Store) -> None:
 def test_follow_distinguishes_a_recreated_session(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
-            await mine.add_messages("a", [user("1"), user("2")])
+            await mine.add_messages("a", [user_message("1"), user_message("2")])
             messages = mine.follow("a")
             assert [(await anext(messages)).seq for _ in range(2)] == [1, 2]
             await asyncio.sleep(0.6)
@@ -736,23 +740,25 @@ def test_follow_distinguishes_a_recreated_session(store: Store) -> None:
     run(main)
 
 
-# --- beginning and ending ------------------------------------------------------------------------
+# --- lifecycle -----------------------------------------------------------------------------------
 
 
 def test_lifecycle_calls_work_as_in_the_store(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             times = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
-            assert await mine.add_messages("a", [user("1"), user("2")], at=times) == [1, 2]
+            assert await mine.add_messages(
+                "a", [user_message("1"), user_message("2")], at=times
+            ) == [1, 2]
             assert [m.at for m in await mine.get_history("a")] == times
             await mine.fork("a", "b", at=1)
-            assert shown(store, "b") == ["1"]
+            assert visible_texts(store, "b") == ["1"]
             trashed = await mine.delete("a")
             assert await mine.list_trash() == [trashed] == store.list_trash()
             await mine.restore("a", uid=trashed.uid, as_key="c")
             assert sorted(await mine.stamps()) == ["b", "c"]
             assert (await mine.purge("c", before=2)).messages == 1
-            assert shown(store, "c") == ["2"]
+            assert visible_texts(store, "c") == ["2"]
             assert (await mine.purge("b")).messages == 1
             assert await mine.list_sessions() == ["c"]
 
@@ -764,9 +770,9 @@ def test_p8_invalid_times_fail_only_their_own_caller(store: Store) -> None:
         then = datetime(2020, 1, 1, tzinfo=UTC)
         async with AsyncStore(store) as mine:
             results = await asyncio.gather(
-                mine.add_messages("a", [user("1")], at=[then]),
-                mine.add_messages("a", [user("refused")], at=[then, then]),
-                mine.add_messages("a", [user("2")]),
+                mine.add_messages("a", [user_message("1")], at=[then]),
+                mine.add_messages("a", [user_message("refused")], at=[then, then]),
+                mine.add_messages("a", [user_message("2")]),
                 return_exceptions=True,
             )
             assert (results[0], results[2]) == ([1], [2])
@@ -825,8 +831,8 @@ def test_default_wait_for_a_lease_is_that_of_the_store(tmp_path: Path) -> None:
                 await mine.add_message("a", "user", "1")
                 async with await mine.lease("a", ttl=60):
                     with pytest.raises(StoreBusy):
-                        # Long before what is waited for where a store does not say.
-                        await asyncio.wait_for(mine.lease("a", ttl=60), WAIT_SECONDS * 0.8)
+                        # Well before the wait for stores without a busy timeout.
+                        await asyncio.wait_for(mine.lease("a", ttl=60), LEASE_WAIT_SECONDS * 0.8)
 
     run(main)
 
@@ -866,7 +872,7 @@ def test_p8_writes_through_a_lost_lease_are_rejected() -> None:
             async with await mine.lease("a", ttl=60, wait=PATIENCE) as second:
                 for write in (
                     first.store.add_message("a", "user", "late"),
-                    first.store.add_messages("a", [user("late")]),
+                    first.store.add_messages("a", [user_message("late")]),
                     first.store.set_summary("a", "late"),
                 ):
                     with pytest.raises(LeaseLost):
@@ -888,12 +894,12 @@ def test_waiting_for_a_lease_does_not_block_its_holder(store: Store) -> None:
 
             async with await mine.lease("a", ttl=60) as lease:
                 # More than there are threads.
-                waiting = [asyncio.create_task(wait()) for _ in range(THREADS + 8)]
+                waiting = [asyncio.create_task(wait()) for _ in range(MAX_THREADS + 8)]
                 await asyncio.sleep(0.05)
                 await lease.store.add_message("a", "user", "2")
             await asyncio.gather(*waiting)
             assert turns == sorted(set(turns))
-            assert len(turns) == THREADS + 8
+            assert len(turns) == MAX_THREADS + 8
 
     run(main)
 
@@ -922,7 +928,7 @@ def test_lease_granted_during_cancellation_is_released() -> None:
 
     async def main() -> None:
         store = Slow()
-        InMemoryStore.add_messages(store, "a", [user("1")])
+        InMemoryStore.add_messages(store, "a", [user_message("1")])
         async with AsyncStore(store) as mine:
             taking = asyncio.create_task(mine.lease("a", ttl=60))
             await store.somebody_waits()
@@ -931,7 +937,7 @@ def test_lease_granted_during_cancellation_is_released() -> None:
             store.gate.set()
             with pytest.raises(asyncio.CancelledError):
                 await taking
-            # A thread gives it back, which may still be under way.
+            # A thread releases it, which may still be in progress.
             await (await mine.lease("a", ttl=60, wait=PATIENCE)).release()
 
     run(main)

@@ -1,4 +1,4 @@
-"""The page of numbers says what the last full run found, and one can tell when it does not."""
+"""Tests that docs/benchmarks.md shows the results of the last full run, and the check for it."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def _tables(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    """A copy of the page that may be changed."""
+    """Return a copy of the page that may be changed."""
     copy = tmp_path / "benchmarks.md"
     copy.write_text(_PAGE.read_text())
     return copy

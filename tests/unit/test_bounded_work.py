@@ -1,7 +1,7 @@
-"""No input makes the process slow or large: work grows linearly with the input.
+"""Tests that no input makes the process slow or large: work grows linearly with the input.
 
 The limits of CPU time are many times what linear work needs, and a fraction of what quadratic work
-would.
+would need.
 """
 
 import sys
@@ -13,13 +13,13 @@ import pytest
 
 from stenolog import InMemoryStore
 from stenolog.catalog import message_search, query, searchable_text, tokenizer
+from stenolog.cli.message_lines import MessageRenderer
 from stenolog.cli.output import printable
-from stenolog.cli.show import message_renderer
 from stenolog.cli.terminal_markdown import MarkdownStream
 from stenolog.gateway.error_responses import without_secrets
 from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
-from stenolog.gateway.viewer.message_views import message_views, one_line, pretty
+from stenolog.gateway.viewer.message_views import message_views, one_line, pretty_json
 from stenolog.memory.facts import Fact, is_supported
 from stenolog.memory.named_details import unsupported_details
 from stenolog.memory.quotes import is_related, shares_enough
@@ -27,8 +27,8 @@ from stenolog.providers.request_errors import error_message
 from stenolog.redaction.redact import SharingRedactor, redact
 from stenolog.settings.secrets import without_password
 from stenolog.tokens import estimate
-from stenolog.transfer.export.markdown_export import as_markdown
-from stenolog.transfer.export.message_parts import Conversation, Part, Said
+from stenolog.transfer.export.markdown_export import markdown_pieces
+from stenolog.transfer.export.message_parts import Conversation, Part, ReadableMessage
 from support.resource_limits import MB, run_limited
 
 
@@ -97,16 +97,16 @@ def test_comparing_many_words_of_a_note_takes_linear_time() -> None:
 def _conversation(text: str) -> Conversation:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     part = Part(kind="text", text=text)
-    said = Said(seq=1, at=now, role="user", hidden=False, parts=(part,))
+    said = ReadableMessage(seq=1, at=now, role="user", hidden=False, parts=(part,))
     return Conversation(
-        key="k", title="t", summary="", created=now, updated=now, said=(said,), hidden=0
+        key="k", title="t", summary="", created=now, updated=now, messages=(said,), hidden=0
     )
 
 
 @pytest.mark.parametrize("unit", ["`", "``a", "`a``b```c", "[", "**", "\\", "![", "<", "https://"])
 def test_a_markdown_export_takes_linear_time(unit: str) -> None:
     conversation = _conversation((unit * 4_000_000)[:4_000_000])
-    run_limited(lambda: sum(map(len, as_markdown(conversation))), cpu=30)
+    run_limited(lambda: sum(map(len, markdown_pieces(conversation))), cpu=30)
 
 
 @pytest.mark.parametrize("unit", ["`", "``a", "`a``b```c", "[", "**", "\\", "![", "<", "https://"])
@@ -128,7 +128,7 @@ NESTED = {
 
 @pytest.mark.parametrize("name", NESTED)
 def test_tool_result_is_cut_before_it_is_formatted(name: str) -> None:
-    run_limited(lambda: pretty(NESTED[name]), cpu=30, memory=150 * MB)
+    run_limited(lambda: pretty_json(NESTED[name]), cpu=30, memory=150 * MB)
 
 
 def test_arguments_of_a_tool_are_cut_before_they_are_formatted() -> None:
@@ -138,15 +138,15 @@ def test_arguments_of_a_tool_are_cut_before_they_are_formatted() -> None:
     value = {"a": [deep] * 2_000}
 
     def show() -> None:
-        assert len(pretty(value)) < 2 * MAX_RENDERED
+        assert len(pretty_json(value)) < 2 * MAX_RENDERED
 
     run_limited(show, cpu=30, memory=150 * MB)
 
 
 def test_cut_result_has_a_mark() -> None:
-    assert pretty([1] * MAX_RENDERED).endswith("… cut")
-    assert pretty("x" * (MAX_RENDERED + 1)).endswith("… cut")
-    assert "cut" not in pretty([1, 2])
+    assert pretty_json([1] * MAX_RENDERED).endswith("… cut")
+    assert pretty_json("x" * (MAX_RENDERED + 1)).endswith("… cut")
+    assert "cut" not in pretty_json([1, 2])
 
 
 # --- doubled inputs --------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _show_in_terminal(text: str) -> None:
     with InMemoryStore() as store:
         store.add_message("k", "assistant", text)
         for message in store.get_history("k"):
-            list(message_renderer(color=True).message(message))
+            list(MessageRenderer(color=True).message_lines(message))
 
 
 def _show_in_viewer(text: str) -> None:
@@ -189,7 +189,7 @@ def _stream(text: str) -> None:
 
 
 def _snippet(text: str) -> None:
-    message_search.make_snippet(text, query.parse("needle a*"))
+    message_search.make_snippet(text, query.parse_query("needle a*"))
 
 
 READERS: Mapping[str, Callable[[str], object]] = {
@@ -200,7 +200,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "snippet": _snippet,
     "title": lambda text: searchable_text.title_from({"title": text}, text),
     "text": lambda text: searchable_text.text_of({"role": "tool", "content": text}),
-    "words": tokenizer.lines,
+    "words": tokenizer.index_lines,
     "line": one_line,
     "printable": printable,
     "redact": redact,

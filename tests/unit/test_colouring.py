@@ -1,4 +1,4 @@
-"""Code is coloured only by lexers that no input makes slow, in the viewer and in the terminal."""
+"""Tests that code is coloured only by lexers that no input makes slow, in viewer and terminal."""
 
 import json
 import re
@@ -10,9 +10,9 @@ from pygments.lexers import get_lexer_by_name
 from rich.console import Console
 
 from stenolog import InMemoryStore
-from stenolog.cli.show import message_renderer
+from stenolog.cli.message_lines import MessageRenderer
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
-from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE, coloured, to_html
+from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE, coloured_code, to_html
 from stenolog.gateway.viewer.message_views import message_views
 from stenolog.transfer.export.code_blocks import (
     LANGUAGES,
@@ -37,7 +37,7 @@ _REPEATED = (
 
 
 def _hostile() -> Iterator[str]:
-    """Inputs on which the slowest lexers of Pygments need minutes at 2,000 characters."""
+    """Yield inputs of 2,000 characters for which the slowest lexers of Pygments need minutes."""
     for start in _STARTS:
         for repeated in _REPEATED:
             yield (start + repeated * MAX_COLOURED)[:MAX_COLOURED]
@@ -45,10 +45,10 @@ def _hostile() -> Iterator[str]:
 
 def _attack(lexer: str, inputs: Iterable[str]) -> None:
     for text in inputs:
-        # Seconds of CPU time for this input alone, and the process ends when they are over. The
-        # slowest needs a tenth of one; the lexers that are not allowed need minutes or hours.
+        # Limit of CPU seconds for this input, after which the process ends. The slowest allowed
+        # lexer needs a tenth of a second, the others minutes or hours.
         signal.setitimer(signal.ITIMER_PROF, 2)
-        assert coloured(text, lexer)
+        assert coloured_code(text, lexer)
 
 
 @pytest.mark.parametrize("lexer", sorted(set(LANGUAGES.values())))
@@ -78,8 +78,8 @@ def test_languages_outside_the_list_are_shown_without_colours(language: str) -> 
 
 
 def test_long_code_is_shown_without_colours() -> None:
-    assert "<span" in coloured("x = 1\n", "python")
-    assert "<span" not in coloured("x = 1\n" * 400, "python")
+    assert "<span" in coloured_code("x = 1\n", "python")
+    assert "<span" not in coloured_code("x = 1\n" * 400, "python")
     short, long = (_in_terminal(f"```python\n{'x = 1;' * count}\n```") for count in (3, 400))
     assert any("\x1b[" in line for line in short)
     assert not any("\x1b[" in line for line in long)
@@ -98,11 +98,11 @@ def test_code_in_one_message_is_coloured_up_to_a_total_length(
     assert "<span" in to_html(block)
 
     monkeypatch.setenv("TERM", "xterm-256color")
-    page = message_renderer(color=True)
+    page = MessageRenderer(color=True)
     with InMemoryStore() as store:
         store.add_message("k", "assistant", text)
         [said] = store.get_history("k")
-    lines = [line for line in page.message(said) if "=" in line]
+    lines = [line for line in page.message_lines(said) if "=" in line]
     assert lines[0] != lines[-1]
     assert lines[0] == lines[len(lines) * (coloured_blocks - 1) // 40]
 
@@ -117,15 +117,15 @@ def test_code_on_one_page_is_coloured_up_to_a_total_length() -> None:
             store.add_message("k", "assistant", text)
             store.add_full_message("k", {"role": "assistant", "tool_calls": [call]})
         page = message_views(store.get_history("k"))
-    blocks = [piece for one in page for piece in one.words.split("</pre>")[:-1]]
+    blocks = [piece for one in page for piece in one.html.split("</pre>")[:-1]]
     calls = [call.arguments for one in page for call in one.calls]
     assert (len(blocks), len(calls)) == (300, 30)
     coloured_blocks = sum("<span" in block for block in blocks)
     coloured_calls = sum("<span" in call for call in calls)
     total = coloured_blocks * len(code + "\n") + coloured_calls * len(arguments)
     assert MAX_COLOURED_ON_PAGE - 2 * MAX_COLOURED < total <= MAX_COLOURED_ON_PAGE
-    # The newest have colours: a page opens at its end.
-    assert ("<span" in blocks[0], "<span" in page[-2].words) == (False, True)
+    # The newest blocks have colours, because a page opens at its end.
+    assert ("<span" in blocks[0], "<span" in page[-2].html) == (False, True)
     assert ("<span" in calls[0], "<span" in calls[-1]) == (False, True)
 
 
@@ -141,10 +141,10 @@ def test_an_answer_in_the_chat_is_coloured_up_to_a_total_length() -> None:
 
 @pytest.mark.parametrize("name", sorted(LANGUAGES))
 def test_every_allowed_name_is_coloured_in_viewer_and_terminal(name: str) -> None:
-    # In each of the languages one of these has a colour.
+    # In each language, one of these has a colour.
     code = '<a b="c">1</a>\n{"a": [1, true]}\n+ select 1 # "x"\nkey = 1\nlet x: y = "z"\n'
-    assert "<span" in coloured(code, name)
-    assert "<span" in coloured(code, name.upper())
+    assert "<span" in coloured_code(code, name)
+    assert "<span" in coloured_code(code, name.upper())
     assert any("\x1b[" in line for line in _in_terminal(f"```{name} title=x\n{code}```"))
 
 

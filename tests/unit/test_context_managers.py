@@ -1,4 +1,4 @@
-"""Every handle that has `close` is a context manager that calls it."""
+"""Tests that every handle with `close` is a context manager that calls it."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ HANDLES = [
 
 @pytest.mark.parametrize(
     "handle",
-    # A model of one's own needs only what an agent calls.
+    # A user's own model only needs the methods that an agent calls.
     [handle for handle in HANDLES if handle is not ChatModel],
     ids=lambda handle: handle.__name__,
 )

@@ -1,4 +1,4 @@
-"""The command in error messages that installs an extra."""
+"""Tests the command in error messages that installs an extra."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Errors of wrong arguments say what to pass instead."""
+"""Tests that errors about wrong arguments say what to pass instead."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Any JSON message is listed, searched, shown, exported and counted without an error."""
+"""Tests that any JSON message can be listed, searched, shown, exported and counted."""
 
 import io
 from collections.abc import Callable
@@ -12,13 +12,14 @@ from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
 from stenolog.catalog.indexing import SessionReader, StampRules
-from stenolog.cli.show import message_fields, message_renderer, print_message
+from stenolog.cli.message_lines import MessageRenderer, print_message
+from stenolog.cli.show import message_fields
 from stenolog.context import summary, turn_state
 from stenolog.context.window import Limits, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.viewer import message_views as viewer
 from stenolog.gateway.viewer.export_page import export_pieces
-from stenolog.gateway.viewer.session_outline import turns_of
+from stenolog.gateway.viewer.session_outline import Outline
 from stenolog.memory import transcript
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor
@@ -65,7 +66,7 @@ _ODD: tuple[Any, ...] = (
 
 
 def _odd_messages() -> SearchStrategy[dict[str, Any]]:
-    """Messages of the known shapes, in which anything may stand at any place."""
+    """Generate messages of the known shapes with any value in any place."""
     scalars = st.one_of(st.sampled_from(_WORDS), st.sampled_from(_ODD))
     flat = st.dictionaries(st.sampled_from(_PART_FIELDS), scalars, min_size=1, max_size=6)
     part = st.dictionaries(
@@ -86,9 +87,9 @@ def _odd_messages() -> SearchStrategy[dict[str, Any]]:
 
 
 def _catalog(store: Store, info: SessionInfo, _history: list[Message]) -> None:
-    # Raises NotIndexable where a catalog would list the session with a problem.
-    for step in SessionReader(store, StampRules()).steps(info.key, "stamp", None):
-        assert len(step.add) in (0, info.count)
+    # Raises NotIndexable if a catalog would list the session with a problem.
+    for step in SessionReader(store, StampRules()).steps_to_current(info.key, "stamp", None):
+        assert len(step.messages) in (0, info.count)
 
 
 def _tokens(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
@@ -103,29 +104,31 @@ def _window(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
         except ContextTooSmall:
             continue
     turn_state.turn_state(history)
-    list(summary.transcript(history, 100, Tokens()))
+    list(summary.message_texts(history, 100, Tokens()))
 
 
 def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:
-    for turn in transcript.finished(history):
+    for turn in transcript.finished_turns(history):
         told = transcript.as_turn(turn, info)
         if told is not None:
             transcript.gist(told)
-            transcript.shown(told, number=1, budget=100)
+            transcript.as_text(told, number=1, budget=100)
 
 
 def _viewer(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
     viewer.message_views(history[:1], history[1:])
     for one in viewer.message_views(history):
-        assert "<script" not in one.words
-    turns_of(history, None)
+        assert "<script" not in one.html
+    outline = Outline()
+    for message in history:
+        outline.add(message)
 
 
 def _cli(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
-    page = message_renderer(color=False)
+    page = MessageRenderer(color=False)
     with redirect_stdout(io.StringIO()):
         for message in history:
-            list(page.message(message))
+            list(page.message_lines(message))
             print_message(message)
             message_fields(message)
 

@@ -1,4 +1,4 @@
-"""The message as a caller sees it."""
+"""Tests the message type of the public API."""
 
 import json
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ def test_message_is_true_even_if_the_object_is_empty() -> None:
 @example(None, {"role": "other", "content": [1.0, "\udfff"]})
 def test_role_and_content_are_those_of_the_object(role: Any, content: Any) -> None:
     found = message(encode_object({"x": content, "role": role, "content": content, "y": role}))
-    # As JSON, because objects that compare equal may differ: 1, 1.0 and True.
+    # As JSON, because values that compare equal may differ: 1, 1.0 and True.
     for name, value in (("role", found.role), ("content", found.content)):
         assert json.dumps(value) == json.dumps(found.to_dict()[name])
     assert found.content is not found.content or not isinstance(found.content, list | dict)

@@ -1,4 +1,4 @@
-"""Settings: what wins, what is refused and how it is told, and that no secret is shown."""
+"""Tests settings: precedence, error messages, and that no secret is shown."""
 
 import inspect
 import os
@@ -16,24 +16,24 @@ from hypothesis import strategies as st
 from msgspec import inspect as types
 
 from stenolog.agent.spec import AgentSpec
-from stenolog.cli.workspace import DEFAULT as WORKSPACE
+from stenolog.cli.workspace import DEFAULT_WORKSPACE as WORKSPACE
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import Limits
 from stenolog.errors import UsageError, WrongSettings
 from stenolog.memory.facade import HALF_LIFE_DAYS, RECALL_TOKENS
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.settings.conversion import limits_of, needs_of
+from stenolog.settings.conversion import limits_of, requirements_of
 from stenolog.settings.fields import (
-    NAME,
-    RENAMED,
+    ANY_NAME,
+    RENAMED_FIELDS,
     Field,
     all_fields,
     commented_file,
     find_field,
-    literal,
+    to_toml,
 )
-from stenolog.settings.file import config_path, dotted, lines_of
-from stenolog.settings.loading import load_effective, load_settings, variable_of
+from stenolog.settings.file import config_path, dotted, start_lines
+from stenolog.settings.loading import load_effective, variable_of
 from stenolog.settings.secrets import without_password
 from stenolog.settings.validation import describe_type
 from stenolog.settings.values import ModelSettings, Settings
@@ -52,7 +52,7 @@ def _load(file: Path | None, text: str = "", **given: Any) -> Settings:
     if file is not None:
         file.write_text(text)
         file.chmod(0o600)
-    return load_settings(config=file, environment=given.pop("environment", {}), **given)
+    return load_effective(config=file, environment=given.pop("environment", {}), **given).settings
 
 
 def _refused(file: Path, text: str = "", **given: Any) -> list[str]:
@@ -61,11 +61,11 @@ def _refused(file: Path, text: str = "", **given: Any) -> list[str]:
     return [str(problem).replace(str(file), "FILE") for problem in caught.value.problems]
 
 
-# --- what wins -------------------------------------------------------------------------------
+# --- precedence ------------------------------------------------------------------------------
 
 
 def test_settings_without_a_file_are_the_defaults() -> None:
-    assert load_settings(environment={}) == Settings()
+    assert load_effective(environment={}).settings == Settings()
 
 
 def test_flags_override_the_environment_and_the_environment_overrides_the_file(file: Path) -> None:
@@ -84,14 +84,14 @@ def test_each_value_has_its_source(file: Path) -> None:
         environment={"STENO_MEMORY__ZONE": "UTC"},
         flags={"agent.max_iterations": 9},
     )
-    sources = {name: each.source for name, each in found.shown.items()}
+    sources = {name: each.source for name, each in found.values.items()}
     assert sources["agent.model"] == f"{file}:3"
     assert sources["agent.max_iterations"] == "the command line"
     assert sources["agent.sessions"] == sources["agents.ada.sessions"] == "default"
     assert sources["memory.zone"] == "STENO_MEMORY__ZONE"
     assert sources["agents.ada.system"] == f"{file}:6"
     assert sources["agents.ada.model"] == "agent.model"
-    assert (found.file, found.found) == (file, True)
+    assert (found.file, found.file_exists) == (file, True)
 
 
 def test_config_path_is_the_option_then_the_variable_then_the_user_file() -> None:
@@ -108,7 +108,7 @@ def test_files_in_the_current_folder_are_not_read(
     monkeypatch.chdir(tmp_path)
     for name in ("steno.toml", "config.toml", "stenolog.toml", ".steno.toml"):
         Path(name).write_text("[agent]\nmodel = 'http://elsewhere/v1#m'\n")
-    assert load_settings(environment={}).agent.model == ""
+    assert load_effective(environment={}).settings.agent.model == ""
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
@@ -116,14 +116,14 @@ def test_named_config_file_must_exist(file: Path, by_variable: bool) -> None:
     config = None if by_variable else file
     environment = {"STENO_CONFIG": str(file)} if by_variable else {}
     with pytest.raises(WrongSettings, match=re.escape(f"{file}: there is no such file")):
-        load_settings(config=config, environment=environment)
+        load_effective(config=config, environment=environment)
 
 
 def test_defaults_match_the_packages_that_use_them() -> None:
     settings = Settings()
     assert settings.agent.sessions == WORKSPACE
     assert limits_of(settings.agent) == Limits()
-    assert needs_of(settings.agent) == ProviderRequirements()
+    assert requirements_of(settings.agent) == ProviderRequirements()
     memory = settings.memory
     assert (memory.recall_tokens, memory.half_life_days) == (RECALL_TOKENS, HALF_LIFE_DAYS)
     shared = {*settings.agent.__struct_fields__} & {*AgentSpec.__struct_fields__} - {"system"}
@@ -229,7 +229,7 @@ def test_unreadable_prompt_file_is_reported(file: Path, content: bytes | None, r
     assert told == [f"FILE:2: agent.system_file: {prompt} {reason}"]
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- rejected settings -----------------------------------------------------------------------
 
 
 def test_all_problems_are_reported_at_once(file: Path) -> None:
@@ -270,8 +270,10 @@ def test_an_old_settings_key_is_an_error_that_names_the_new_key(file: Path) -> N
 
 
 def test_every_renamed_key_maps_to_an_existing_setting() -> None:
-    assert [find_field(new) is not None for new in RENAMED.values()] == [True] * len(RENAMED)
-    assert [find_field(old) for old in RENAMED] == [None] * len(RENAMED)
+    assert [find_field(new) is not None for new in RENAMED_FIELDS.values()] == [True] * len(
+        RENAMED_FIELDS
+    )
+    assert [find_field(old) for old in RENAMED_FIELDS] == [None] * len(RENAMED_FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_every_renamed_key_maps_to_an_existing_setting() -> None:
 def test_invalid_toml_is_reported_with_its_line(file: Path, text: str, told: str) -> None:
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(WrongSettings) as caught:
-        load_settings(config=file, environment={})
+        load_effective(config=file, environment={})
     assert [str(each).replace(str(file), "FILE") for each in caught.value.problems] == [told]
 
 
@@ -332,11 +334,11 @@ def test_values_that_violate_a_rule_are_rejected(file: Path, text: str, told: st
 
 def test_unreadable_config_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(WrongSettings, match="it cannot be read: Is a directory"):
-        load_settings(config=tmp_path, environment={})
+        load_effective(config=tmp_path, environment={})
 
 
 def _sample(field: Field) -> st.SearchStrategy[object]:
-    """Values that a field takes."""
+    """Generate valid values of a field."""
     match types.type_info(field.type):
         case types.BoolType():
             return st.booleans()
@@ -348,7 +350,7 @@ def _sample(field: Field) -> st.SearchStrategy[object]:
         case types.LiteralType(values=choices):
             return st.sampled_from(choices)
         case types.VarTupleType() if field.path[-1] == "routes":
-            # Two agents that claim one are wrong, and have a test of their own.
+            # Two agents with the same route are an error, which another test covers.
             return st.just([])
         case types.VarTupleType() if field.path[-1] == "origins":
             return st.lists(st.sampled_from(["https://a.example", "http://b:8"]), max_size=2)
@@ -362,7 +364,7 @@ def _sample(field: Field) -> st.SearchStrategy[object]:
         "sessions": st.sampled_from(["./here", "sqlite:a.db", "memory:"]),
         "zone": st.sampled_from(["", "UTC"]),
         "base_url": st.sampled_from(["", "http://localhost:1/v1"]),
-        # Of two that say the same, only one is given.
+        # Of two alternatives, only one is given.
         "key": st.just(""),
         "system_file": st.just(""),
         "key_env": st.sampled_from(["", "MY_KEY"]),
@@ -376,7 +378,7 @@ def _sample(field: Field) -> st.SearchStrategy[object]:
 
 
 def _wrong(field: Field) -> st.SearchStrategy[object]:
-    """Values that a field does not take: of another type, or out of its bounds."""
+    """Generate invalid values of a field: of another type, or out of range."""
     others: list[st.SearchStrategy[Any]] = [
         st.just(datetime(2026, 11, 5, tzinfo=UTC)),
         st.just([[1]]),
@@ -405,11 +407,11 @@ def _wrong(field: Field) -> st.SearchStrategy[object]:
 
 
 def _named(path: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple("mine" if part == NAME else part for part in path)
+    return tuple("mine" if part == ANY_NAME else part for part in path)
 
 
 def _toml(value: object) -> str:
-    return value.isoformat() if isinstance(value, datetime) else literal(value)
+    return value.isoformat() if isinstance(value, datetime) else to_toml(value)
 
 
 def _text(given: Mapping[tuple[str, ...], object]) -> str:
@@ -421,7 +423,7 @@ _right: st.SearchStrategy[dict[tuple[str, ...], Any]] = st.fixed_dictionaries(
     optional={
         _named(path): _sample(field)
         for path, field in all_fields().items()
-        # One that is larger than the context is wrong, and has a test of its own.
+        # A reserve larger than the context is an error, which another test covers.
         if path[-1] != "reserve"
     },
 )
@@ -434,7 +436,7 @@ def test_valid_settings_are_accepted_unchanged(
     file = tmp_path_factory.getbasetemp() / "right.toml"
     file.write_text(_text(given))
     file.chmod(0o600)
-    settings = load_settings(config=file, environment={})
+    settings = load_effective(config=file, environment={}).settings
     for path, value in given.items():
         found: Any = settings
         for part in path:
@@ -455,7 +457,7 @@ def test_any_invalid_field_is_rejected_with_file_and_name(
         path = _named(field.path)
         given[path] = data.draw(_wrong(field))
     else:
-        # A name that is no field, in any table, or below what is no table.
+        # An unknown name in any table, or below a value that is not a table.
         above = _named(field.path)[: data.draw(st.integers(0, len(field.path) - 1))]
         name = data.draw(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8))
         path = (*above, f"{name}\x01" if data.draw(st.booleans()) else f"x{name}")
@@ -464,7 +466,7 @@ def test_any_invalid_field_is_rejected_with_file_and_name(
     text = _text(given)
     file.write_text(text)
     with pytest.raises(WrongSettings) as caught:
-        load_settings(config=file, environment={})
+        load_effective(config=file, environment={})
     [problem] = caught.value.problems
     assert problem.field == dotted(path)
     assert problem.source == f"{file}:{1 + text[: text.index(dotted(path) + ' =')].count(chr(10))}"
@@ -478,7 +480,7 @@ def test_any_file_content_is_loaded_or_rejected_as_wrong_settings(
     file.write_bytes(content)
     told = str(file)
     try:
-        load_settings(config=file, environment={})
+        load_effective(config=file, environment={})
     except WrongSettings as error:
         told = str(error)
     assert str(file) in told
@@ -489,7 +491,7 @@ def test_line_numbers_are_those_where_values_and_tables_start() -> None:
         '# [not.this]\nfirst = """\n[agent]\nmodel = 1\n"""\n[a.b] # c\nc = [\n  1,\n  2,\n]\n'
         "d.e = 1\n\n[f]\n'g h' = {i = 1}\n"
     )
-    assert lines_of(text) == {
+    assert start_lines(text) == {
         ("first",): 2,
         ("a",): 6,
         ("a", "b"): 6,
@@ -524,12 +526,14 @@ def test_variable_is_converted_to_the_type_of_its_field(
     variable: str, text: str, name: str, value: object
 ) -> None:
     found = load_effective(environment={variable: text})
-    assert found.shown[name].value == value
+    assert found.values[name].value == value
 
 
 def test_headers_can_be_set_by_a_variable() -> None:
     environment = {"STENO_MODELS__M__HEADERS": '{ X-Title = "steno" }'}
-    assert load_settings(environment=environment).models["m"].headers == {"X-Title": "steno"}
+    assert load_effective(environment=environment).settings.models["m"].headers == {
+        "X-Title": "steno"
+    }
 
 
 def test_variable_matches_the_spelling_of_the_file(file: Path) -> None:
@@ -561,23 +565,23 @@ def test_variable_matches_the_spelling_of_the_file(file: Path) -> None:
 )  # fmt: skip
 def test_invalid_variable_is_rejected_with_its_name(variable: str, text: str, told: str) -> None:
     with pytest.raises(WrongSettings) as caught:
-        load_settings(environment={variable: text})
+        load_effective(environment={variable: text})
     assert [str(each) for each in caught.value.problems] == [told]
 
 
 def test_unrelated_variables_are_ignored() -> None:
     others = ("STENO_UPDATE", "STENO_REQUIRE", "STENO_TEST_POSTGRES", "STENO_SEED", "STENOLOG_X")
-    assert load_settings(environment=dict.fromkeys(others, "1")) == Settings()
+    assert load_effective(environment=dict.fromkeys(others, "1")).settings == Settings()
 
 
 def test_every_field_has_its_own_variable() -> None:
     variables = [variable_of(path) for path in all_fields()]
     assert len(set(variables)) == len(variables)
     for path, field in all_fields().items():
-        if NAME not in path and isinstance(field.default, bool | int | float):
+        if ANY_NAME not in path and isinstance(field.default, bool | int | float):
             environment = {variable_of(path): str(field.default)}
             found = load_effective(environment=environment)
-            assert found.shown[field.name].source == variable_of(path)
+            assert found.values[field.name].source == variable_of(path)
 
 
 # --- secrets ---------------------------------------------------------------------------------
@@ -613,10 +617,10 @@ def test_printed_settings_contain_no_secret(file: Path) -> None:
     found = load_effective(config=file, environment=environment)
     assert found.settings.models["m"].key == "hush"
     assert "hush" not in repr(found)
-    assert found.shown["models.m.key"].value == "***"
-    assert found.shown["models.m.headers"].value == {"A": "***"}
-    assert found.shown["agent.sessions"].value == "postgresql://u:***@h/db"
-    assert found.shown["agent.models"].value == ("http://h/v1?key=***#m",)
+    assert found.values["models.m.key"].value == "***"
+    assert found.values["models.m.headers"].value == {"A": "***"}
+    assert found.values["agent.sessions"].value == "postgresql://u:***@h/db"
+    assert found.values["agent.models"].value == ("http://h/v1?key=***#m",)
 
 
 @pytest.mark.parametrize(
@@ -696,33 +700,26 @@ def test_server_address_with_a_user_is_rejected(file: Path) -> None:
     assert _load(file, "agent.model = 'http://h:1/v1#a@b'").agent.model == "http://h:1/v1#a@b"
 
 
-def test_key_in_a_file_readable_by_others_causes_a_warning(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = "[models.m]\nkey = 'sk'\n"
-    _load(file, text)
-    assert caplog.messages == []
+def test_key_in_a_file_readable_by_others_causes_a_warning(file: Path) -> None:
+    file.write_text("[models.m]\nkey = 'sk'\n")
+    file.chmod(0o600)
+    assert load_effective(config=file, environment={}).warnings == ()
     file.chmod(0o640)
-    load_settings(config=file, environment={})
-    [words] = caplog.messages
-    assert words == (
-        f"{file} contains models.m.key and can be read by other users; run: chmod 600 {file}"
+    assert load_effective(config=file, environment={}).warnings == (
+        f"{file} contains models.m.key and can be read by other users; run: chmod 600 {file}",
     )
-    caplog.clear()
     file.write_text("[models.m]\nkey_env = 'MINE'\n[agent]\nsessions = 'postgresql://h/db'\n")
-    load_settings(config=file, environment={})
-    assert caplog.messages == []
+    assert load_effective(config=file, environment={}).warnings == ()
 
 
 @pytest.mark.parametrize("address", ["postgresql://u:p@h/db", "postgresql:///db?password=p"])
 @pytest.mark.parametrize("agent", ["agent", "agents.ada"])
 def test_password_in_a_file_readable_by_others_causes_a_warning(
-    file: Path, agent: str, address: str, caplog: pytest.LogCaptureFixture
+    file: Path, agent: str, address: str
 ) -> None:
     file.write_text(f"[{agent}]\nsessions = '{address}'\n")
     file.chmod(0o644)
-    load_settings(config=file, environment={})
-    [words] = caplog.messages
+    [words] = load_effective(config=file, environment={}).warnings
     assert words == (
         f"{file} contains {agent}.sessions and can be read by other users; run: chmod 600 {file}"
     )
@@ -734,7 +731,7 @@ def test_wrong_settings_raise_usage_error(file: Path) -> None:
     assert str(caught.value).count("unknown setting") == 2
 
 
-# --- what is written -------------------------------------------------------------------------
+# --- the config file -------------------------------------------------------------------------
 
 
 def test_commented_file_changes_no_setting(file: Path) -> None:
@@ -745,14 +742,14 @@ def test_commented_file_has_every_field_with_its_default(file: Path) -> None:
     bare = re.sub(r"(?m)^#(?=[\[a-z])", "", commented_file())
     found = {
         path
-        for path in lines_of(bare)
+        for path in start_lines(bare)
         if isinstance(_at(tomllib.loads(bare), path), str | int | float | bool | list)
         or path[-1] == "headers"
     }
-    names = {"fast": NAME, "ada": NAME, "shop": NAME, "old": NAME}
+    names = {"fast": ANY_NAME, "ada": ANY_NAME, "shop": ANY_NAME, "old": ANY_NAME}
     listed = {tuple(names.get(part, part) for part in path) for path in found}
     shared = {path for path in all_fields() if path[0] == "agents"}
-    own = {("agents", NAME, name) for name in ("model", "system", "routes")}
+    own = {("agents", ANY_NAME, name) for name in ("model", "system", "routes")}
     assert listed == {*all_fields()} - shared | own
     settings = _load(file, bare)
     assert settings.agents["ada"] == settings.agent == Settings().agent
@@ -777,7 +774,7 @@ _values = st.recursive(
 
 @given(_values)
 def test_toml_literals_are_read_back(value: object) -> None:
-    assert tomllib.loads(f"value = {literal(value)}")["value"] == value
+    assert tomllib.loads(f"value = {to_toml(value)}")["value"] == value
 
 
 def test_settings_page_has_every_field() -> None:
@@ -795,7 +792,7 @@ def _table() -> str:
         if field.path[0] == "agents" and field.path[-1] != "routes":
             continue
         rows.append(
-            f"| `{field.name}` | `{literal(field.default)}` | {describe_type(field)} | "
+            f"| `{field.name}` | `{to_toml(field.default)}` | {describe_type(field)} | "
             f"{field.text} |"
         )
     return "\n".join(rows) + "\n"
@@ -806,7 +803,7 @@ def test_every_field_has_a_description() -> None:
         assert re.fullmatch(r"[A-Z][^|]*\.", field.text), field.name
 
 
-# --- as other rooms take them ----------------------------------------------------------------
+# --- use in programs -------------------------------------------------------------------------
 
 
 def test_fields_can_be_read_from_a_program(file: Path) -> None:

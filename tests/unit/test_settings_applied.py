@@ -1,4 +1,4 @@
-"""Settings as agents take them: nothing that can be set is without effect."""
+"""Tests that every setting of an agent has an effect."""
 
 import ast
 import asyncio
@@ -21,7 +21,7 @@ from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings import conversion
 from stenolog.settings.conversion import model_of, rules_of, spec_of, specs_of
 from stenolog.settings.fields import all_fields
-from stenolog.settings.loading import load_settings
+from stenolog.settings.loading import load_effective
 from stenolog.settings.model_selection import NoModel
 from stenolog.settings.values import Settings
 from stenolog.testing.scripted_model import ScriptedModel, offline_model
@@ -31,10 +31,10 @@ def _load(folder: Path, text: str, **environment: str) -> Settings:
     file = folder / "config.toml"
     file.write_text(text)
     file.chmod(0o600)
-    return load_settings(config=file, environment=environment)
+    return load_effective(config=file, environment=environment).settings
 
 
-# --- what an agent is made of ----------------------------------------------------------------
+# --- agents ----------------------------------------------------------------------------------
 
 
 def test_agent_without_settings_has_the_defaults() -> None:
@@ -126,11 +126,11 @@ def test_routes_select_their_agents(tmp_path: Path) -> None:
     }
 
 
-# --- what is kept ----------------------------------------------------------------------------
+# --- stored files ----------------------------------------------------------------------------
 
 
 def _files() -> set[Path]:
-    """Every file and folder that this run can have made: of its home, temporary and other ones."""
+    """Return every file and folder that this run can have created."""
     return {*Path(os.environ["HOME"]).parent.rglob("*"), *Path.cwd().rglob("*")}
 
 
@@ -159,7 +159,7 @@ def test_session_persistence_controls_whether_channels_write_to_disk(
     answer = _turn(spec_of(settings, name, channel="telegram"))
     assert (answer.outcome, answer.saved) == ("answered", True)
     assert _files() == before
-    # A terminal is no channel.
+    # A terminal is not a channel.
     assert spec_of(settings, name).sessions == sessions
     kept = _load(tmp_path, text + "true")
     _turn(spec_of(kept, name, channel="telegram"))
@@ -194,8 +194,8 @@ def test_named_model_is_opened_with_its_settings(tmp_path: Path) -> None:
 
 
 def test_no_model_is_returned_if_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "_weights", lambda: None)
-    settings = load_settings(environment={"OLLAMA_HOST": "127.0.0.1:1"})
+    monkeypatch.setattr(conversion, "_find_weights", lambda: None)
+    settings = load_effective(environment={"OLLAMA_HOST": "127.0.0.1:1"}).settings
     assert isinstance(model_of(settings, ""), NoModel)
 
 
@@ -205,11 +205,11 @@ def test_password_in_a_model_name_is_rejected_and_not_shown() -> None:
     assert "hush" not in str(caught.value)
 
 
-# --- all of them -----------------------------------------------------------------------------
+# --- all settings ----------------------------------------------------------------------------
 
 
 OF_THE_DAEMON = ("gateway", "webhooks")
-"""What `steno serve` reads itself; so are the settings of chat apps."""
+"""Settings that `steno serve` reads itself; the settings of chat apps are the same."""
 
 
 def _is_of_the_daemon(path: tuple[str, ...]) -> bool:
@@ -218,7 +218,7 @@ def _is_of_the_daemon(path: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("path", [path for path in all_fields() if _is_of_the_daemon(path)])
 def test_every_setting_of_the_daemon_is_read(path: tuple[str, ...]) -> None:
-    """What each does is tested where it is done; a name that nobody reads does nothing."""
+    """Their effects are tested elsewhere; an attribute that no code reads has no effect."""
     assert path[-1] in _attributes_read()
 
 

@@ -1,4 +1,4 @@
-"""What a call asks of the kernel, counted by strace on a process that does nothing else."""
+"""Counts the system calls of each operation with strace in a process that does nothing else."""
 
 import re
 import subprocess
@@ -57,7 +57,7 @@ _STATS = {"stat", "newfstatat", "statx", "fstat"}
 def _calls(
     folder: Path, operation: str, *, history: int = _SHORT, turns: int = 3
 ) -> list[Counter[str]]:
-    """The calls on files and descriptors that each turn of the operation made."""
+    """Return the calls on files and descriptors that each turn of the operation made."""
     needs.tool("strace")
     needs.kernel("ptrace")
     log = folder / "calls"
@@ -72,10 +72,10 @@ def _calls(
 
 
 def _names(text: str) -> Counter[str]:
-    # The first line is the rest of one mark, the last one the beginning of the next.
+    # The first line is the rest of one mark, the last one the start of the next.
     calls = [re.match(r"\d+ +(\w+)\(", line) for line in text.split("\n")[1:-1]]
     names = [call[1] for call in calls if call is not None]
-    # Python asks for memory when it likes.
+    # Python allocates memory at any time.
     return Counter(name for name in names if name not in ("mmap", "munmap"))
 
 
@@ -106,7 +106,7 @@ def test_p9_change_is_one_write_and_one_sync_at_any_length(
 
 
 def test_p9_state_records_are_part_of_the_write_of_an_append(tmp_path: Path) -> None:
-    # More than twice as many appends as may stand between two state records.
+    # More than twice as many appends as fit between two state records.
     turns = _calls(tmp_path, "add_full_message", turns=600)
     log = (tmp_path / "workspace" / "sessions" / "k.jsonl").read_bytes()
     assert log.count(b'\n{"kind":"state"') >= 3
@@ -133,7 +133,7 @@ def test_p9_cost_of_reading_the_last_messages_does_not_depend_on_the_length(
         read = sum(map(int, re.findall(r"pread64\(.* = (\d+)", (folder / "calls").read_text())))
         assert read < 512 * 1024
     assert (tmp_path / str(_LONG) / "workspace" / "sessions" / "k.jsonl").stat().st_size > 3 << 20
-    # One read more where the state stands farther from the end than the first one reaches.
+    # One more read if the state is farther from the end than the first read reaches.
     assert counts[1] <= counts[0] + 1
 
 

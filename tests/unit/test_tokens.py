@@ -1,4 +1,4 @@
-"""How near the estimate comes to a real tokenizer, and what of a message is counted."""
+"""Tests the accuracy of the token estimate, and which parts of a message it counts."""
 
 import json
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from msgspec import Raw
 
 from stenolog.records import Message
 from stenolog.tokens import (
-    CALL,
-    FILE,
-    IMAGE,
-    IMAGE_LOW,
-    MESSAGE,
+    CALL_TOKENS,
+    FILE_CHARACTERS_PER_TOKEN,
+    IMAGE_TOKENS,
+    LOW_IMAGE_TOKENS,
+    MESSAGE_TOKENS,
     Calibration,
     Tokens,
     estimate,
@@ -42,7 +42,7 @@ def error(rows: list[dict[str, Any]], *, count: Callable[[str], int] = estimate)
     return sum(count(row["text"]) for row in rows) / exact - 1
 
 
-# --- against a real tokenizer ----------------------------------------------------------------
+# --- comparison with a real tokenizer --------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -138,7 +138,7 @@ def test_prefix_of_a_text_never_takes_clearly_more_tokens(
 
 @pytest.mark.parametrize("character", HOSTILE, ids=ascii)
 def test_a_million_equal_characters_are_counted_in_time(character: str) -> None:
-    # A search that is not linear would not come back before the timeout of the suite.
+    # A search that is not linear would exceed the suite's time limit.
     assert LONG / 100 <= estimate(character * LONG) <= LONG * 2.2
 
 
@@ -157,9 +157,12 @@ def words(text: str) -> int:
 
 
 def test_message_tokens_are_its_text_and_an_overhead() -> None:
-    assert message_tokens({"role": "user", "content": "one two three"}, count=words) == MESSAGE + 3
-    assert message_tokens({"role": "assistant", "content": None}, count=words) == MESSAGE
-    assert message_tokens({"role": "user", "content": ""}) == message_tokens({}) == MESSAGE
+    assert (
+        message_tokens({"role": "user", "content": "one two three"}, count=words)
+        == MESSAGE_TOKENS + 3
+    )
+    assert message_tokens({"role": "assistant", "content": None}, count=words) == MESSAGE_TOKENS
+    assert message_tokens({"role": "user", "content": ""}) == message_tokens({}) == MESSAGE_TOKENS
 
 
 def test_a_stored_message_counts_like_the_object_that_was_given() -> None:
@@ -167,7 +170,7 @@ def test_a_stored_message_counts_like_the_object_that_was_given() -> None:
     stored = Message(
         seq=1, _at="2026-11-15T12:00:00.000123Z", _body=Raw(json.dumps(given_object).encode())
     )
-    assert message_tokens(stored) == message_tokens(given_object) > MESSAGE + 5
+    assert message_tokens(stored) == message_tokens(given_object) > MESSAGE_TOKENS + 5
 
 
 def test_name_refusal_and_reasoning_are_counted() -> None:
@@ -180,22 +183,22 @@ def test_name_refusal_and_reasoning_are_counted() -> None:
         "reasoning": "e",
         "thinking": "f",
     }
-    assert message_tokens(message, count=words) == MESSAGE + 9
+    assert message_tokens(message, count=words) == MESSAGE_TOKENS + 9
 
 
 def test_call_tokens_are_name_arguments_id_and_an_overhead() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call, call]}
-    assert message_tokens(message, count=words) == MESSAGE + 2 * (CALL + 1 + 2 + 1)
+    assert message_tokens(message, count=words) == MESSAGE_TOKENS + 2 * (CALL_TOKENS + 1 + 2 + 1)
     legacy = {"role": "assistant", "function_call": {"name": "find", "arguments": "x y z"}}
-    assert message_tokens(legacy, count=words) == MESSAGE + CALL + 4
+    assert message_tokens(legacy, count=words) == MESSAGE_TOKENS + CALL_TOKENS + 4
 
 
 def test_result_tokens_are_its_text_and_call_id() -> None:
     result = {"role": "tool", "tool_call_id": "c1", "content": "four words of it"}
-    assert message_tokens(result, count=words) == MESSAGE + 1 + 4
+    assert message_tokens(result, count=words) == MESSAGE_TOKENS + 1 + 4
     item = {"type": "function_call_output", "call_id": "c1", "output": "four words of it"}
-    assert message_tokens(item, count=words) == MESSAGE + 1 + 4
+    assert message_tokens(item, count=words) == MESSAGE_TOKENS + 1 + 4
 
 
 def test_parts_in_the_shape_of_other_providers_are_counted() -> None:
@@ -206,28 +209,34 @@ def test_parts_in_the_shape_of_other_providers_are_counted() -> None:
         "six",
     ]
     assert message_tokens({"role": "assistant", "content": parts}, count=words) == (
-        MESSAGE + 2 + 1 + (CALL + 3) + 1
+        MESSAGE_TOKENS + 2 + 1 + (CALL_TOKENS + 3) + 1
     )
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"text": "a b"}]}
     assert message_tokens({"role": "user", "content": [result]}, count=words) == (
-        MESSAGE + CALL + 1 + 2
+        MESSAGE_TOKENS + CALL_TOKENS + 1 + 2
     )
 
 
 @pytest.mark.parametrize(
     ("part", "taken"),
     [
-        ({"type": "image_url", "image_url": {"url": "data:" + "A" * 9_000}}, IMAGE),
-        ({"type": "image_url", "image_url": {"url": "u", "detail": "low"}}, IMAGE_LOW),
-        ({"type": "input_image", "image_url": "u", "detail": "low"}, IMAGE_LOW),
-        ({"type": "image", "source": {"type": "base64", "data": "A" * 9_000}}, IMAGE),
-        ({"inline_data": {"mime_type": "image/png", "data": "A" * 9_000}}, IMAGE),
+        ({"type": "image_url", "image_url": {"url": "data:" + "A" * 9_000}}, IMAGE_TOKENS),
+        (
+            {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
+            LOW_IMAGE_TOKENS,
+        ),
+        ({"type": "input_image", "image_url": "u", "detail": "low"}, LOW_IMAGE_TOKENS),
+        ({"type": "image", "source": {"type": "base64", "data": "A" * 9_000}}, IMAGE_TOKENS),
+        ({"inline_data": {"mime_type": "image/png", "data": "A" * 9_000}}, IMAGE_TOKENS),
         ({"type": "input_audio", "input_audio": {"data": "A" * 9_000, "format": "wav"}}, 10),
-        ({"type": "file", "file": {"file_data": "A" * 4_000}}, 4_000 // FILE + 1),
+        (
+            {"type": "file", "file": {"file_data": "A" * 4_000}},
+            4_000 // FILE_CHARACTERS_PER_TOKEN + 1,
+        ),
     ],
 )
 def test_attachments_count_as_a_fixed_number_of_tokens(part: dict[str, Any], taken: int) -> None:
-    assert message_tokens({"role": "user", "content": [part]}) == MESSAGE + taken
+    assert message_tokens({"role": "user", "content": [part]}) == MESSAGE_TOKENS + taken
 
 
 def test_a_text_document_is_counted_as_its_text_and_a_spoken_answer_as_audio() -> None:
@@ -241,23 +250,23 @@ def test_a_text_document_is_counted_as_its_text_and_a_spoken_answer_as_audio() -
     assert message_tokens(document) == plain
     audio = {"id": "a1", "data": "A" * 9_000, "transcript": "one two"}
     spoken = {"role": "assistant", "content": None, "audio": audio}
-    assert message_tokens(spoken, count=words) == MESSAGE + 10 + 2
+    assert message_tokens(spoken, count=words) == MESSAGE_TOKENS + 10 + 2
 
 
 def test_call_of_a_provider_tool_is_counted_as_a_call() -> None:
     part = {"type": "server_tool_use", "id": "s1", "name": "search", "input": {"q": "tea"}}
     assert message_tokens({"role": "assistant", "content": [part]}, count=words) == (
-        MESSAGE + CALL + 3
+        MESSAGE_TOKENS + CALL_TOKENS + 3
     )
     custom = {"id": "c1", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
     assert message_tokens({"role": "assistant", "tool_calls": [custom]}, count=words) == (
-        MESSAGE + CALL + 4
+        MESSAGE_TOKENS + CALL_TOKENS + 4
     )
 
 
 def test_unknown_part_is_counted_as_its_json() -> None:
     part = {"type": "place", "name": "Porto", "rank": 2**70}
-    assert message_tokens({"role": "user", "content": [part]}) > MESSAGE + 15
+    assert message_tokens({"role": "user", "content": [part]}) > MESSAGE_TOKENS + 15
 
 
 NOTE: Final = "Snow closed the pass for three days. "
@@ -279,12 +288,12 @@ NOTE: Final = "Snow closed the pass for three days. "
     ids=lambda message: str(list(message)[-1]),
 )
 def test_text_anywhere_in_a_message_is_counted(message: dict[str, Any]) -> None:
-    assert message_tokens(message) >= MESSAGE + estimate(NOTE * 20)
+    assert message_tokens(message) >= MESSAGE_TOKENS + estimate(NOTE * 20)
 
 
 def test_role_type_and_signature_are_in_the_overhead() -> None:
     message = {"role": "assistant", "content": [{"type": "text", "text": "a", "signature": "b c"}]}
-    assert message_tokens(message, count=words) == MESSAGE + 1
+    assert message_tokens(message, count=words) == MESSAGE_TOKENS + 1
 
 
 JSON: Final = st.recursive(
@@ -318,7 +327,7 @@ FIELDS: Final = st.sampled_from(
 
 @given(st.dictionaries(FIELDS | st.text(max_size=5), JSON | PARTS, max_size=6))
 def test_any_json_object_can_be_counted(message: dict[str, Any]) -> None:
-    assert message_tokens(message) >= MESSAGE
+    assert message_tokens(message) >= MESSAGE_TOKENS
     assert tools_tokens([message]) > 0
 
 
@@ -326,7 +335,7 @@ def test_deeply_nested_content_can_be_counted() -> None:
     content: Any = "at the bottom"
     for _ in range(5_000):
         content = [{"type": "tool_result", "content": content}]
-    assert message_tokens({"role": "user", "content": content}) >= MESSAGE
+    assert message_tokens({"role": "user", "content": content}) >= MESSAGE_TOKENS
 
 
 # --- tools -----------------------------------------------------------------------------------
@@ -354,7 +363,7 @@ def test_tool_definitions_are_counted() -> None:
 def test_exact_counter_replaces_the_estimate() -> None:
     counter = Tokens(count=words)
     assert counter.text("one two three") == 3
-    assert counter.message({"role": "user", "content": "one two"}) == MESSAGE + 2
+    assert counter.message({"role": "user", "content": "one two"}) == MESSAGE_TOKENS + 2
     assert counter.tools([{"name": "a b c d"}]) == tools_tokens([{"name": "a b c d"}], count=words)
 
 

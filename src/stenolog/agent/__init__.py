@@ -2,45 +2,30 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.agent.instance import AgentInstance, AgentRegistry
-    from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.scheduler import CloseReport
-    from stenolog.agent.spec import AgentSpec, Route
-    from stenolog.agent.tools import Tool, ToolContext, tool
-    from stenolog.agent.turn_events import Answer, InboundMessage, TurnOptions
+    from stenolog.agent.instance import AgentInstance as AgentInstance
+    from stenolog.agent.instance import AgentRegistry as AgentRegistry
+    from stenolog.agent.loop import AgentLoop as AgentLoop
+    from stenolog.agent.scheduler import CloseReport as CloseReport
+    from stenolog.agent.spec import AgentSpec as AgentSpec
+    from stenolog.agent.spec import Route as Route
+    from stenolog.agent.tools import Tool as Tool
+    from stenolog.agent.tools import ToolContext as ToolContext
+    from stenolog.agent.tools import tool as tool
+    from stenolog.agent.turn_events import Answer as Answer
+    from stenolog.agent.turn_events import InboundMessage as InboundMessage
+    from stenolog.agent.turn_events import TurnOptions as TurnOptions
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "AgentInstance": "stenolog.agent.instance",
-            "AgentLoop": "stenolog.agent.loop",
-            "AgentRegistry": "stenolog.agent.instance",
-            "AgentSpec": "stenolog.agent.spec",
-            "Answer": "stenolog.agent.turn_events",
-            "CloseReport": "stenolog.agent.scheduler",
-            "InboundMessage": "stenolog.agent.turn_events",
-            "Route": "stenolog.agent.spec",
-            "Tool": "stenolog.agent.tools",
-            "ToolContext": "stenolog.agent.tools",
-            "TurnOptions": "stenolog.agent.turn_events",
-            "tool": "stenolog.agent.tools",
+            "stenolog.agent.instance": "AgentInstance AgentRegistry",
+            "stenolog.agent.loop": "AgentLoop",
+            "stenolog.agent.scheduler": "CloseReport",
+            "stenolog.agent.spec": "AgentSpec Route",
+            "stenolog.agent.tools": "Tool ToolContext tool",
+            "stenolog.agent.turn_events": "Answer InboundMessage TurnOptions",
         },
     )
-
-__all__ = [
-    "AgentInstance",
-    "AgentLoop",
-    "AgentRegistry",
-    "AgentSpec",
-    "Answer",
-    "CloseReport",
-    "InboundMessage",
-    "Route",
-    "Tool",
-    "ToolContext",
-    "TurnOptions",
-    "tool",
-]

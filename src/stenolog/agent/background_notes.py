@@ -16,13 +16,11 @@ from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.threads import Threads, cancel_and_wait
 from stenolog.errors import StenologError
-from stenolog.memory.consolidation import ConsolidationReport
 
-MAX_WAIT: Final = 30.0
+_MAX_WAIT_SECONDS: Final = 30.0
 """Maximum wait in seconds for a pause between answers; after that, notes are written anyway."""
 
-_STORE_RETRY: Final = 60.0
-"""Delay in seconds before the next attempt after an error of a store."""
+_STORE_RETRY_SECONDS: Final = 60.0
 
 _logger = logging.getLogger("stenolog")
 
@@ -30,42 +28,39 @@ _logger = logging.getLogger("stenolog")
 class BackgroundNotes:
     """Writes the notes of one agent, in one task."""
 
-    def __init__(
-        self, instance: AgentInstance, threads: Threads, *, patience: float = MAX_WAIT
-    ) -> None:
+    def __init__(self, instance: AgentInstance, threads: Threads) -> None:
         self._instance = instance
         self._threads = threads
-        self._patience = patience
-        self._waiting: dict[str, None] = {}
+        self._queued_keys: dict[str, None] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._added = asyncio.Event()
-        self._no_answers = asyncio.Event()
-        self._no_answers.set()
-        self._done = asyncio.Event()
-        self._answers = 0
-        self._task = asyncio.create_task(self._work())
+        self._session_added = asyncio.Event()
+        self._answers_done = asyncio.Event()
+        self._answers_done.set()
+        self._queue_empty = asyncio.Event()
+        self._answers_in_progress = 0
+        self._task = asyncio.create_task(self._write_queued_notes())
 
     def add(self, key: str) -> None:
         """Queue a session with new messages."""
         self._cancel_timer(key)
-        self._waiting[key] = None
-        self._done.clear()
-        self._added.set()
+        self._queued_keys[key] = None
+        self._queue_empty.clear()
+        self._session_added.set()
 
     def pause(self) -> None:
         """Register an answer in progress: start no new consolidation."""
-        self._answers += 1
-        self._no_answers.clear()
+        self._answers_in_progress += 1
+        self._answers_done.clear()
 
     def resume(self) -> None:
         """Unregister an answer in progress."""
-        self._answers -= 1
-        if not self._answers:
-            self._no_answers.set()
+        self._answers_in_progress -= 1
+        if not self._answers_in_progress:
+            self._answers_done.set()
 
-    async def idle(self) -> None:
+    async def wait_until_queue_empty(self) -> None:
         """Wait until the queue is empty."""
-        await self._done.wait()
+        await self._queue_empty.wait()
 
     async def close(self) -> None:
         """Cancel the task and the timers.
@@ -76,23 +71,23 @@ class BackgroundNotes:
             self._cancel_timer(key)
         await cancel_and_wait([self._task])
 
-    async def _work(self) -> None:
+    async def _write_queued_notes(self) -> None:
         try:
-            await self._queue_earlier()
+            await self._queue_earlier_sessions()
             while True:
-                while self._waiting:
+                while self._queued_keys:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._no_answers.wait(), self._patience)
-                    await self._consolidate(next(iter(self._waiting)))
-                self._added.clear()
-                self._done.set()
-                await self._added.wait()
+                        await asyncio.wait_for(self._answers_done.wait(), _MAX_WAIT_SECONDS)
+                    await self._consolidate(next(iter(self._queued_keys)))
+                self._session_added.clear()
+                self._queue_empty.set()
+                await self._session_added.wait()
         except ModelClosing:
             return
         finally:
-            self._done.set()
+            self._queue_empty.set()
 
-    async def _queue_earlier(self) -> None:
+    async def _queue_earlier_sessions(self) -> None:
         """Queue the sessions that an earlier run left without notes."""
         memory = self._instance.memory
         if memory is None:
@@ -104,24 +99,22 @@ class BackgroundNotes:
             _logger.warning("cannot read which sessions still need notes: %s", error)
 
     async def _consolidate(self, key: str) -> None:
-        self._waiting.pop(key)
+        self._queued_keys.pop(key)
         try:
-            done: ConsolidationReport = await self._threads.run_model(
-                self._instance.consolidate, key
-            )
+            report = await self._threads.run_model(self._instance.consolidate, key)
         except StenologError as error:
             _logger.warning("writing notes about %r failed: %s", key, error)
-            self._retry(key, _STORE_RETRY)
+            self._add_later(key, _STORE_RETRY_SECONDS)
             return
         except Exception:
             _logger.exception("writing notes about %r failed", key)
             return
-        if done.retry_at is not None:
-            self._retry(key, (done.retry_at - _now()).total_seconds())
-        elif done.waiting and done.turns:
+        if report.retry_at is not None:
+            self._add_later(key, (report.retry_at - _now()).total_seconds())
+        elif report.waiting and report.turns:
             self.add(key)
 
-    def _retry(self, key: str, seconds: float) -> None:
+    def _add_later(self, key: str, seconds: float) -> None:
         """Queue the session after a delay, unless `add` queues it first."""
         self._cancel_timer(key)
         self._timers[key] = _call_later(max(seconds, 0.0), lambda: self.add(key))

@@ -47,7 +47,7 @@ class BlockingModel:
         finally:
             del self._thread.model
 
-    def by(self, model: ChatModel) -> CompletionFunction:
+    def completion_with(self, model: ChatModel) -> CompletionFunction:
         """Return a `CompletionFunction` that always uses this model.
 
         `close` cancels its calls, too.
@@ -71,8 +71,8 @@ class BlockingModel:
         with self._mutex:
             if self._closed or self._loop is None:
                 raise ModelClosing
-            completing = _complete(model, messages, schema, max_tokens)
-            request = asyncio.run_coroutine_threadsafe(completing, self._loop)
+            coroutine = _complete_text(model, messages, schema, max_tokens)
+            request = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
             self._requests.add(request)
         try:
             return request.result()
@@ -91,7 +91,7 @@ class BlockingModel:
             request.cancel()
 
 
-async def _complete(
+async def _complete_text(
     model: ChatModel,
     messages: Sequence[Mapping[str, Any]],
     schema: Mapping[str, Any] | None,

@@ -18,26 +18,19 @@ from stenolog.agent.scheduler import SessionBusy, TurnScheduler
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, last_seen_seq, mark_received, origin_of
-from stenolog.context.turn_state import turn_state
-from stenolog.errors import (
-    ModelRefused,
-    NoSuchNote,
-    NoSuchSession,
-    NothingToUndo,
-    StenologError,
-    UsageError,
-)
-from stenolog.messages import calls_of, has_text, text_parts_of
+from stenolog.context.turn_state import is_finished_answer, turn_state
+from stenolog.errors import ModelRefused, NoSuchNote, NothingToUndo, StenologError, UsageError
+from stenolog.messages import has_text, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import KeyParts, join_key, split_key
 from stenolog.sessions.session_store import SessionStore
 from stenolog.sessions.undoing import undo_last
-from stenolog.stores.base import Store
+from stenolog.stores.base import find_info
 
-_LISTED: Final = 15
-_MAX_SEARCHED: Final = 2_000
+_MAX_LISTED_ITEMS: Final = 15
+_MAX_SEARCHED_SESSIONS: Final = 2_000
 """Maximum number of sessions to search for the sessions of one user."""
-_WIDTH: Final = 40
+_BAR_CHARACTERS: Final = 40
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -45,21 +38,23 @@ class Command(Struct, frozen=True, kw_only=True):
 
     arguments: str = ""
     help: str
-    alone: bool = False
-    """Whether the command changes the session and therefore needs the lease."""
+    needs_lease: bool = False
+    """Whether the command changes the session, which only the lease holder may do."""
 
 
 COMMANDS: Final = {
     "new": Command(help="start a new session; this one is kept and can be resumed"),
-    "clear": Command(help="hide all messages so far; /undo shows them again", alone=True),
-    "compact": Command(help="summarize all but the last turns now", alone=True),
-    "undo": Command(help="undo the last /clear, /compact, /retry or /edit", alone=True),
-    "retry": Command(help="answer the last message again", alone=True),
-    "edit": Command(arguments="TEXT", help="replace the last message with TEXT", alone=True),
+    "clear": Command(help="hide all messages so far; /undo shows them again", needs_lease=True),
+    "compact": Command(help="summarize all but the last turns now", needs_lease=True),
+    "undo": Command(help="undo the last /clear, /compact, /retry or /edit", needs_lease=True),
+    "retry": Command(help="answer the last message again", needs_lease=True),
+    "edit": Command(arguments="TEXT", help="replace the last message with TEXT", needs_lease=True),
     "context": Command(help="show what is sent to the model, in tokens"),
     "stop": Command(help="stop the current answer; its text so far is kept"),
     "fork": Command(
-        arguments="[NAME]", help="continue in a copy; this session stays unchanged", alone=True
+        arguments="[NAME]",
+        help="continue in a copy; this session stays unchanged",
+        needs_lease=True,
     ),
     "sessions": Command(arguments="[TEXT]", help="list your sessions, or those with TEXT"),
     "resume": Command(arguments="KEY|TEXT", help="continue another session"),
@@ -88,9 +83,9 @@ def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand |
     return ParsedCommand(match[1].lower(), (match[2] or "").strip())
 
 
-def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | None = None) -> str:
+def new_key(channel: str = "cli", sender: str = "default") -> str:
     """Return the key for a new session of a user. All sessions of a user share one memory."""
-    moment = (at or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
+    moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return join_key(KeyParts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
 
 
@@ -135,54 +130,56 @@ class CommandRunner:
         self._sender = sender
         self._all_sessions = all_sessions
         self._run = turns.threads.run
-        self._seen = 0
+        self._seen_seq = 0
         """Last seq of the session when the command arrived."""
 
     async def run(self, on_event: EventHandler) -> Answer:
         """Run the command and return its result in Markdown, even if the store fails."""
         name = self._command.name
-        known = COMMANDS.get(name)
-        if known is None:
+        definition = COMMANDS.get(name)
+        if definition is None:
             return self._reply(f"Unknown command /{name}. /help lists all commands.")
         method = getattr(self, f"_{name}")
         try:
-            if not known.alone:
+            if not definition.needs_lease:
                 answer: Answer = await method()
                 return answer
             if self._turns.has_waiting_message(self._instance, self._key):
-                return self._reply(_BUSY)
+                return self._reply(_BUSY_TEXT)
             # The user has not seen messages that arrive after the command.
-            self._seen = await self._run(last_seq, self._instance.sessions, self._key)
+            self._seen_seq = await self._run(last_seq, self._instance.sessions, self._key)
 
             async def change(sessions: SessionStore) -> Answer | None:
-                self._seen = await self._run(self._last_seen, sessions)
-                changed: Answer | None = await method(sessions)
-                return changed
+                self._seen_seq = await self._run(self._read_seen_seq, sessions)
+                change_answer: Answer | None = await method(sessions)
+                return change_answer
 
             options = TurnOptions(sender=self._sender)
             return await self._turns.run_exclusive(
                 self._instance, self._key, change, on_event=on_event, options=options
             )
         except SessionBusy:
-            return self._reply(_BUSY)
+            return self._reply(_BUSY_TEXT)
         except StenologError as error:
             # Users can correct a wrong command; other errors are for the operator.
             is_user_error = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
-            raised = None if is_user_error else error
-            return Answer(key=self._key, text=_sentence(error), outcome="command", error=raised)
+            reported_error = None if is_user_error else error
+            return Answer(
+                key=self._key, text=_error_sentence(error), outcome="command", error=reported_error
+            )
 
     def _reply(self, text: str, *, key: str = "") -> Answer:
         return Answer(key=key or self._key, text=text, outcome="command")
 
-    def _last_seen(self, sessions: SessionStore) -> int:
+    def _read_seen_seq(self, sessions: SessionStore) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
         An unanswered message may have been stored before the seq was read.
         """
         if not self._turns.has_waiting_message(self._instance, self._key):
-            return self._seen
+            return self._seen_seq
         unanswered = turn_state(sessions.get_history(self._key)).unanswered
-        return min(self._seen, *(seq - 1 for seq in unanswered)) if unanswered else self._seen
+        return min((self._seen_seq, *(seq - 1 for seq in unanswered)))
 
     # --- the session -------------------------------------------------------------------------
 
@@ -194,25 +191,27 @@ class CommandRunner:
 
     async def _clear(self, sessions: SessionStore) -> Answer:
         # guard: clear-upto-seen
-        await self._run(sessions.store.clear, self._key, upto=self._seen)
-        undoable = await self._run(_undoable, sessions.store, self._key)
-        hint = " /undo shows them again." if undoable else ""
+        await self._run(sessions.store.clear, self._key, upto=self._seen_seq)
+        info = await self._run(find_info, sessions.store, self._key)
+        hint = " /undo shows them again." if info is not None and info.undoable else ""
         return self._reply(f"All messages so far are hidden.{hint}")
 
     async def _compact(self, sessions: SessionStore) -> Answer:
         del sessions
         model = await self._run(self._instance.model_of, self._key)
         context = self._instance.context(model)
-        done = await self._turns.threads.run_model(context.summarize, self._key)
-        return self._reply("Nothing to summarize." if done is None else f"{done}.")
+        report = await self._turns.threads.run_model(context.summarize, self._key)
+        return self._reply("Nothing to summarize." if report is None else f"{report}.")
 
     async def _undo(self, sessions: SessionStore) -> Answer:
         try:
             undone = await self._run(undo_last, sessions.store, self._key)
         except NothingToUndo:
             return self._reply("Nothing to undo.")
-        effect = f"{_count(undone.shown)} visible again" if undone.shown else "summary restored"
-        hidden = f", {_count(undone.hid)} hidden" if undone.hid else ""
+        effect = (
+            f"{_messages_are(undone.shown)} visible again" if undone.shown else "summary restored"
+        )
+        hidden = f", {_messages_are(undone.hid)} hidden" if undone.hid else ""
         return self._reply(f"Undid {_OPERATIONS.get(undone.op, undone.op)}: {effect}{hidden}.")
 
     async def _retry(self, sessions: SessionStore) -> Answer | None:
@@ -225,31 +224,31 @@ class CommandRunner:
 
     async def _answer_again(self, sessions: SessionStore, new_text: str | None) -> Answer | None:
         """Hide the messages after the last question, or replace the question with `new_text`."""
-        arrived: list[Message] = []
+        unseen_messages: list[Message] = []
 
         def up_to_question(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
-            last = _last_user_message(history)
-            arrived[:] = [message for message in history if message.seq > self._seen]
-            if last is None or arrived:
+            last_index = _last_user_message(history)
+            unseen_messages[:] = [message for message in history if message.seq > self._seen_seq]
+            if last_index is None or unseen_messages:
                 return None
-            end = _end_of_earlier_answers(history, last)
+            end = _end_of_earlier_answers(history, last_index)
             if new_text is None:
                 return [*history[:end]]
             # The new answer has the same address as the answer to the replaced message.
-            before = history[last].to_dict()
-            origin = origin_of(before) if is_received(before) else None
-            new = {"role": "user", "content": new_text}
-            question = mark_received(new, sender=self._sender, origin=origin)
-            return [*history[:last], *history[last + 1 : end], question]
+            replaced_body = history[last_index].to_dict()
+            origin = origin_of(replaced_body) if is_received(replaced_body) else None
+            new_body = {"role": "user", "content": new_text}
+            question = mark_received(new_body, sender=self._sender, origin=origin)
+            return [*history[:last_index], *history[last_index + 1 : end], question]
 
-        done = await self._run(replace_history, sessions, self._key, up_to_question)
-        match done:
+        result = await self._run(replace_history, sessions, self._key, up_to_question)
+        match result:
             case "done":
                 return None
-            case "unchanged" if not arrived:
+            case "unchanged" if not unseen_messages:
                 return self._reply("There is no message to answer.")
             case _:
-                return self._reply(_ARRIVED)
+                return self._reply(_MESSAGE_ARRIVED_TEXT)
 
     async def _stop(self) -> Answer:
         stopped = await self._turns.stop(self._instance, self._key)
@@ -276,19 +275,19 @@ class CommandRunner:
     # --- sessions ----------------------------------------------------------------------------
 
     async def _sessions(self) -> Answer:
-        entries = await self._run(self._matching)
+        entries = await self._run(self._matching_sessions)
         if not entries:
             return self._reply("No session matches." if self._argument else "No sessions yet.")
-        return self._reply(_session_list(entries))
+        return self._reply(_format_sessions(entries))
 
     async def _resume(self) -> Answer:
         wanted_key = self._argument
         if not wanted_key:
             return await self._sessions()
-        entries = await self._run(self._matching)
+        entries = await self._run(self._matching_sessions)
         exact = [entry for entry in entries if entry.key == wanted_key]
         if not exact and len(entries) > 1:
-            listed = _session_list(entries)
+            listed = _format_sessions(entries)
             return self._reply(f"Several sessions match. Use one of these keys:\n\n{listed}")
         if not entries:
             return self._reply(f"There is no session {wanted_key!r}. /sessions lists yours.")
@@ -296,14 +295,14 @@ class CommandRunner:
         title = chosen.title or "(no title)"
         return self._reply(f"Continuing `{chosen.key}`: {title}", key=chosen.key)
 
-    def _matching(self) -> list[Entry]:
+    def _matching_sessions(self) -> list[Entry]:
         """Return the user's sessions with the argument in their key, title or messages."""
         catalog, text = self._instance.catalog, self._argument
         any_channel = self._all_sessions or split_key(self._key) is None
         prefix = "" if any_channel else f"{self._key.partition(':')[0]}:"
         entries: list[Entry] = []
         after: str | None = None
-        while len(entries) < _MAX_SEARCHED:
+        while len(entries) < _MAX_SEARCHED_SESSIONS:
             page = catalog.list(prefix=prefix, limit=500, after=after)
             entries += [entry for entry in page.entries if self._may_see(entry)]
             after = page.after
@@ -311,18 +310,19 @@ class CommandRunner:
                 break
         if not text:
             return entries
-        lowered = text.casefold()
-        hits = {hit.key for hit in catalog.search(text, prefix=prefix, limit=100).hits}
+        folded_text = text.casefold()
+        found_keys = {hit.key for hit in catalog.search(text, prefix=prefix, limit=100).hits}
         return [
             entry
             for entry in entries
-            if lowered in f"{entry.key}\n{entry.title}".casefold() or entry.key in hits
+            if folded_text in f"{entry.key}\n{entry.title}".casefold() or entry.key in found_keys
         ]
 
     def _may_see(self, entry: Entry) -> bool:
-        """Return whether the user may see a session: the current one, or one of the same sender."""
-        mine = bool(self._sender) and entry.sender == self._sender
-        return self._all_sessions or entry.key == self._key or mine  # guard: commands-own-sessions
+        """Return whether the user may see a session: the current one, or their own."""
+        is_own = bool(self._sender) and entry.sender == self._sender
+        # guard: commands-own-sessions
+        return self._all_sessions or entry.key == self._key or is_own
 
     # --- information -------------------------------------------------------------------------
 
@@ -346,26 +346,26 @@ class CommandRunner:
         }
         parts["messages"] = max(0, window.tokens - sum(parts.values()))
         share = min(1.0, window.tokens / window.budget)
-        filled = round(share * _WIDTH)
+        filled = round(share * _BAR_CHARACTERS)
         lines = [
-            f"`{'█' * filled}{'░' * (_WIDTH - filled)}` {share:.0%}",
+            f"`{'█' * filled}{'░' * (_BAR_CHARACTERS - filled)}` {share:.0%}",
             "",
             f"Next request to {model.name}: about {window.tokens:,} of {window.budget:,} tokens.",
             "",
             *(f"- {name}: about {count:,}" for name, count in parts.items()),
             "",
-            f"{_count(len(history))} visible to the model. The oldest are summarized above "
+            f"{_messages_are(len(history))} visible to the model. The oldest are summarized above "
             f"{context.limits.max_history_messages} messages, or when the tokens are used up.",
         ]
         if recalled.found:
             lines += ["", "Recalled for your last message:", ""]
-            lines += [f"- {hit.text}" for hit in recalled.found[:_LISTED]]
+            lines += [f"- {hit.text}" for hit in recalled.found[:_MAX_LISTED_ITEMS]]
         return "\n".join(lines)
 
     async def _memory(self) -> Answer:
         memory = self._instance.memory
         if memory is None:
-            return self._reply(_NO_MEMORY)
+            return self._reply(_NO_MEMORY_TEXT)
         scope = await self._run(self._instance.memory_scope, self._key, sender=self._sender)
         if self._argument:
             notes = await self._run(memory.notes.search, self._argument, scope=scope)
@@ -375,16 +375,16 @@ class CommandRunner:
             return self._reply("No note matches." if self._argument else "There are no notes yet.")
         lines = [
             f"- `{note.id}` {note.text}" + ("" if note.kind == "core" else f" ({note.at:%Y-%m-%d})")
-            for note in notes[: -_LISTED - 1 : -1]
+            for note in notes[: -_MAX_LISTED_ITEMS - 1 : -1]
         ]
-        older = len(notes) - _LISTED
+        older = len(notes) - _MAX_LISTED_ITEMS
         more = f"\n\n{older} older notes; /memory TEXT searches them." if older > 0 else ""
         return self._reply("\n".join(lines) + f"{more}\n\n/forget ID deletes one.")
 
     async def _forget(self) -> Answer:
         memory = self._instance.memory
         if memory is None:
-            return self._reply(_NO_MEMORY)
+            return self._reply(_NO_MEMORY_TEXT)
         if not self._argument:
             return self._reply("Which note? /memory lists them with their ids: /forget ID")
         try:
@@ -412,9 +412,9 @@ class CommandRunner:
         return self._reply("\n".join(lines) + "\n\n`//text` sends `/text` to the model.")
 
 
-_BUSY: Final = "An answer is in progress. /stop ends it."
-_NO_MEMORY: Final = "This agent has no memory in this run."
-_ARRIVED: Final = (
+_BUSY_TEXT: Final = "An answer is in progress. /stop ends it."
+_NO_MEMORY_TEXT: Final = "This agent has no memory in this run."
+_MESSAGE_ARRIVED_TEXT: Final = (
     "Another message has just arrived in this session, so nothing was changed. Try again."
 )
 _OPERATIONS: Final = {
@@ -427,29 +427,23 @@ _OPERATIONS: Final = {
 """Names of the store's operations in chat messages."""
 
 
-def _session_list(entries: Sequence[Entry]) -> str:
-    lines = [
-        f"- `{item.key}` · {item.count} message{'' if item.count == 1 else 's'} · {_day(item)} · "
-        f"{item.title or '(no title)'}"
-        for item in entries[:_LISTED]
-    ]
-    more = len(entries) - _LISTED
-    hint = f"\n\n{more} more; /sessions TEXT narrows the list." if more > 0 else ""
+def _format_sessions(entries: Sequence[Entry]) -> str:
+    lines = []
+    for entry in entries[:_MAX_LISTED_ITEMS]:
+        messages = f"{entry.count} message{'' if entry.count == 1 else 's'}"
+        updated = "" if entry.updated is None else f"{entry.updated:%Y-%m-%d %H:%M}"
+        title = entry.title or "(no title)"
+        lines.append(f"- `{entry.key}` · {messages} · {updated} · {title}")
+    more_count = len(entries) - _MAX_LISTED_ITEMS
+    hint = f"\n\n{more_count} more; /sessions TEXT narrows the list." if more_count > 0 else ""
     return "\n".join(lines) + hint
 
 
-def _count(messages: int) -> str:
-    return "1 message is" if messages == 1 else f"{messages} messages are"
+def _messages_are(count: int) -> str:
+    return "1 message is" if count == 1 else f"{count} messages are"
 
 
-def _undoable(store: Store, key: str) -> int:
-    try:
-        return store.info(key).undoable
-    except NoSuchSession:
-        return 0
-
-
-def _sentence(error: StenologError) -> str:
+def _error_sentence(error: StenologError) -> str:
     text = str(error)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
@@ -467,16 +461,11 @@ def _last_user_message(history: Sequence[Message]) -> int | None:
 def _end_of_earlier_answers(history: Sequence[Message], last: int) -> int:
     """Return the index after the message at `last` and after the answers to earlier messages.
 
-    Such answers follow a message that was sent while the answers were written.
+    Such an answer follows a message that was sent while the answer was being written.
     """
     question = history[last].seq
     for index in range(len(history) - 1, last, -1):
         body = history[index].to_dict()
-        is_answer = body.get("role") == "assistant" and not calls_of(body)
-        if is_answer and last_seen_seq(body, history[index].seq) < question:
+        if is_finished_answer(body) and last_seen_seq(body, history[index].seq) < question:
             return index + 1
     return last + 1
-
-
-def _day(entry: Entry) -> str:
-    return "" if entry.updated is None else f"{entry.updated:%Y-%m-%d %H:%M}"

@@ -4,34 +4,34 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
-from stenolog.errors import NoSuchSession, StaleHistory
+from stenolog.errors import StaleHistory
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, Store
+from stenolog.stores.base import SessionView, Store, find_info, find_view
 
 NewHistory = Sequence[Message | Mapping[str, Any]]
 RewriteResult = Literal["done", "unchanged", "message arrived"]
-"""Outcome of `replace_history`. A new message, or None from `make`, prevents the change."""
+"""Outcome of `replace_history`. Nothing changes if `make` returns None or a message arrives."""
 
 
 def replace_history(
     sessions: SessionStore,
     key: str,
-    make: Callable[[Sequence[Message]], NewHistory | None],
+    make_history: Callable[[Sequence[Message]], NewHistory | None],
     view: SessionView | None = None,
 ) -> RewriteResult:
-    """Make the messages that `make` returns visible, in one operation of the store.
+    """Make the messages that `make_history` returns visible, in one operation of the store.
 
-    `make` receives the visible messages and returns the new messages, or None for no change. If a
-    message arrives before the operation is stored, nothing changes. Messages that another process
-    hides at the same time stay hidden. After a crash either the old or the new messages are
-    visible. `view`: a view that the caller has just read. The call blocks, and only the lease
-    holder may make it. Raises NoSuchSession if the session is gone.
+    `make_history` receives the visible messages and returns the new messages, or None for no
+    change. If a message arrives before the operation is stored, nothing changes. Messages that
+    another process hides at the same time stay hidden. After a crash either the old or the new
+    messages are visible. `view`: a view that the caller has just read. The call blocks, and only
+    the lease holder may make it. Raises NoSuchSession if the session is gone.
     """
     if view is None:
-        view = find_view(sessions, key)
+        view = find_view(sessions.store, key)
     visible = () if view is None else view.messages
-    history = make(visible)
+    history = make_history(visible)
     if history is None:
         return "unchanged"
     # `last_seq` would be wrong: it includes a message whose write another process has not finished.
@@ -55,32 +55,22 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
     example with `clear`.
     """
     pairs = zip(view.messages, history, strict=False)
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
-    new = len(history) - common
+    common_count = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+    new_count = len(history) - common_count
     info = store.info(view.key)
-    if info.uid != view.uid or info.last_seq <= view.upto + new:
+    if info.uid != view.uid or info.last_seq <= view.upto + new_count:
         return
     bodies = [item.to_dict() if isinstance(item, Message) else dict(item) for item in history]
     stored = [item.to_dict() for item in store.get_history(view.key, after=view.upto, full=True)]
-    for position in range(common):
-        copied = len(bodies) - position
-        if stored[:copied] == bodies[position:]:
-            last = view.upto + copied - new
+    for position in range(common_count):
+        copied_count = len(bodies) - position
+        if stored[:copied_count] == bodies[position:]:
+            last = view.upto + copied_count - new_count
             store.hide(view.key, view.upto + 1, last)  # guard: edit-beside-clear
             return
 
 
-def find_view(sessions: SessionStore, key: str, last: int | None = None) -> SessionView | None:
-    """Return a view of a session; None if the session does not exist."""
-    try:
-        return sessions.store.view(key, last)
-    except NoSuchSession:
-        return None
-
-
 def last_seq(sessions: SessionStore, key: str) -> int:
     """Return the last seq of a session, including hidden messages; 0 without a session."""
-    try:
-        return sessions.store.info(key).last_seq
-    except NoSuchSession:
-        return 0
+    info = find_info(sessions.store, key)
+    return 0 if info is None else info.last_seq

@@ -18,7 +18,7 @@ from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.context import Context
 from stenolog.context.summarize import SummaryReport
 from stenolog.context.window import Limits
-from stenolog.errors import NoSuchSession, StenologError, StoreUnavailable, UsageError
+from stenolog.errors import StenologError, StoreUnavailable, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import AGENT, Memory
 from stenolog.memory.recall import RecallResult
@@ -27,16 +27,16 @@ from stenolog.providers.chat_model import ChatModel, HasContextWindow
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
-from stenolog.sessions.session_manager import SessionManager
-from stenolog.sessions.session_store import SessionStore, fallback_reason
+from stenolog.sessions.session_manager import JSONFileStore
+from stenolog.sessions.session_store import SessionStore, check_sessions, fallback_reason
 from stenolog.stores import log_reports
-from stenolog.stores.base import SessionView, Store
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.base import SessionView, Store, find_info, find_view
+from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.open_sessions import open_sessions
 
 OpenModel = Callable[[str], ChatModel]
 
-CHOSEN_MODEL: Final = "chat_model"
+CHOSEN_MODEL_FIELD: Final = "chat_model"
 """Meta field of a session with the name of the model that its user chose."""
 _MAX_MODELS: Final = 32
 
@@ -58,8 +58,10 @@ class AgentInstance:
     ) -> None:
         """Create an agent from open stores.
 
-        `close` of the agent closes the stores. Without `notes` the agent has no memory.
+        `close` of the agent closes the stores. Without `notes` the agent has no memory. Raises
+        UsageError if `sessions` is not a SessionStore.
         """
+        check_sessions(sessions)
         self.id = spec.id
         self.spec = spec
         self.sessions = sessions
@@ -68,7 +70,7 @@ class AgentInstance:
         """Callback for every summary; it runs in the thread that made the summary."""
         self._zone = load_zone(spec.zone)
         self._open_model = open_model
-        self._opening = threading.Lock()
+        self._models_mutex = threading.Lock()
         self._models = {"": model}
         self._contexts: dict[str, Context] = {}
         self._tools = as_tools([*BUILT_IN, *tools]) if spec.tools else {}
@@ -82,9 +84,9 @@ class AgentInstance:
         store = sessions.store
         self._aliases = Aliases(store)
         if fallback_reason(store) is not None:
-            why = "; ".join(sessions.health().problems)
-            self.problems.append(f"memory is off in this run: {why}")
-        elif isinstance(sessions, SessionManager):
+            reasons = "; ".join(sessions.health().problems)
+            self.problems.append(f"memory is off in this run: {reasons}")
+        elif isinstance(store, JSONFileStore):
             self.problems.append("sessions are plain JSON files, without undo, fork and delete")
         elif spec.memory and notes is None:
             self.problems.append("the notes cannot be opened, so memory is off in this run")
@@ -141,27 +143,20 @@ class AgentInstance:
 
     @property
     def shared_place(self) -> str | None:
-        """Place of the store that all processes of the agent share; None if it is not in use."""
-        elsewhere = fallback_reason(self.store) is not None
-        if elsewhere or isinstance(self.sessions, SessionManager):
+        """Place of the store that all processes of the agent share; None if it is not shared."""
+        if fallback_reason(self.store) is not None or isinstance(self.store, JSONFileStore):
             return None
         place = self.spec.sessions
-        return None if address(place).engine == "memory" else place
+        return None if parse_address(place).engine == "memory" else place
 
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
         """Return the key of the session that `key` opens, and a view of that session.
 
         The view is None if the session does not exist.
         """
-        try:
-            view = self.store.view(key)
-        except NoSuchSession:
-            session_key = self.resolve_key(key)
-            view = None
-            if session_key != key:
-                with suppress(NoSuchSession):
-                    view = self.store.view(session_key)
-            return session_key, view
+        view = find_view(self.store, key)
+        if view is None and (session_key := self.resolve_key(key)) != key:
+            return session_key, find_view(self.store, session_key)
         return key, view
 
     def resolve_key(self, key: str) -> str:
@@ -184,7 +179,7 @@ class AgentInstance:
             return self.model
         if name not in self.spec.models:
             raise UsageError(f"{name!r} is not a model of this agent")
-        return self._opened(name)
+        return self._open_model_once(name)
 
     def model_of(self, key: str, notify: Callable[[str], None] | None = None) -> ChatModel:
         """Return the model that the session's user chose, otherwise the agent's model."""
@@ -200,11 +195,11 @@ class AgentInstance:
 
         If the named model cannot be opened, `notify` receives the reason.
         """
-        chosen = meta.get(CHOSEN_MODEL)
+        chosen = meta.get(CHOSEN_MODEL_FIELD)
         if not isinstance(chosen, str) or not chosen:
             return self.model
         try:
-            return self._opened(chosen)
+            return self._open_model_once(chosen)
         except StenologError as error:
             if notify is not None:
                 notify(f"{error}; {self.model.name} answers instead")
@@ -217,17 +212,17 @@ class AgentInstance:
         agent's own model.
         """
         if name in ("default", self.spec.model):
-            self.store.set_meta(key, **{CHOSEN_MODEL: None})
+            self.store.set_meta(key, **{CHOSEN_MODEL_FIELD: None})
             return self.model
         if not any_model and name not in self.spec.models:  # guard: model-allow-list
-            known = ", ".join(self.spec.models) or "only its own"
-            raise UsageError(f"{name!r} is not a model of this agent; its models: {known}")
-        model = self._opened(name)
-        self.store.set_meta(key, **{CHOSEN_MODEL: name})
+            allowed_models = ", ".join(self.spec.models) or "only its own"
+            raise UsageError(f"{name!r} is not a model of this agent; its models: {allowed_models}")
+        model = self._open_model_once(name)
+        self.store.set_meta(key, **{CHOSEN_MODEL_FIELD: name})
         return model
 
-    def _opened(self, name: str) -> ChatModel:
-        with self._opening:
+    def _open_model_once(self, name: str) -> ChatModel:
+        with self._models_mutex:
             if name not in self._models:
                 if self._open_model is None:
                     raise UsageError(f"this agent has only one model, {self.model.name}")
@@ -240,7 +235,7 @@ class AgentInstance:
 
     def context(self, model: ChatModel, options: TurnOptions = DEFAULT_OPTIONS) -> Context:
         """Return the context builder for this model, which also writes summaries."""
-        with self._opening:
+        with self._models_mutex:
             if model.name not in self._contexts:
                 limits = self.spec.limits
                 if isinstance(model, HasContextWindow):
@@ -256,14 +251,14 @@ class AgentInstance:
     def _context(self, model: ChatModel, options: TurnOptions, *, limits: Limits) -> Context:
         return Context(
             self.sessions,
-            self.blocking_model.by(model),
+            self.blocking_model.completion_with(model),
             limits=limits,
             needs=self.spec.needs,
             model=model.name,
             catalog=self.catalog,
             system=self.spec.system if options.system is None else options.system,
             tools=self.offered_tools(options),
-            on_event=self._compacted,
+            on_event=self._report_summary,
         )
 
     # --- tools and memory --------------------------------------------------------------------
@@ -308,26 +303,15 @@ class AgentInstance:
             raise UsageError("this agent has no memory in this run")
         scope = self.memory.scope(key=key)
         if sender and scope.of == "session":
-            is_empty = self._is_empty(key) if info is None else info.count == 0
-            if is_empty:
+            session = info or find_info(self.store, self.resolve_key(key))
+            if session is None or session.count == 0:
                 return Scope(agent=scope.agent, who=sender, of="sender")
         if scope.of == "sender" and sender is not None and sender != scope.who:  # guard: own-memory
             return scope_of(key if info is not None else self.resolve_key(key), agent=scope.agent)
         return scope
 
-    def _is_empty(self, key: str) -> bool:
-        try:
-            return self.store.info(self.resolve_key(key)).count == 0
-        except NoSuchSession:
-            return True
-
     def recall(
-        self,
-        question: str,
-        key: str,
-        *,
-        sender: str | None = "",
-        info: SessionInfo | None = None,
+        self, question: str, key: str, *, sender: str | None = "", info: SessionInfo | None = None
     ) -> RecallResult:
         """Return memories for a question; an empty result without a memory or if recall fails.
 
@@ -390,9 +374,9 @@ class AgentInstance:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _compacted(self, done: SummaryReport) -> None:
+    def _report_summary(self, report: SummaryReport) -> None:
         if self.on_summary is not None:
-            self.on_summary(done)
+            self.on_summary(report)
 
 
 def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
@@ -412,25 +396,25 @@ def load_zone(name: str) -> tzinfo:
     An empty name means the zone of this machine. Raises UsageError for an unknown zone.
     """
     if not name:
-        return _of_machine()
+        return _machine_zone()
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise UsageError(f"unknown time zone {name!r}; use a name such as Europe/Berlin") from error
 
 
-def _of_machine() -> tzinfo:
+def _machine_zone() -> tzinfo:
     # A fixed offset would be wrong after a change to or from daylight saving time.
-    named = os.environ.get("TZ", "").removeprefix(":")
+    name = os.environ.get("TZ", "").removeprefix(":")
     try:
-        if named:
-            return ZoneInfo(named)
+        if name:
+            return ZoneInfo(name)
         with Path("/etc/localtime").open("rb") as file:
             return ZoneInfo.from_file(file)
     except (KeyError, OSError, ValueError):
-        here = datetime.now().astimezone().tzinfo
-        assert here is not None
-        return here
+        current_offset = datetime.now().astimezone().tzinfo
+        assert current_offset is not None
+        return current_offset
 
 
 class AgentRegistry:
@@ -445,7 +429,7 @@ class AgentRegistry:
             if agent.id in self._agents:
                 raise UsageError(f"there are two agents called {agent.id!r}; name them differently")
             self._agents[agent.id] = agent
-        self._first = agents[0]
+        self._default_agent = agents[0]
 
     def __iter__(self) -> Iterator[AgentInstance]:
         return iter(self._agents.values())
@@ -453,22 +437,22 @@ class AgentRegistry:
     def agent(self, id: str | None = None) -> AgentInstance:
         """Return the agent with this name, or the first agent without a name. Raise UsageError."""
         if id is None:
-            return self._first
+            return self._default_agent
         if id not in self._agents:
-            known = ", ".join(repr(name) for name in self._agents if name is not None) or "none"
-            raise UsageError(f"there is no agent {id!r}; known agents: {known}")
+            names = ", ".join(repr(name) for name in self._agents if name is not None) or "none"
+            raise UsageError(f"there is no agent {id!r}; known agents: {names}")
         return self._agents[id]
 
     def route(self, channel: str, sender: str = "") -> AgentInstance:
         """Return the agent with the most specific matching route, otherwise the first agent."""
-        best, best_length = self._first, 0
+        best_agent, best_specificity = self._default_agent, 0
         for instance in self:
             for route in instance.spec.routes:
-                fits = route.channel in ("", channel) and route.sender in ("", sender)
-                named = 2 * bool(route.sender) + bool(route.channel)
-                if fits and named > best_length:
-                    best, best_length = instance, named
-        return best
+                matches = route.channel in ("", channel) and route.sender in ("", sender)
+                specificity = 2 * bool(route.sender) + bool(route.channel)
+                if matches and specificity > best_specificity:
+                    best_agent, best_specificity = instance, specificity
+        return best_agent
 
     async def close(self) -> None:
         """Close every agent. Raise nothing; a second call does nothing."""

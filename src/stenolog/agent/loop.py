@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stenolog.agent.commands import CommandRunner, parse_command
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.resume import Resumer
-from stenolog.agent.scheduler import TTL, CloseReport, TurnScheduler
+from stenolog.agent.scheduler import LEASE_SECONDS, CloseReport, TurnScheduler
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -29,7 +29,7 @@ from stenolog.stores.base import SessionView
 
 T = TypeVar("T")
 
-_REMEMBERED: Final = 10_000
+_MAX_COMMAND_IDS: Final = 10_000
 """Maximum number of remembered command ids; a repeated command does not run again."""
 
 _logger = logging.getLogger("stenolog")
@@ -42,7 +42,7 @@ class AgentLoop:
     stores.
     """
 
-    def __init__(self, registry: AgentRegistry, *, ttl: float = TTL) -> None:
+    def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
         """Create a loop; an event loop must be running.
 
         `ttl`: lifetime of a lease in seconds, the longest wait after a killed lease holder.
@@ -73,6 +73,7 @@ class AgentLoop:
         allow_commands: bool = True,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
+        prepare: Callable[[], SessionView] | None = None,
     ) -> Answer:
         """Store a message and answer it, or run a command.
 
@@ -80,18 +81,21 @@ class AgentLoop:
         and its text so far is kept. `on_event` receives the events, including those of a summary
         after the answer. `all_sessions`: commands may list and open the sessions of all users.
         `allow_commands`: content that starts with / may be a command. `view`: view of the session
-        `message.key`, if the caller has read it; then the key must not be an alias. Raises
-        UsageError for a key or a message that can never be stored. Errors of the model's server and
-        of the store are in the returned Answer.
+        `message.key`, if the caller has read it; then the key must not be an alias. `prepare`: a
+        function that reads this view, called in the thread that stores the message; its errors are
+        raised, and then nothing is stored. Raises UsageError for a key or a message that can never
+        be stored. Errors of the model's server and of the store are in the returned Answer.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        careful = _log_errors(on_event)
+        safe_handler = _log_errors(on_event)
         check_sender(message.sender)
-        key = message.key if view is not None else await self._resolve_key(instance, message.key)
+        key = message.key
+        if view is None and prepare is None:
+            key = await self._resolve_key(instance, key)
         command = parse_command(message.content) if allow_commands else None
         if command is not None:
-            if self._is_known(instance.id, key, message.id):
+            if self._is_repeated_command(instance.id, key, message.id):
                 return Answer(key=key, text="", outcome="again")
             runner = CommandRunner(
                 self._turns,
@@ -101,7 +105,7 @@ class AgentLoop:
                 sender=message.sender,
                 all_sessions=all_sessions,
             )
-            return await runner.run(careful)
+            return await runner.run(safe_handler)
         content = message.content
         if allow_commands and isinstance(content, str) and content.startswith("//"):
             content = content[1:]
@@ -114,9 +118,10 @@ class AgentLoop:
             key,
             body,
             once=message.id,
-            on_event=careful,
+            on_event=safe_handler,
             options=replace(options, sender=message.sender),
             view=view,
+            prepare=prepare,
         )
 
     async def _resolve_key(self, instance: AgentInstance, key: str) -> str:
@@ -158,15 +163,15 @@ class AgentLoop:
             cause = await self._turns.error_for_client(instance, session_key, error)
             return Answer(key=session_key, text=str(cause), outcome="failed", error=cause)
 
-    def _is_known(self, agent: str | None, key: str, id: str) -> bool:
+    def _is_repeated_command(self, agent: str | None, key: str, id: str) -> bool:
         """Return whether this process ran a command with this id; remember the id."""
         if not id:
             return False
-        place = (agent, key, id)
-        if place in self._commands:
+        command = (agent, key, id)
+        if command in self._commands:
             return True
-        self._commands[place] = None
-        if len(self._commands) > _REMEMBERED:
+        self._commands[command] = None
+        if len(self._commands) > _MAX_COMMAND_IDS:
             self._commands.popitem(last=False)
         return False
 
@@ -179,11 +184,7 @@ class AgentLoop:
         return await self._turns.threads.run_model(function, *values, **named)
 
     async def change(
-        self,
-        key: str,
-        change: Callable[[SessionStore], Awaitable[T]],
-        *,
-        agent: str | None = None,
+        self, key: str, change: Callable[[SessionStore], Awaitable[T]], *, agent: str | None = None
     ) -> T:
         """Run `change` while holding the lease, and return its result. Raise SessionBusy."""
         self._turns.check_open()
@@ -191,11 +192,11 @@ class AgentLoop:
         session_key = await self._resolve_key(instance, key)
         results: list[T] = []
 
-        async def carried_out(sessions: SessionStore) -> Answer:
+        async def run_change(sessions: SessionStore) -> Answer:
             results.append(await change(sessions))
             return Answer(key=session_key, text="", outcome="command")
 
-        await self._turns.run_exclusive(instance, session_key, carried_out, on_event=ignore_event)
+        await self._turns.run_exclusive(instance, session_key, run_change, on_event=ignore_event)
         return results[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
@@ -220,23 +221,25 @@ class AgentLoop:
 
         `key` selects one session. Otherwise the call covers all sessions of the agent (of every
         agent without a name) that the catalog lists as interrupted, if the log confirms the
-        interruption. Turns that another process runs are skipped, and turns with a message of the
-        last `idle_for` seconds, which another process may be about to resume. `each` is called with
-        every answer as soon as it is complete.
+        interruption. Turns that another process runs are skipped. Turns with a message of the last
+        `idle_for` seconds are skipped, too, because another process may be about to resume them.
+        `each` is called with every answer as soon as it is complete.
         """
         self._turns.check_open()
-        careful = _log_errors(on_event)
+        safe_handler = _log_errors(on_event)
         if key is not None:
             instance = self._registry.agent(agent)
-            root = await self._resolve_key(instance, key)
-            answer = await self._resumer.resume(instance, root, on_event=careful, idle_for=idle_for)
+            session_key = await self._resolve_key(instance, key)
+            answer = await self._resumer.resume(
+                instance, session_key, on_event=safe_handler, idle_for=idle_for
+            )
             return [] if answer is None else [answer]
         agents = list(self._registry) if agent is None else [self._registry.agent(agent)]
         return [
             answer
             for instance in agents
             for answer in await self._resumer.resume_all(
-                instance, on_event=careful, idle_for=idle_for, each=each
+                instance, on_event=safe_handler, idle_for=idle_for, each=each
             )
         ]
 
@@ -273,10 +276,10 @@ class AgentLoop:
 def _log_errors(on_event: EventHandler) -> EventHandler:
     """Wrap a callback: its errors are logged and do not end the turn."""
 
-    def careful(event: Event) -> None:
+    def safe_handler(event: Event) -> None:
         try:
             on_event(event)
         except Exception:
             _logger.exception("the event handler failed at %r", event)
 
-    return careful
+    return safe_handler

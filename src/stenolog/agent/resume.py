@@ -11,30 +11,22 @@ from typing import Final
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import ActiveSession, NotLeased, TurnScheduler
 from stenolog.agent.turn import Turn
-from stenolog.agent.turn_events import DEFAULT_OPTIONS, Answer, EventHandler, TurnOptions
+from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.agent.turn_ownership import ForeignTurns, hide_late_message, is_own_turn, late_message
 from stenolog.context.turn_state import turn_state
-from stenolog.errors import (
-    ContextTooSmall,
-    ModelRefused,
-    NoSuchSession,
-    StenologError,
-    StoreBusy,
-)
+from stenolog.errors import ContextTooSmall, ModelRefused, NoSuchSession, StenologError, StoreBusy
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, forked_at
 
-_MAX_CONCURRENT: Final = 4
-"""Maximum number of turns that are resumed at the same time."""
-FIRST_DELAY: Final = 10.0
+_MAX_CONCURRENT_TURNS: Final = 4
+FIRST_DELAY_SECONDS: Final = 10.0
 """Delay in seconds after the first failed resume."""
-_MAX_DELAY: Final = 3_600.0
+_MAX_DELAY_SECONDS: Final = 3_600.0
 _MAX_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
-_LISTED: Final = 5
-"""Maximum number of session names in one log line."""
-_RECENT: Final = 500
+_MAX_LOGGED_SESSIONS: Final = 5
+_MAX_RECENT_SESSIONS: Final = 500
 """Number of recent sessions that are searched for late messages at start-up."""
 
 _logger = logging.getLogger("stenolog")
@@ -46,11 +38,11 @@ class Resumer:
     def __init__(self, turns: TurnScheduler) -> None:
         self._turns = turns
         self._backoff = ResumeBackoff()
-        self._idle = IdleSessions()
-        self._others = ForeignTurns()
-        self._too_old: list[str] = []
+        self._idle_sessions = IdleSessions()
+        self._foreign_turns = ForeignTurns()
+        self._too_old_sessions: list[str] = []
         """Sessions whose turn was closed as too old since the last log line."""
-        self._searched: set[str | None] = set()
+        self._searched_agents: set[str | None] = set()
         """Agents whose recent sessions were searched for late messages."""
 
     async def resume(
@@ -61,27 +53,27 @@ class Resumer:
         Skips a session whose lease another process holds, and a session with a message of the last
         `idle_for` seconds.
         """
-        last, age = await self._turns.threads.run(_last_message, instance, key)
-        age = max(age, self._idle.seconds(instance.id, key, last))
-        if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last):
+        last_seq, age = await self._turns.threads.run(_last_message, instance, key)
+        age = max(age, self._idle_sessions.idle_seconds(instance.id, key, last_seq))
+        if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last_seq):
             return None
-        with self._turns.use(instance, key) as session:
+        with self._turns.use_session(instance, key) as session:
             async with session.locked():
                 try:
                     lease = await self._turns.acquire_lease(session)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
-                    self._backoff.record_failure(instance.id, key, last, error, grows=False)
-                    return session.failed(error, text=str(NotLeased(error)))
+                    self._backoff.record_failure(instance.id, key, last_seq, error, doubles=False)
+                    return session.failed_answer(error, text=str(NotLeased(error)))
                 try:
                     async with self._turns.hold_lease(session, lease) as sessions:
                         answer, turn = await self._resume(session, sessions, on_event)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
-                    self._backoff.record_failure(instance.id, key, last, error)
-                    return session.failed(error)
+                    self._backoff.record_failure(instance.id, key, last_seq, error)
+                    return session.failed_answer(error)
                 if answer is not None and turn is not None:
                     self._turns.summarize_later(session, on_event, turn)
                 return answer
@@ -95,10 +87,10 @@ class Resumer:
         each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
         """Resume the unfinished turns of all sessions of an agent."""
-        concurrent = asyncio.Semaphore(_MAX_CONCURRENT)
+        slots = asyncio.Semaphore(_MAX_CONCURRENT_TURNS)
 
         async def resume_one(key: str) -> Answer | None:
-            async with concurrent:
+            async with slots:
                 try:
                     answer = await self.resume(instance, key, on_event=on_event, idle_for=idle_for)
                     if answer is not None and each is not None:
@@ -109,45 +101,44 @@ class Resumer:
                     return Answer(key=key, text=repr(error), outcome="failed")
 
         await self._turns.save_unsaved(instance)
-        candidates = await self._turns.threads.run(_interrupted, instance, self._others)
-        if instance.id not in self._searched:
-            self._searched.add(instance.id)
-            candidates += await self._turns.threads.run(_with_late_message, instance)
+        candidates = await self._turns.threads.run(
+            _interrupted_sessions, instance, self._foreign_turns
+        )
+        if instance.id not in self._searched_agents:
+            self._searched_agents.add(instance.id)
+            candidates += await self._turns.threads.run(_sessions_with_late_message, instance)
         # Skip sessions that this process is working on.
         keys = [
             key for key in dict.fromkeys(candidates) if not self._turns.is_active(instance, key)
         ]
         answers = await asyncio.gather(*map(resume_one, keys))
-        closed, self._too_old = self._too_old, []
-        if closed:
-            turns, age = (
-                count(len(closed), "unanswered turn"),
-                duration(instance.spec.resume_within),
-            )
-            _logger.info("Closed %s older than %s: %s", turns, age, join_names(closed))
+        closed_sessions, self._too_old_sessions = self._too_old_sessions, []
+        if closed_sessions:
+            turns = plural(len(closed_sessions), "unanswered turn")
+            age = duration(instance.spec.resume_within)
+            _logger.info("Closed %s older than %s: %s", turns, age, join_names(closed_sessions))
         return [answer for answer in answers if answer is not None]
 
     async def _resume(
         self, session: ActiveSession, sessions: SessionStore, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
-        view = await self._turns.threads.run(_view, sessions, key)
+        view = await self._turns.threads.run(_hide_late_and_view, sessions, key)
         state = turn_state(view.messages)
-        is_own = is_own_turn(view.messages, after=forked_at(view.info))
-        if not state.is_unfinished or not is_own:  # guard: resume-own
+        is_started_by_agent = is_own_turn(view.messages, after=forked_at(view.info))
+        if not state.is_unfinished or not is_started_by_agent:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
             options = TurnOptions(sender=None)
-            answer, turn = await self._turns.run_turn(
-                session, sessions, None, on_event, options, view
-            )
+            turn = self._turns.new_turn(session, sessions, on_event, options=options, view=view)
+            answer = await self._turns.run_turn(session, turn, on_event)
             if answer.outcome == "answered":
-                messages = count(len(state.unanswered), "unanswered message")
+                messages = plural(len(state.unanswered), "unanswered message")
                 _logger.info("Answered %s in %s", messages, key)
             return answer, turn
-        turn = self._turns.new_turn(session, sessions, None, on_event, DEFAULT_OPTIONS, view)
-        self._too_old.append(key)
+        turn = self._turns.new_turn(session, sessions, on_event, view=view)
+        self._too_old_sessions.append(key)
         return await turn.close("too old to be answered"), turn
 
 
@@ -159,32 +150,26 @@ class ResumeBackoff:
     """
 
     def __init__(self) -> None:
-        self._until: dict[tuple[str | None, str], tuple[int, int, float]] = {}
-        """Last seq at the failure, number of failures, and end of the delay."""
+        self._failures: dict[tuple[str | None, str], tuple[int, int, float]] = {}
+        """By agent and session: last seq at the failure, number of failures, end of the delay."""
 
-    def is_blocked(self, agent: str | None, key: str, last: int) -> bool:
+    def is_blocked(self, agent: str | None, key: str, last_seq: int) -> bool:
         """Return whether a session with this last seq must not be resumed now."""
-        failure = self._until.get((agent, key))
-        return failure is not None and failure[0] == last and monotonic() < failure[2]
+        failure = self._failures.get((agent, key))
+        return failure is not None and failure[0] == last_seq and monotonic() < failure[2]
 
     def record_failure(
-        self,
-        agent: str | None,
-        key: str,
-        last: int,
-        error: StenologError,
-        *,
-        grows: bool = True,
+        self, agent: str | None, key: str, last: int, error: StenologError, *, doubles: bool = True
     ) -> None:
-        """Record that resuming failed. `grows`: the delay doubles with each failure."""
-        before, times, _ = self._until.pop((agent, key), (last, 0, 0.0))
-        times = times + 1 if before == last and grows else 1
-        pause = min(FIRST_DELAY * 2 ** min(times - 1, 30), _MAX_DELAY)
+        """Record that resuming failed. `doubles`: the delay doubles with each failure."""
+        last_before, failures, _ = self._failures.pop((agent, key), (last, 0, 0.0))
+        failures = failures + 1 if last_before == last and doubles else 1
+        delay = min(FIRST_DELAY_SECONDS * 2 ** min(failures - 1, 30), _MAX_DELAY_SECONDS)
         if isinstance(error, ModelRefused | ContextTooSmall):
-            pause = float("inf")
-        self._until[agent, key] = (last, times, monotonic() + pause)
-        while len(self._until) > _MAX_SESSIONS:
-            del self._until[next(iter(self._until))]
+            delay = float("inf")
+        self._failures[agent, key] = (last, failures, monotonic() + delay)
+        while len(self._failures) > _MAX_SESSIONS:
+            del self._failures[next(iter(self._failures))]
 
 
 class IdleSessions:
@@ -195,21 +180,22 @@ class IdleSessions:
     """
 
     def __init__(self) -> None:
-        self._since: dict[tuple[str | None, str], tuple[int, float]] = {}
+        self._first_seen: dict[tuple[str | None, str], tuple[int, float]] = {}
+        """By agent and session: last seq, and the time at which this process first saw it."""
 
-    def seconds(self, agent: str | None, key: str, last: int) -> float:
-        """Return the number of seconds for which this process has seen `last` as the last seq."""
+    def idle_seconds(self, agent: str | None, key: str, last_seq: int) -> float:
+        """Return for how many seconds this process has seen `last_seq` as the last seq."""
         now = monotonic()
-        seq, since = self._since.pop((agent, key), (last, now))
-        if seq != last:
-            since = now
-        self._since[agent, key] = last, since
-        while len(self._since) > _MAX_SESSIONS:
-            del self._since[next(iter(self._since))]
-        return now - since
+        earlier_last_seq, first_seen = self._first_seen.pop((agent, key), (last_seq, now))
+        if earlier_last_seq != last_seq:
+            first_seen = now
+        self._first_seen[agent, key] = last_seq, first_seen
+        while len(self._first_seen) > _MAX_SESSIONS:
+            del self._first_seen[next(iter(self._first_seen))]
+        return now - first_seen
 
 
-def _interrupted(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[str]:
+def _interrupted_sessions(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
     The log is checked once the session is leased. Sessions of other programs are never leased.
@@ -219,20 +205,20 @@ def _interrupted(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[s
     while True:
         page = instance.catalog.list(state="interrupted", limit=500, after=after)
         for entry in page.entries:
-            if entry.problem is None and not foreign_turns.include(instance, entry):
+            if entry.problem is None and not foreign_turns.includes(instance, entry):
                 keys[entry.key] = None
         after = page.after
         if after is None:
             return list(keys)
 
 
-def _with_late_message(instance: AgentInstance) -> list[str]:
+def _sessions_with_late_message(instance: AgentInstance) -> list[str]:
     """Return the recent sessions that end with a late message.
 
     The catalog lists such sessions as idle, because their last message is an answer.
     """
     keys = []
-    for entry in instance.catalog.list(state="idle", limit=_RECENT).entries:
+    for entry in instance.catalog.list(state="idle", limit=_MAX_RECENT_SESSIONS).entries:
         if entry.problem is None and 0 < entry.visible < entry.count:
             with suppress(StenologError):
                 view = instance.store.view(entry.key)
@@ -241,7 +227,7 @@ def _with_late_message(instance: AgentInstance) -> list[str]:
     return keys
 
 
-def _view(sessions: SessionStore, key: str) -> SessionView:
+def _hide_late_and_view(sessions: SessionStore, key: str) -> SessionView:
     """Hide a late message of a session, and return a view of the session."""
     view = sessions.store.view(key)
     return sessions.store.view(key) if hide_late_message(sessions, view) else view
@@ -257,21 +243,21 @@ def _seconds_since(moment: datetime) -> float:
     return (datetime.now(UTC) - moment).total_seconds()
 
 
-def count(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """Return a number with its noun: `1 message`, `2 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
     """Return a duration as text, in the largest unit that divides it: `a day`, `90 minutes`."""
-    whole = round(seconds)
-    size, unit = next((pair for pair in _UNITS if whole and whole % pair[0] == 0), _UNITS[-1])
-    number = whole // size
-    return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else count(number, unit)
+    rounded = round(seconds)
+    size, unit = next((pair for pair in _UNITS if rounded and rounded % pair[0] == 0), _UNITS[-1])
+    number = rounded // size
+    return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else plural(number, unit)
 
 
 def join_names(names: Sequence[str]) -> str:
     """Return the first names, and the number of the remaining names."""
-    listed = ", ".join(names[:_LISTED])
-    more = len(names) - _LISTED
-    return f"{listed} and {more:,} more" if more > 0 else listed
+    first_names = ", ".join(names[:_MAX_LOGGED_SESSIONS])
+    more_count = len(names) - _MAX_LOGGED_SESSIONS
+    return f"{first_names} and {more_count:,} more" if more_count > 0 else first_names

@@ -8,8 +8,9 @@ session.
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.threads import Threads, cancel_and_wait, result_shielded, wait_shielded
 from stenolog.agent.turn import (
-    TRIES,
+    TRIES_FIELD,
     CancelReason,
     Turn,
     answer_from_log,
@@ -54,18 +55,18 @@ from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, SessionView, Store
 
-TTL: Final = 20.0
+LEASE_SECONDS: Final = 20.0
 """Lifetime of a lease in seconds; a running turn renews its lease."""
-_LEASE_POLL: Final = 0.1
+_LEASE_POLL_SECONDS: Final = 0.1
 """Interval in seconds between attempts to acquire a lease that another process holds."""
-_CANCEL_TIMEOUT: Final = 5.0
+_CANCEL_TIMEOUT_SECONDS: Final = 5.0
 """Time limit in seconds for cancelled turns to end; after that, the turns are abandoned."""
-_RENEWALS: Final = 3
+_RENEWALS_PER_LIFETIME: Final = 3
 """Number of renewals within the lifetime of a lease."""
-TAKEN_OVER: Final = "Another process has taken over this turn."
+TAKEN_OVER_TEXT: Final = "Another process has taken over this turn."
 _MAX_UNSAVED_BYTES: Final = 32 * 2**20
 """Maximum size of all unsaved messages in bytes; further messages are rejected."""
-CLOSING: Final = "Shutting down. Unanswered messages are answered after the restart."
+CLOSING_TEXT: Final = "Shutting down. Unanswered messages are answered after the restart."
 
 _logger = logging.getLogger("stenolog")
 
@@ -109,15 +110,19 @@ class NotLeased(StenologError):
 class ActiveSession:
     """The state of one session in this process."""
 
-    def __init__(self, instance: AgentInstance, key: str, threads: Threads) -> None:
+    def __init__(
+        self, instance: AgentInstance, key: str, threads: Threads, nonempty: set[UnsavedMessages]
+    ) -> None:
         self.instance = instance
         self.key = key
-        self.unsaved = UnsavedMessages(key, threads.run)
+        self.unsaved = UnsavedMessages(key, threads.run, nonempty=nonempty)
         self.turn: Turn | None = None
         self.task: asyncio.Task[Answer] | None = None
         self.summarizing: asyncio.Task[None] | None = None
+        self.lease: HeldLease | None = None
+        """Lease of the turn that runs."""
         self.on_event: EventHandler = ignore_event
-        self.users = 0
+        self.user_count = 0
         self.waiting_messages = 0
         """Number of messages that wait to be stored or answered."""
         self.waits_for_lease = False
@@ -128,7 +133,7 @@ class ActiveSession:
     @property
     def is_idle(self) -> bool:
         """Whether this process has no work in the session."""
-        return not (self.users or self.unsaved.bodies or self.summarizing or self.task)
+        return not (self.user_count or self.unsaved.bodies or self.summarizing or self.task)
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
@@ -154,10 +159,10 @@ class ActiveSession:
                 self.turn.cancel_reason = reason
             self.task.cancel()
 
-    def failed(self, error: StenologError, *, text: str = "") -> Answer:
+    def failed_answer(self, error: StenologError, *, text: str = "") -> Answer:
         """Return the Answer for a failed turn."""
         if isinstance(error, LeaseLost):
-            text = TAKEN_OVER
+            text = TAKEN_OVER_TEXT
         return Answer(
             key=self.key,
             text=text or str(error),
@@ -174,10 +179,39 @@ class ActiveSession:
         return Answer(key=self.key, text=text, outcome=outcome, saved=False)
 
 
+class _NewMessage(Struct, kw_only=True):
+    """A user message and its options."""
+
+    body: Mapping[str, Any]
+    once: str
+    """Idempotency key of the client, or empty."""
+    on_event: EventHandler
+    options: TurnOptions
+    view: SessionView | None
+    prepare: Callable[[], SessionView] | None
+    """Function that returns the view right before the message is stored. Blocks."""
+    taken: list[Lease] = []
+    """The lease of the turn, from the moment it is taken until the turn holds it."""
+
+    def append_and_lease(
+        self, session: ActiveSession, body: Mapping[str, Any], *, once: str, ttl: float
+    ) -> int | None:
+        """Append the message and take the lease, if it is free. Return the seq. Blocks."""
+        instance, key = session.instance, session.key
+        if self.prepare is not None:
+            self.view = self.prepare()
+        seq = instance.sessions.add_full_message(key, body, once=once)
+        if seq is not None and (self.view is None or seq > self.view.upto):
+            # After an error, `_wait_for_lease` tries again and reports it.
+            with suppress(StenologError):
+                self.taken.append(instance.store.lease(key, ttl=ttl, wait=0.0))
+        return seq
+
+
 class TurnScheduler:
     """Runs the turns of all sessions of the agents in a registry."""
 
-    def __init__(self, registry: AgentRegistry, *, ttl: float = TTL) -> None:
+    def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
         """Create a scheduler; an event loop must be running.
 
         `ttl`: lifetime of a lease in seconds, the longest wait after a killed lease holder.
@@ -186,9 +220,11 @@ class TurnScheduler:
         self._registry = registry
         self._ttl = ttl
         self._active: dict[tuple[str | None, str], ActiveSession] = {}
+        self._unsaved: set[UnsavedMessages] = set()
+        """Queues of active sessions that have, or had, unsaved messages."""
         self._notes: dict[str | None, BackgroundNotes] = {}
         self._closed = False
-        self._cancelled: set[str] = set()
+        self._cancelled_sessions: set[str] = set()
         self._no_callers = asyncio.Event()
         self._no_callers.set()
         for instance in registry:
@@ -226,42 +262,75 @@ class TurnScheduler:
         on_event: EventHandler = ignore_event,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
+        prepare: Callable[[], SessionView] | None = None,
     ) -> Answer:
         """Store a message, and run a turn that answers all unanswered messages.
 
-        `view`: an earlier view of the session, so that the turn reads only newer messages. Raises
-        UsageError for a message that can never be stored. Errors of the model's server and of the
-        store are in the returned Answer.
+        `view`: an earlier view of the session, so that the turn reads only newer messages.
+        `prepare`: a function that reads this view, called in a thread before the message is stored;
+        if it raises an error, nothing is stored and the error is raised. Raises UsageError for a
+        message that can never be stored. Errors of the model's server and of the store are in the
+        returned Answer.
         """
-        unique = once or new_idempotency_key()
-        if sum(session.unsaved.size for session in self._active.values()) > _MAX_UNSAVED_BYTES:
+        self._unsaved -= {unsaved for unsaved in self._unsaved if not unsaved.bodies}
+        if sum(unsaved.size for unsaved in self._unsaved) > _MAX_UNSAVED_BYTES:
             raise StoreUnavailable(
                 "the store accepts no messages, and too many are waiting for it; try again later"
             )
-        with self.use(instance, key) as session, session.count_message():
-            seq = await session.unsaved.store_user_message(
-                instance.sessions, body, on_event=on_event, once=unique
-            )
-            is_new = view is not None and seq is not None and seq > view.upto
-            # Another process may have stored and acknowledged a message with an id of the client.
-            is_own = not once  # guard: withdraw-own-message
-            if is_own and view is not None and seq is not None and not is_new:
-                # The session of this view is gone, and the message has created a new session.
-                error = await self.threads.run(_withdraw, instance.store, view, seq, body)
-                return session.failed(error)
-            if seq is not None:
-                on_event(MessageStored(seq=seq))
-            if once and not is_new:
-                answer = await self._find_answer(session, seq, unique)
-                if answer is not None:
-                    return answer
-            async with session.locked():
-                seq = seq or session.unsaved.seq_of(unique)
-                if seq is None and (answer := session.unsaved_answer(unique)):
-                    return answer
-                return await self._answer_message(
-                    session, seq, unique, on_event, options, view if is_new else None
-                )
+        message = _NewMessage(
+            body=body, once=once, on_event=on_event, options=options, view=view, prepare=prepare
+        )
+        taken = message.taken
+        with self.use_session(instance, key) as session, session.count_message():
+            # Another user may be next in line for a lock that is free at this moment.
+            is_busy = session.user_count > 1 or session.lock.locked()
+            if is_busy or session.summarizing or session.unsaved.bodies:
+                if prepare is not None:
+                    message.view = await self.threads.run(prepare)
+                return await self._store_and_answer(session, message)
+            async with session.lock:
+                try:
+                    return await self._store_and_answer(session, message, is_locked=True)
+                finally:
+                    if taken and await wait_shielded(self.threads.run_lease(_release, taken.pop())):
+                        raise asyncio.CancelledError
+
+    async def _store_and_answer(
+        self, session: ActiveSession, message: "_NewMessage", *, is_locked: bool = False
+    ) -> Answer:
+        """Store a message and run its turn. `is_locked`: the caller holds the lock of the session.
+
+        With the lock, one thread call reads the view, stores the message and takes the lease.
+        """
+        instance, body = session.instance, message.body
+        idempotency_key = message.once or new_idempotency_key()
+        seq = await session.unsaved.store_user_message(
+            instance.sessions,
+            body,
+            on_event=message.on_event,
+            once=idempotency_key,
+            append=partial(message.append_and_lease, session, ttl=self._ttl) if is_locked else None,
+        )
+        view = message.view
+        is_new = view is not None and seq is not None and seq > view.upto
+        # Another process may have stored and acknowledged a message with an id of the client.
+        has_own_key = not message.once  # guard: withdraw-own-message
+        if has_own_key and view is not None and seq is not None and not is_new:
+            # The session of this view is gone, and the message has created a new session.
+            error = await self.threads.run(_withdraw, instance.store, view, seq, body)
+            return session.failed_answer(error)
+        if seq is not None:
+            message.on_event(MessageStored(seq=seq))
+        if message.once and not is_new:
+            answer = await self._find_answer(session, seq, idempotency_key)
+            if answer is not None:
+                return answer
+        async with nullcontext() if is_locked else session.locked():
+            seq = seq or session.unsaved.seq_of(idempotency_key)
+            if seq is None and (answer := session.unsaved_answer(idempotency_key)):
+                return answer
+            view = view if is_new else None
+            return await self._answer_message(session, seq, idempotency_key, message, view)
 
     async def run_exclusive(
         self,
@@ -280,12 +349,12 @@ class TurnScheduler:
         of raising SessionBusy. `view`: an earlier view of the session, so that the turn reads only
         newer messages.
         """
-        with self.use(instance, key) as session:
+        with self.use_session(instance, key) as session:
             if session.lock.locked() and not wait:
                 raise SessionBusy
             async with session.locked():
                 if wait:
-                    lease = await self._wait_to_change(session, on_event, known=view)
+                    lease = await self._wait_to_change(session, on_event, known_view=view)
                     if isinstance(lease, Answer):
                         return lease
                 else:
@@ -297,34 +366,33 @@ class TurnScheduler:
                         lease = None
                 async with self.hold_lease(session, lease) as sessions:
                     session.on_event = on_event
-                    done = await change(sessions)
-                    if done is not None:
-                        return done
+                    change_answer = await change(sessions)
+                    if change_answer is not None:
+                        return change_answer
                     if lease is None:
                         # Another process created the session in the meantime.
                         raise SessionBusy
-                    answer, turn = await self.run_turn(
-                        session, sessions, None, on_event, options, view
-                    )
+                    turn = self.new_turn(session, sessions, on_event, options=options, view=view)
+                    answer = await self.run_turn(session, turn, on_event)
                 self.summarize_later(session, on_event, turn)
                 return answer
 
     async def _wait_to_change(
-        self, session: ActiveSession, on_event: EventHandler, *, known: SessionView | None
+        self, session: ActiveSession, on_event: EventHandler, *, known_view: SessionView | None
     ) -> Lease | Answer | None:
         """Wait for the lease, and create the session if it does not exist.
 
-        Raises the errors of `Store.lease`, and NoSuchSession if the session of the view `known` is
+        Raises the errors of `Store.lease`, and NoSuchSession if the session of `known_view` is
         gone.
         """
         store = session.instance.store
         try:
             lease = await self._wait_for_lease(session, None, on_event)
-            if lease is None and known is not None:
+            if lease is None and known_view is not None:
                 raise await self.threads.run(missing_session_error, store, session.key)
             if lease is None:
                 # A session that does not exist has no lease, so create it first.
-                await self.threads.run(store.set_meta, session.key, **{TRIES: [0, 0]})
+                await self.threads.run(store.set_meta, session.key, **{TRIES_FIELD: [0, 0]})
                 lease = await self._wait_for_lease(session, None, on_event)
         except NotLeased as error:
             # The change stored nothing, so there is nothing to answer later.
@@ -336,10 +404,10 @@ class TurnScheduler:
         session = self._active.get((instance.id, key))
         if session is None:
             return False
-        task, waited = session.task, session.waits_for_lease
+        task, was_waiting = session.task, session.waits_for_lease
         session.waits_for_lease = False
         if task is None:
-            return waited
+            return was_waiting
         session.cancel("")
         await asyncio.wait([task])
         return True
@@ -356,17 +424,17 @@ class TurnScheduler:
         await self._wait_for_turns(patience)
         for session in self._active.values():
             if session.task is not None:
-                self._cancelled.add(session.key)
+                self._cancelled_sessions.add(session.key)
                 session.cancel("left")
         for instance in self._registry:
             instance.blocking_model.close()
-        await self._wait_for_turns(_CANCEL_TIMEOUT)
+        await self._wait_for_turns(_CANCEL_TIMEOUT_SECONDS)
         for instance in self._registry:
             await self.save_unsaved(instance)
         for notes in self._notes.values():
             await notes.close()
         return CloseReport(
-            turns=tuple(sorted(self._cancelled)),
+            turns=tuple(sorted(self._cancelled_sessions)),
             not_saved=sum(len(session.unsaved.bodies) for session in self._active.values()),
             hanging=len(self.busy),
         )
@@ -391,16 +459,16 @@ class TurnScheduler:
         """Wait up to `patience` seconds until all turns, background tasks and callers are done."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(patience, 0)):
-                while tasks := self._tasks():
+                while tasks := self._running_tasks():
                     await asyncio.wait(tasks)
                 await self._no_callers.wait()
 
     async def wait_until_idle(self) -> None:
         """Wait until turns, summaries and notes are done, for tests and scripts."""
-        while tasks := self._tasks():
+        while tasks := self._running_tasks():
             await asyncio.wait(tasks)
         for notes in self._notes.values():
-            await notes.idle()
+            await notes.wait_until_queue_empty()
 
     # --- one turn ----------------------------------------------------------------------------
 
@@ -409,13 +477,14 @@ class TurnScheduler:
         session: ActiveSession,
         seq: int | None,
         once: str,
-        on_event: EventHandler,
-        options: TurnOptions,
+        message: _NewMessage,
         view: SessionView | None,
     ) -> Answer:
+        on_event, options, taken = message.on_event, message.options, message.taken
         try:
             while True:
-                lease = await self._wait_for_lease(session, seq, on_event)
+                lease: Lease | Answer | None
+                lease = taken.pop() if taken else await self._wait_for_lease(session, seq, on_event)
                 if isinstance(lease, Answer):
                     return lease
                 async with self.hold_lease(session, lease) as sessions:
@@ -428,15 +497,16 @@ class TurnScheduler:
                     if seq is None and (unsaved := session.unsaved_answer(once)):
                         return unsaved
                     # The turn first checks whether another process has answered this message.
-                    answer, turn = await self.run_turn(
-                        session, sessions, seq, on_event, options, view
+                    turn = self.new_turn(
+                        session, sessions, on_event, question_seq=seq, options=options, view=view
                     )
+                    answer = await self.run_turn(session, turn, on_event)
                     break
         except NotLeased as error:
-            return session.failed(error.cause, text=str(error))
+            return session.failed_answer(error.cause, text=str(error))
         except StenologError as error:
             cause = await self.error_for_client(session.instance, session.key, error)
-            return session.failed(cause)
+            return session.failed_answer(cause)
         if answer.outcome != "elsewhere":
             self.summarize_later(session, on_event, turn)
         return answer
@@ -450,21 +520,12 @@ class TurnScheduler:
         """
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error
-        return await self.threads.run(_missing_or, instance.store, key, error)
+        return await self.threads.run(_missing_error_or, instance.store, key, error)
 
-    async def run_turn(
-        self,
-        session: ActiveSession,
-        sessions: SessionStore,
-        seq: int | None,
-        on_event: EventHandler,
-        options: TurnOptions,
-        view: SessionView | None,
-    ) -> tuple[Answer, Turn]:
+    async def run_turn(self, session: ActiveSession, turn: Turn, on_event: EventHandler) -> Answer:
         """Run a turn as a separate task, which `stop` and the caller can cancel."""
         if self._closed:
-            raise StoreClosed(CLOSING)
-        turn = self.new_turn(session, sessions, seq, on_event, options, view)
+            raise StoreClosed(CLOSING_TEXT)
         notes = self._notes.get(session.instance.id)
         if notes is not None:
             notes.pause()
@@ -482,22 +543,22 @@ class TurnScheduler:
             if notes is not None:
                 notes.resume()
         if task.cancelled() and turn.cancel_reason == "left":
-            raise StoreClosed(CLOSING)
+            raise StoreClosed(CLOSING_TEXT)
         try:
             # A task that was cancelled before it started has not stored the interruption.
-            answer = await turn.close("stopped") if task.cancelled() else task.result()
+            return await turn.close("stopped") if task.cancelled() else task.result()
         except ModelClosing:
-            raise StoreClosed(CLOSING) from None
-        return answer, turn
+            raise StoreClosed(CLOSING_TEXT) from None
 
     def new_turn(
         self,
         session: ActiveSession,
         sessions: SessionStore,
-        seq: int | None,
         on_event: EventHandler,
-        options: TurnOptions,
-        view: SessionView | None,
+        *,
+        question_seq: int | None = None,
+        options: TurnOptions = DEFAULT_OPTIONS,
+        view: SessionView | None = None,
     ) -> Turn:
         """Create a turn without starting it."""
         return Turn(
@@ -507,9 +568,10 @@ class TurnScheduler:
             session.unsaved,
             threads=self.threads,
             on_event=on_event,
-            question_seq=seq,
+            question_seq=question_seq,
             options=options,
             view=view,
+            release=None if session.lease is None else session.lease.release,
         )
 
     async def _wait_for_lease(
@@ -539,13 +601,13 @@ class TurnScheduler:
                     raise
                 except StenologError as error:
                     raise NotLeased(error) from error  # guard: unleased-turn
-                await asyncio.sleep(_LEASE_POLL)
+                await asyncio.sleep(_LEASE_POLL_SECONDS)
                 if not session.waits_for_lease:
                     text = "Stopped waiting. The message is saved."
                     return Answer(key=session.key, text=text, outcome="interrupted")
         finally:
             session.waits_for_lease = False
-        raise StoreClosed(CLOSING)
+        raise StoreClosed(CLOSING_TEXT)
 
     async def acquire_lease(self, session: ActiveSession) -> Lease:
         """Acquire the lease of a session without waiting. Raise StoreBusy and NoSuchSession."""
@@ -561,8 +623,11 @@ class TurnScheduler:
             yield session.instance.sessions
             return
         lost = partial(session.cancel, "lost")
-        async with renewed_lease(self.threads, lease, ttl=self._ttl, lost=lost):
-            yield JSONLBackend(lease.store, session=lease.key)
+        async with renewed_lease(self.threads, lease, ttl=self._ttl, lost=lost) as session.lease:
+            try:
+                yield JSONLBackend(lease.store, session=lease.key)
+            finally:
+                session.lease = None
 
     async def _find_answer(
         self, session: ActiveSession, seq: int | None, once: str
@@ -614,7 +679,7 @@ class TurnScheduler:
 
         self.threads.event_loop.call_soon_threadsafe(emit)
 
-    def _tasks(self) -> list[asyncio.Task[Any]]:
+    def _running_tasks(self) -> list[asyncio.Task[Any]]:
         sessions = self._active.values()
         tasks = [task for session in sessions for task in (session.task, session.summarizing)]
         return [task for task in tasks if task is not None]
@@ -622,28 +687,29 @@ class TurnScheduler:
     # --- active sessions ---------------------------------------------------------------------
 
     @contextmanager
-    def use(self, instance: AgentInstance, key: str) -> Iterator[ActiveSession]:
+    def use_session(self, instance: AgentInstance, key: str) -> Iterator[ActiveSession]:
         """Yield the state of a session, and keep the state while a caller uses it."""
         self.check_open()
-        place = (instance.id, key)
-        if place not in self._active:
-            self._active[place] = ActiveSession(instance, key, self.threads)
-        session = self._active[place]
-        session.users += 1
+        agent_and_key = (instance.id, key)
+        if agent_and_key not in self._active:
+            active = ActiveSession(instance, key, self.threads, self._unsaved)
+            self._active[agent_and_key] = active
+        session = self._active[agent_and_key]
+        session.user_count += 1
         self._no_callers.clear()
         try:
             yield session
         finally:
-            session.users -= 1
+            session.user_count -= 1
             self._drop_if_idle(session)
-            if not any(active.users for active in self._active.values()):
+            if not any(active.user_count for active in self._active.values()):
                 self._no_callers.set()
 
     def _drop_if_idle(self, session: ActiveSession) -> None:
         """Drop the state of an idle session."""
-        place = (session.instance.id, session.key)
-        if session.is_idle and self._active.get(place) is session:
-            del self._active[place]
+        agent_and_key = (session.instance.id, session.key)
+        if session.is_idle and self._active.get(agent_and_key) is session:
+            del self._active[agent_and_key]
 
 
 async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
@@ -658,27 +724,65 @@ async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float)
         raise
 
 
+class HeldLease:
+    """A lease that is renewed until it is released. Thread-safe."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._mutex = threading.Lock()
+        self.is_released = False
+
+    @property
+    def key(self) -> str:
+        """Key of the session."""
+        return self._lease.key
+
+    def renew(self) -> None:
+        """Renew the lease, unless it is released. Raises the errors of `Lease.renew`."""
+        with self._mutex:
+            if not self.is_released:
+                self._lease.renew()
+
+    def release(self) -> None:
+        """Release the lease; a second call does nothing. Errors are logged."""
+        with self._mutex:
+            if not self.is_released:
+                self.is_released = True
+                _release(self._lease)
+
+
 @asynccontextmanager
 async def renewed_lease(
     threads: Threads, lease: Lease, *, ttl: float, lost: Callable[[], None]
-) -> AsyncIterator[None]:
+) -> AsyncIterator[HeldLease]:
     """Renew the lease inside the `async with` block, and release the lease at the end.
 
-    Calls `lost` when another process has taken the lease.
+    The block may release it before. Calls `lost` when another process has taken the lease.
     """
-    renewing = asyncio.create_task(_renew(threads, lease, ttl, lost))
+    held = HeldLease(lease)
+    interval = ttl / _RENEWALS_PER_LIFETIME
+    renewing: list[asyncio.Task[None]] = []
+
+    def start() -> None:
+        renewing.append(asyncio.create_task(_renew(threads, held, interval, lost)))
+
+    # Most turns end before the first renewal, so the task is created when it is due.
+    timer = asyncio.get_running_loop().call_later(interval, start)
     try:
-        yield
+        yield held
     finally:
-        cancelled = await cancel_and_wait([renewing])
-        cancelled |= await wait_shielded(threads.run_lease(_release, lease))
+        timer.cancel()
+        cancelled = await cancel_and_wait(renewing)
+        if not held.is_released:
+            cancelled |= await wait_shielded(threads.run_lease(held.release))
         if cancelled:
             raise asyncio.CancelledError
 
 
-async def _renew(threads: Threads, lease: Lease, ttl: float, lost: Callable[[], None]) -> None:
+async def _renew(
+    threads: Threads, lease: HeldLease, interval: float, lost: Callable[[], None]
+) -> None:
     while True:
-        await asyncio.sleep(ttl / _RENEWALS)
         try:
             await result_shielded(threads.run_lease(lease.renew))
         except LeaseLost:
@@ -686,12 +790,13 @@ async def _renew(threads: Threads, lease: Lease, ttl: float, lost: Callable[[], 
             return
         except StenologError as error:
             _logger.warning("the lease of %r could not be renewed: %s", lease.key, error)
+        await asyncio.sleep(interval)
 
 
 def _release(lease: Lease) -> None:
     try:
         lease.release()
-    except StenologError as error:
+    except Exception as error:  # noqa: BLE001 - the answer is stored, and the lease expires
         _logger.warning("the lease of %r could not be released: %s", lease.key, error)
 
 
@@ -705,7 +810,7 @@ def _withdraw(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]
     return error
 
 
-def _missing_or(store: Store, key: str, error: StenologError) -> StenologError:
+def _missing_error_or(store: Store, key: str, error: StenologError) -> StenologError:
     """Return the error for a missing session, or `error` if the session exists.
 
     This call blocks.
@@ -728,5 +833,4 @@ def _summarize(instance: AgentInstance, key: str, turn: Turn) -> bool:
     old = turn.view
     view = instance.store.view(key) if old is None else old.merged(instance.store.refresh(old))
     turn.hide_late_messages(instance.store, view)
-    context = instance.context(instance.chosen_model(view.info.meta))
-    return context.summarize_if_needed(key, view=view) is not None
+    return turn.summarize_if_needed(view)

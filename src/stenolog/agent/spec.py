@@ -29,7 +29,7 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     id: str | None = None
     """Name of the agent; None for the only agent of a workspace without agent names."""
     model: str = ""
-    """Name of the model, as in the settings; an empty name is chosen automatically."""
+    """Name of the model, as in the settings. If empty, the model is chosen automatically."""
     system: str = DEFAULT_SYSTEM_PROMPT
     limits: Limits = Limits()
     needs: ProviderRequirements = ProviderRequirements()
@@ -42,7 +42,7 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     tools: bool = True
     """Whether the model is offered tools; some models do not support them."""
     models: tuple[str, ...] = ()
-    """Models that users may choose with /model, in addition to the agent's own."""
+    """Models that users may choose with /model, in addition to the agent's own model."""
     memory: bool = True
     """Whether the agent has a memory: recall and notes."""
     consolidation: bool = True

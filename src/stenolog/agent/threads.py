@@ -5,9 +5,14 @@ delay storing a message or renewing a lease.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import atexit
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, Final, TypeVar
 
 from stenolog.errors import StoreClosed
@@ -32,11 +37,20 @@ async def result_shielded(future: asyncio.Future[T]) -> T:
     If the caller is cancelled, wait until the future is done, then raise CancelledError. The future
     itself is not cancelled.
     """
-    if await wait_shielded(future):
-        if not future.cancelled():
-            future.exception()  # mark the error as retrieved
-        raise asyncio.CancelledError
-    return future.result()
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await wait_shielded(future)
+        _retrieve_error(future)
+        raise
+
+
+def start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Start a task. Keep it in `tasks` until it ends, so that it is not garbage-collected."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
@@ -46,14 +60,113 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
         task.cancel()
     cancelled = await wait_shielded(*all_tasks)
     for task in all_tasks:
-        if not task.cancelled():
-            task.exception()
+        _retrieve_error(task)
     return cancelled
 
 
 _STORE_THREADS: Final = 32
 _MODEL_THREADS: Final = 64
 _LEASE_THREADS: Final = 4
+
+
+class ThreadPool:
+    """Threads that run calls for one event loop, which is the only one to use the methods.
+
+    It has about half of the overhead of a ThreadPoolExecutor, whose futures have locks and are
+    copied into those of asyncio. Results that arrive together wake the event loop once.
+    """
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop, name: str, max_threads: int) -> None:
+        self._event_loop = event_loop
+        self._name = name
+        self._max_threads = max_threads
+        self._threads: list[Thread] = []
+        self._calls = SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None]()
+        self._pending = 0
+        """Number of calls whose result the event loop has not got."""
+        self._results: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_woken = False
+        """Whether the event loop will look for results."""
+        _pools.add(self)
+
+    def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run the call in a thread; return the future of its result."""
+        future: asyncio.Future[T] = self._event_loop.create_future()
+        count = len(self._threads)
+        if count <= self._pending and count < self._max_threads:
+            # A daemon: only `finish_calls` waits for it when the program ends.
+            thread = Thread(target=self._work, name=f"{self._name}_{count}", daemon=True)
+            try:
+                thread.start()
+                self._threads.append(thread)
+            except RuntimeError:  # too many threads on this machine
+                if not count:
+                    raise  # before the call is queued: it must not run later
+        self._pending += 1
+        self._calls.put((future, call))
+        return future
+
+    def cancel_waiting(self) -> None:
+        """Cancel the calls that no thread has started."""
+        with suppress(Empty):
+            while True:
+                entry = self._calls.get_nowait()
+                if entry is not None:
+                    self._pending -= 1
+                    entry[0].cancel()
+
+    def finish_calls(self) -> None:
+        """Wait until all calls are done, then end the threads."""
+        self.end_threads()
+        for thread in self._threads:
+            thread.join()
+
+    def end_threads(self) -> None:
+        """End the threads after the calls that they have, without waiting."""
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def deliver_results(self) -> None:
+        """Give the results to the callers."""
+        self._is_woken = False  # before the first result is taken: a later one wakes again
+        while self._results:
+            future, result, error = self._results.popleft()
+            self._pending -= 1
+            if future.done():
+                continue  # cancelled
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    def _work(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            future, call = entry
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = call()
+            except StopIteration as caught:
+                error = RuntimeError(f"the call raised {caught!r}")  # a future rejects the original
+            except BaseException as caught:  # noqa: BLE001 - the caller gets it
+                error = caught
+            self._results.append((future, result, error))
+            # Keep nothing of the call alive while this thread waits for the next one.
+            del entry, future, call, result, error
+            if not self._is_woken:
+                self._is_woken = True
+                with suppress(RuntimeError):  # the event loop is closed
+                    self._event_loop.call_soon_threadsafe(self.deliver_results)
+
+
+_pools: Final = weakref.WeakSet[ThreadPool]()
+
+
+@atexit.register
+def _finish_calls() -> None:
+    """Wait for calls in progress when a program ends without closing its agents."""
+    for pool in list(_pools):
+        pool.finish_calls()
 
 
 class Threads:
@@ -63,55 +176,58 @@ class Threads:
         self.event_loop = asyncio.get_running_loop()
         self._closed = False
         self._pools = {
-            name: ThreadPoolExecutor(count, thread_name_prefix=f"stenolog-{name}")
+            name: ThreadPool(self.event_loop, f"stenolog-{name}", count)
             for name, count in (
                 ("store", _STORE_THREADS),
                 ("ask", _MODEL_THREADS),
                 ("lease", _LEASE_THREADS),
             )
         }
+        # Threads that were not closed end with the last reference to this object.
+        for pool in self._pools.values():
+            weakref.finalize(self, pool.end_threads).atexit = False
 
-    async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+    async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a function that reads or writes a store, and return its result.
 
         A cancelled caller still waits until the function has ended, because a started write cannot
         be undone.
         """
-        return await result_shielded(self._begin("store", function, *values, **named))
+        return await result_shielded(self._submit("store", function, *args, **kwargs))
 
-    async def run_model(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+    async def run_model(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a function that may call the model.
 
         If the caller is cancelled, the function continues to run.
         """
-        called = self._begin("ask", function, *values, **named)
+        future = self._submit("ask", function, *args, **kwargs)
         try:
-            return await asyncio.shield(called)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
-            called.add_done_callback(_retrieve_error)
+            future.add_done_callback(_retrieve_error)
             raise
 
-    def run_lease(
-        self, function: Callable[..., T], *values: Any, **named: Any
-    ) -> asyncio.Future[T]:
+    def run_lease(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
         """Run a function that acquires, renews or releases a lease."""
-        return self._begin("lease", function, *values, **named)
+        return self._submit("lease", function, *args, **kwargs)
 
     def close(self) -> None:
         """Close the pools, after the calls in progress have ended."""
         self._closed = True
         for pool in self._pools.values():
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.cancel_waiting()
+            pool.finish_calls()
+            pool.deliver_results()
 
-    def _begin(
-        self, pool: str, function: Callable[..., T], *values: Any, **named: Any
+    def _submit(
+        self, pool: str, function: Callable[..., T], *args: Any, **kwargs: Any
     ) -> asyncio.Future[T]:
         if self._closed:
             raise StoreClosed("the agent was closed before this call")
-        call = partial(function, *values, **named)
-        return self.event_loop.run_in_executor(self._pools[pool], call)
+        return self._pools[pool].submit(partial(function, *args, **kwargs))
 
 
-def _retrieve_error(called: asyncio.Future[Any]) -> None:
-    if not called.cancelled():
-        called.exception()
+def _retrieve_error(future: asyncio.Future[Any]) -> None:
+    """Mark the error of a future as retrieved, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()

@@ -6,6 +6,7 @@ of type `ToolContext` is hidden from the model and gets the session of the call.
 """
 
 import asyncio
+import concurrent.futures
 import contextvars
 import inspect
 import json
@@ -25,7 +26,7 @@ from stenolog.catalog.message_metadata import mark_tool_outcome
 from stenolog.errors import UsageError
 from stenolog.memory.recall import RecallResult
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_VALID_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Tool names that every provider accepts."""
 _REF: Final = "#/$defs/"
 
@@ -34,12 +35,10 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     """The session in which a tool is called."""
 
     key: str
-    """Key of the session."""
     agent: str | None
     recall: Callable[[str], RecallResult] | None = None
     """Function that searches the memory of the session's user; None for an agent without memory."""
     zone: tzinfo = UTC
-    """Time zone of the user."""
 
 
 class Tool(Struct, frozen=True, kw_only=True):
@@ -101,23 +100,25 @@ def tool(
     """
 
     def make_tool(function: Callable[..., Any]) -> Tool:
-        called = name or getattr(function, "__name__", "")
-        if not _NAME.fullmatch(called):
-            raise UsageError(f"tool {called!r}: the name must have 1 to 64 letters, digits, _ or -")
-        fields, context_name = _parameters(function, called)
+        tool_name = name or getattr(function, "__name__", "")
+        if not _VALID_NAME.fullmatch(tool_name):
+            raise UsageError(
+                f"tool {tool_name!r}: the name must have 1 to 64 letters, digits, _ or -"
+            )
+        fields, context_name = _split_parameters(function, tool_name)
         arguments = msgspec.defstruct(
-            f"{called}_arguments", fields, forbid_unknown_fields=True, kw_only=True
+            f"{tool_name}_arguments", fields, forbid_unknown_fields=True, kw_only=True
         )
 
-        def call(raw: Mapping[str, Any], context: ToolContext) -> Any:
-            converted = msgspec.convert(raw, arguments, strict=False)
+        def call(raw_arguments: Mapping[str, Any], context: ToolContext) -> Any:
+            converted = msgspec.convert(raw_arguments, arguments, strict=False)
             values = {field: getattr(converted, field) for field in arguments.__struct_fields__}
             return function(**values, **({context_name: context} if context_name else {}))
 
         return Tool(
-            name=called,
+            name=tool_name,
             description=description or inspect.getdoc(function) or "",
-            parameters=_schema(arguments, called),
+            parameters=_parameter_schema(arguments, tool_name),
             call=call,
             is_async=inspect.iscoroutinefunction(function),
             repeatable=repeatable,
@@ -132,10 +133,10 @@ def as_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
     tools_by_name: dict[str, Tool] = {}
     for item in tools:
-        new = item if isinstance(item, Tool) else tool(item)
-        if new.name in tools_by_name:
-            raise UsageError(f"there are two tools called {new.name!r}; give one another name")
-        tools_by_name[new.name] = new
+        new_tool = item if isinstance(item, Tool) else tool(item)
+        if new_tool.name in tools_by_name:
+            raise UsageError(f"there are two tools called {new_tool.name!r}; give one another name")
+        tools_by_name[new_tool.name] = new_tool
     return tools_by_name
 
 
@@ -170,30 +171,30 @@ def result_as_text(result: object, *, limit: int) -> str:
     return f"{text[:limit]}\n[… {len(text) - limit:,} more characters were cut off]"
 
 
-def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], str]:
+def _split_parameters(function: Callable[..., Any], tool_name: str) -> tuple[list[Any], str]:
     """Return the parameters for the model, and the name of the ToolContext parameter."""
     try:
         hints = get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
     except (TypeError, ValueError, NameError) as error:
-        raise UsageError(f"tool {called!r}: its type hints cannot be read: {error}") from error
+        raise UsageError(f"tool {tool_name!r}: its type hints cannot be read: {error}") from error
     fields: list[Any] = []
     context_name = ""
     for parameter in signature.parameters.values():
         name = parameter.name
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise UsageError(
-                f"tool {called!r}: {name} accepts any number of arguments; name each argument"
+                f"tool {tool_name!r}: {name} accepts any number of arguments; name each argument"
             )
         if name not in hints:
-            raise UsageError(f"tool {called!r}: {name} has no type hint; add one")
+            raise UsageError(f"tool {tool_name!r}: {name} has no type hint; add one")
         if hints[name] is ToolContext:
             context_name = name
             continue
         kind = _with_description(hints[name])
         default = parameter.default
         fields.append(
-            (name, kind) if default is parameter.empty else (name, kind, _default(default))
+            (name, kind) if default is parameter.empty else (name, kind, _field_default(default))
         )
     return fields, context_name
 
@@ -209,19 +210,18 @@ def _with_description(hint: Any) -> Any:
     return Annotated[(kind, *metas)]
 
 
-def _default(value: Any) -> Any:
+def _field_default(value: Any) -> Any:
     """Return a default for a field; each call gets its own copy of a list, dict or set."""
     if isinstance(value, list | dict | set):
-        kept = value
-        return msgspec.field(default_factory=lambda: kept.copy())
+        return msgspec.field(default_factory=value.copy)
     return value
 
 
-def _schema(arguments: type[Struct], called: str) -> dict[str, Any]:
+def _parameter_schema(arguments: type[Struct], tool_name: str) -> dict[str, Any]:
     try:
         (root,), parts = msgspec.json.schema_components([arguments], ref_template=_REF + "{name}")
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise UsageError(f"tool {called!r}: a type hint has no JSON schema: {error}") from error
+        raise UsageError(f"tool {tool_name!r}: a type hint has no JSON schema: {error}") from error
     schema = dict(parts.pop(root["$ref"].removeprefix(_REF)))
     schema.pop("title", None)
     if parts:
@@ -232,24 +232,24 @@ def _schema(arguments: type[Struct], called: str) -> dict[str, Any]:
 @tool(repeatable=True)
 def recall(
     question: Annotated[str, "what to look for, in plain words; names and dates help"],
-    here: ToolContext,
+    context: ToolContext,
 ) -> str:
     """Search your notes about this user and your past conversations with them."""
-    if here.recall is None:
+    if context.recall is None:
         return "There is no memory to search in."
-    return here.recall(question).block or "Nothing was found."
+    return context.recall(question).block or "Nothing was found."
 
 
 @tool(repeatable=True)
-def now(here: ToolContext) -> str:
+def now(context: ToolContext) -> str:
     """The date and the time, with the weekday and the zone."""
-    return datetime.now(here.zone).strftime("%A, %Y-%m-%d %H:%M:%S %Z (UTC%z)")
+    return datetime.now(context.zone).strftime("%A, %Y-%m-%d %H:%M:%S %Z (UTC%z)")
 
 
 BUILT_IN: tuple[Tool, ...] = (recall, now)
 
 
-STOPPED: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
+STOPPED_TEXT: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
 
 
 def cut_off_result(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
@@ -283,47 +283,44 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         Tools marked `alone` run one at a time, after the other tools.
         """
 
-        async def one(call: Mapping[str, Any]) -> None:
-            await keep(await self._result(call, context, on_event))
+        async def run_call(call: Mapping[str, Any]) -> None:
+            await keep(await self._run_call(call, context, on_event))
 
-        alone = [call for call in calls if self._is_alone(call)]
-        together = [asyncio.create_task(one(call)) for call in calls if call not in alone]
+        names_alone = {name for name, tool in self.tools.items() if tool.alone}
+        calls_alone = [call for call in calls if call["function"]["name"] in names_alone]
+        tasks = [asyncio.create_task(run_call(call)) for call in calls if call not in calls_alone]
         try:
-            await asyncio.gather(*together)
+            await asyncio.gather(*tasks)
         finally:
-            if await cancel_and_wait(together):
+            if await cancel_and_wait(tasks):
                 raise asyncio.CancelledError
-        for call in alone:
-            await one(call)
+        for call in calls_alone:
+            await run_call(call)
 
-    def _is_alone(self, call: Mapping[str, Any]) -> bool:
-        tool = self.tools.get(call["function"]["name"])
-        return tool is not None and tool.alone
-
-    async def _result(
+    async def _run_call(
         self, call: Mapping[str, Any], context: ToolContext, on_event: EventHandler
     ) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         on_event(ToolStarted(id=call["id"], name=name, arguments=arguments))
-        began = time.monotonic()
-        failed, text = await self._outcome(name, arguments, context)
-        took = time.monotonic() - began
-        on_event(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=took))
+        start = time.monotonic()
+        failed, text = await self._call_tool(name, arguments, context)
+        seconds = time.monotonic() - start
+        on_event(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=seconds))
         body = {"role": "tool", "tool_call_id": call["id"], "content": text}
-        return mark_tool_outcome(body, seconds=took, failed=failed)
+        return mark_tool_outcome(body, seconds=seconds, failed=failed)
 
-    async def _outcome(self, name: str, arguments: str, context: ToolContext) -> tuple[bool, str]:
+    async def _call_tool(self, name: str, arguments: str, context: ToolContext) -> tuple[bool, str]:
         """Call a tool; return whether the call failed, and the text for the model."""
         tool = self.tools.get(name)
         if tool is None:
-            known = ", ".join(sorted(self.tools)) or "none"
-            return True, f"Error: there is no tool {name!r}; there are: {known}"
-        allowed = self.timeout if tool.timeout is None else tool.timeout
-        timeout = asyncio.timeout(allowed)
+            tool_names = ", ".join(sorted(self.tools)) or "none"
+            return True, f"Error: there is no tool {name!r}; there are: {tool_names}"
+        seconds = self.timeout if tool.timeout is None else tool.timeout
+        timeout = asyncio.timeout(seconds)
         try:
             values = read_arguments(arguments)
             async with timeout:
-                result = await _call(tool, values, context)
+                result = await _run_function(tool, values, context)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -331,7 +328,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
             return True, f"Error: {name} was cancelled from inside"
         except Exception as error:  # noqa: BLE001 - a tool may raise anything; goes to the model
             if timeout.expired():
-                return True, f"Error: {name} did not end within {allowed:g} s and was given up"
+                return True, f"Error: {name} did not end within {seconds:g} s and was given up"
             message = str(error) or type(error).__name__
             return True, result_as_text(
                 f"Error: {type(error).__name__}: {message}", limit=self.limit
@@ -339,35 +336,23 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         return False, result_as_text(result, limit=self.limit)
 
 
-async def _call(tool: Tool, values: Mapping[str, Any], tool_context: ToolContext) -> Any:
+async def _run_function(tool: Tool, values: Mapping[str, Any], tool_context: ToolContext) -> Any:
     if tool.is_async:
         return await tool.call(values, tool_context)
     # Use a daemon thread instead of a pool: a hanging tool cannot be stopped and must not keep the
     # program from exiting.
-    running = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = running.create_future()
+    result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    result.set_running_or_notify_cancel()  # a cancelled caller no longer cancels the call
     context = contextvars.copy_context()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)
-
-    def work() -> None:
-        result, failed = None, None
+    def call_tool() -> None:
         try:
-            result = context.run(tool.call, values, tool_context)
-        except Exception as error:  # noqa: BLE001 - raised in the waiting coroutine
-            failed = error
-        except BaseException as error:  # noqa: BLE001 - SystemExit of a tool must not end the agent
-            failed = RuntimeError(f"{type(error).__name__}: {error}")
-        try:
-            running.call_soon_threadsafe(settle, result, failed)
-        except RuntimeError:
-            return  # the event loop is closed
+            result.set_result(context.run(tool.call, values, tool_context))
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting coroutine
+            # SystemExit of a tool must not end the agent, and asyncio cannot raise StopIteration.
+            if isinstance(error, StopIteration) or not isinstance(error, Exception):
+                error = RuntimeError(f"{type(error).__name__}: {error}")
+            result.set_exception(error)
 
-    threading.Thread(target=work, name=f"stenolog-tool-{tool.name}", daemon=True).start()
-    return await done
+    threading.Thread(target=call_tool, name=f"stenolog-tool-{tool.name}", daemon=True).start()
+    return await asyncio.wrap_future(result)

@@ -6,7 +6,7 @@ stored as soon as it is complete, so that any process can resume the turn from t
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.threads import Threads, wait_shielded
-from stenolog.agent.tools import STOPPED, cut_off_result
+from stenolog.agent.tools import STOPPED_TEXT, cut_off_result
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     RETRY_HINT,
@@ -52,19 +52,19 @@ from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, Store, forked_at
 
-INTERRUPTED: Final = "[interrupted]"
-CUT_OFF: Final = "[interrupted: the program ended while this ran; what it did is not known]"
-ABANDONED: Final = "[no result: the user went on without it]"
-REPEATED: Final = "I stopped here: the same tools were called again and again, to no effect."
-TOO_MANY: Final = "I stopped here: after {count} steps there was still no answer."
+INTERRUPTED_MARK: Final = "[interrupted]"
+CUT_OFF_TEXT: Final = "[interrupted: the program ended while this ran; what it did is not known]"
+ABANDONED_TEXT: Final = "[no result: the user went on without it]"
+REPEATED_CALLS: Final = "I stopped here: the same tools were called again and again, to no effect."
+TOO_MANY_STEPS: Final = "I stopped here: after {count} steps there was still no answer."
 
 _MAX_SAME_ROUNDS: Final = 3
 """Number of identical rounds of calls and results in a row that ends the turn."""
-_LOOKED_BACK: Final = 50
+_MAX_LOOK_BACK_MESSAGES: Final = 50
 _CHECKED_MESSAGES: Final = 8
 _MAX_SEARCHES: Final = 3
 """Maximum number of memory searches; after that, the turn continues without memories."""
-TRIES: Final = "tries"
+TRIES_FIELD: Final = "tries"
 """Meta field of a session that counts how often its open tool calls were repeated."""
 _MAX_TRIES: Final = 3
 _NOT_ANSWERED: Final = -1
@@ -113,11 +113,13 @@ class Turn:
         question_seq: int | None = None,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
+        release: Callable[[], None] | None = None,
     ) -> None:
         """Create a turn.
 
         `question_seq`: seq of the message that the turn is run for. `view`: an earlier view of the
-        session, so that only newer messages are read.
+        session, so that only newer messages are read. `release`: releases the lease; called in the
+        thread that has stored the final answer.
         """
         self._options = options
         self._instance = instance
@@ -134,21 +136,26 @@ class Turn:
         """Name of the model that answered last, and the seconds it took."""
         self._prompt_tokens: int | None = _NOT_ANSWERED
         """Tokens that the provider counted in the last request; None if it reported no count."""
+        self._release = release
         self._final_text = ""
         """Text of the final answer while the answer is being stored."""
+        self._final_seq: int | None = None
+        """Seq of the final answer after it was stored and the lease released."""
         self._recalled: tuple[str, RecallResult] = ("", RecallResult())
         self._sources: dict[str, tuple[str, int] | None] = {}
         """Sessions of the recalled messages, as returned by `_sources_of`."""
-        self._results: dict[str, str] = {}
+        self._result_texts: dict[str, str] = {}
         self.view = view
         """Last view that this turn read; None before the first read, or without a session."""
         self._asked_seqs: frozenset[int] = frozenset()
         """Seqs of the user messages that this turn answers."""
         self._attempt: Attempt | None = None
         """Last request to the model, until its token count is stored."""
-        self._written: list[int] = []
+        self._last_request: tuple[SessionView, Attempt] | None = None
+        """Last request to the model, and the view that it was built from."""
+        self._written_seqs: list[int] = []
         """Seqs of the messages that this turn stored."""
-        self._dropped = False
+        self._has_dropped = False
         """Whether a message was not stored because the history changed."""
         self.cancel_reason: CancelReason = ""
 
@@ -167,15 +174,15 @@ class Turn:
                 raise
             return await self._interrupt_shielded("stopped")
         except _HistoryChanged:
-            self._drop()
+            self._drop_answer()
             self._emit(TextDelta(text=HIDDEN_UNANSWERED))
             return self._make_answer(HIDDEN_UNANSWERED, None)
         except (ModelUnavailable, ModelRefused) as error:
             if not self._streamed.text:
                 raise
-            broken = await self._interrupt_shielded("broken off")
+            interrupted_answer = await self._interrupt_shielded("broken off")
             self._emit(Notice(text=f"{error}; {TEXT_KEPT}{RETRY_HINT}"))
-            return broken
+            return interrupted_answer
 
     async def close(self, why: str) -> Answer:
         """Close a turn that is not resumed, with a mark that the user sees."""
@@ -184,8 +191,8 @@ class Turn:
 
     async def _answer(self) -> Answer:
         # With unsaved messages, the log alone does not show the pending calls.
-        saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
-        outcome = await self._request(check=saved)
+        all_saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
+        outcome = await self._request(check=all_saved)
         if isinstance(outcome, Answer):
             return outcome
         request = None if isinstance(outcome, TurnState) else outcome
@@ -202,23 +209,23 @@ class Turn:
             await self._ask(request or await self._next_request())
             request, reply = None, self._streamed
             if not reply.calls:
-                return await self._end(reply)
-            agent_calls, of_client = self._split_calls(reply)
-            body = mark_client_calls(self._with_model(reply), [call["id"] for call in of_client])
+                return await self._finish(reply)
+            agent_calls, client_calls = self._split_calls(reply)
+            body = mark_client_calls(self._with_model(reply), [call["id"] for call in client_calls])
             seq = await self._store(body, seen=self._seen)
-            if self._dropped:
+            if self._has_dropped:
                 return self._make_answer(reply.text, None)
             self._streamed = StreamedAnswer()
-            self._results = {}
-            await self._run_calls(agent_calls, cut=reply.finish == "length" and not of_client)
-            if of_client or self._dropped:
-                return self._make_answer(reply.text, seq, calls=of_client)
-            rounds.append(_round(reply.calls, self._results))
+            self._result_texts = {}
+            await self._run_calls(agent_calls, cut=reply.finish == "length" and not client_calls)
+            if client_calls or self._has_dropped:
+                return self._make_answer(reply.text, seq, calls=client_calls)
+            rounds.append(_comparable_round(reply.calls, self._result_texts))
             if len(rounds) >= _MAX_SAME_ROUNDS and all(
                 earlier_round == rounds[-1] for earlier_round in rounds[-_MAX_SAME_ROUNDS:]
             ):
-                return await self._give_up(REPEATED)
-        return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
+                return await self._give_up(REPEATED_CALLS)
+        return await self._give_up(TOO_MANY_STEPS.format(count=self._instance.spec.max_iterations))
 
     def _split_calls(
         self, reply: StreamedAnswer
@@ -228,10 +235,10 @@ class Turn:
         If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
         names = self._options.client_tool_names
-        of_client = [call for call in reply.calls if call["function"]["name"] in names]
-        if of_client and reply.finish == "length":
+        client_calls = [call for call in reply.calls if call["function"]["name"] in names]
+        if client_calls and reply.finish == "length":
             return reply.calls, []
-        return [call for call in reply.calls if call not in of_client], of_client
+        return [call for call in reply.calls if call not in client_calls], client_calls
 
     def _hand_over_calls(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
         """Return the pending calls of a turn that waits for its client again."""
@@ -254,11 +261,11 @@ class Turn:
         """
         # Pause writes of unsaved messages while the log is read: otherwise a message would be sent
         # twice.
-        async with self._unsaved.paused():
+        async with self._unsaved.pause_writes():
             unsaved, token = self._unsaved.bodies, self._unsaved.newest_once
-            return await self._threads.run_model(self._build, unsaved, token, check=check)
+            return await self._threads.run_model(self._build_request, unsaved, token, check=check)
 
-    def _build(
+    def _build_request(
         self, unsaved: Sequence[Mapping[str, Any]], token: str, *, check: bool
     ) -> "_Request | TurnState | Answer":
         self.report_usage()
@@ -270,7 +277,7 @@ class Turn:
         self._asked_seqs |= frozenset(state.unanswered)
         if check and view is not None and (pending := self._find_pending(view, state)) is not None:
             return pending
-        model = self._model(view)
+        model = self._find_model(view)
         before = self._recalled
         recalled = self._recall(view, unsaved)
         if self._recalled is not before and self._instance.memory is not None:
@@ -279,6 +286,7 @@ class Turn:
         self._attempt = context.start_request(
             self._key, memory=recalled.block, unsaved=unsaved, view=view
         )
+        self._last_request = None if view is None else (view, self._attempt)
         return _Request(model, recalled, self._attempt, token)
 
     def _read_question(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
@@ -302,17 +310,17 @@ class Turn:
         """
         store, old = self._sessions.store, self.view
         try:
-            new = store.view(self._key) if old is None else old.merged(store.refresh(old))
+            view = store.view(self._key) if old is None else old.merged(store.refresh(old))
         except NoSuchSession:
             if old is None and not self._question_seq:
                 return None
-            raise self._gone() from None
-        if old is not None and new.uid != old.uid:
+            raise self._gone_error() from None
+        if old is not None and view.uid != old.uid:
             raise SessionDeleted(self._key, recreated=True)
-        self.view = new
-        return new
+        self.view = view
+        return view
 
-    def _gone(self) -> NoSuchSession:
+    def _gone_error(self) -> NoSuchSession:
         """Return the error for a session that was deleted or purged during the turn."""
         return missing_session_error(self._sessions.store, self._key)
 
@@ -326,7 +334,7 @@ class Turn:
             return _last_answer(self._key, view.messages)
         return state if state.open_calls or state.client_calls else None
 
-    def _model(self, view: SessionView | None) -> ChatModel:
+    def _find_model(self, view: SessionView | None) -> ChatModel:
         """Return the model that the client names, otherwise the session's model."""
         if self._options.model:
             return self._instance.model_for(self._options.model)
@@ -340,7 +348,7 @@ class Turn:
 
         The search is repeated if a session with recalled messages was deleted or purged since.
         """
-        history = () if view is None else view.messages[-_LOOKED_BACK:]
+        history = () if view is None else view.messages[-_MAX_LOOK_BACK_MESSAGES:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
         question = next(
             (text for body in reversed(bodies) if (text := _question(body))), self._recalled[0]
@@ -410,6 +418,21 @@ class Turn:
             prompt, self._prompt_tokens = self._prompt_tokens, _NOT_ANSWERED
             attempt.answered(lambda: prompt)
 
+    def summarize_if_needed(self, view: SessionView) -> bool:
+        """Summarize the session after the turn if a summary is due; return whether it was written.
+
+        `view`: the session after the turn. This call blocks.
+        """
+        context = self._instance.context(self._instance.chosen_model(view.info.meta))
+        options = self._options
+        if self._last_request is not None and options.is_default and not options.model:
+            before, attempt = self._last_request
+            if before.matches(view.uid, view.generation, view.change) and context.has_room(
+                attempt.window, view.messages
+            ):
+                return False
+        return context.summarize_if_needed(self._key, view=view) is not None
+
     async def _stream_answer(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
         self._streamed = StreamedAnswer()
         stream = model.stream(
@@ -437,14 +460,14 @@ class Turn:
         """
 
         async def keep(result: dict[str, Any]) -> None:
-            self._results[result["tool_call_id"]] = result["content"]
+            self._result_texts[result["tool_call_id"]] = result["content"]
             await self._store(result)
 
         if cut:
             *calls, last = calls
             await keep(cut_off_result(last, self._emit))
-        here = self._instance.tool_context(self._key, sender=self._options.sender)
-        await self._instance.tool_runner.run(calls, here, on_event=self._emit, keep=keep)
+        context = self._instance.tool_context(self._key, sender=self._options.sender)
+        await self._instance.tool_runner.run(calls, context, on_event=self._emit, keep=keep)
 
     async def _finish_calls(self, state: TurnState, *, repeat: bool) -> None:
         """Store results for the calls that a killed process left open.
@@ -458,7 +481,7 @@ class Turn:
             if repeat and is_whole and tool is not None and tool.repeatable:
                 repeated.append(_call_body(call))
             else:
-                text = ABANDONED if call.id in state.abandoned else CUT_OFF
+                text = ABANDONED_TEXT if call.id in state.abandoned else CUT_OFF_TEXT
                 await self._store({"role": "tool", "tool_call_id": call.id or "", "content": text})
         if repeated:
             await self._run_calls(repeated)
@@ -474,31 +497,31 @@ class Turn:
         info = self.view.info
         if not is_own_call(self.view.messages, after=forked_at(info)):  # guard: repeat-own-calls
             return False
-        stored = info.meta.get(TRIES)
+        stored = info.meta.get(TRIES_FIELD)
         seq, tries = stored if isinstance(stored, list) and len(stored) == 2 else (0, 0)
         tries = tries + 1 if seq == info.last_seq else 1
         if tries > _MAX_TRIES:
             return False
         with suppress(StenologError):
-            self._sessions.store.set_meta(self._key, **{TRIES: [info.last_seq, tries]})
+            self._sessions.store.set_meta(self._key, **{TRIES_FIELD: [info.last_seq, tries]})
         return True
 
     # --- ending ------------------------------------------------------------------------------
 
-    async def _end(self, reply: StreamedAnswer) -> Answer:
+    async def _finish(self, reply: StreamedAnswer) -> Answer:
         if reply.finish == "length":
             self._emit(Notice(text="the answer was cut off at the model's limit"))
         if not reply.text.strip():
             self._emit(Notice(text="the model returned an empty answer"))
         self._final_text = reply.text
-        seq = await self._store(self._with_model(reply), seen=self._seen)
+        seq = await self._store(self._with_model(reply), seen=self._seen, is_final=True)
         return self._make_answer(reply.text, seq, finish=reply.finish)
 
     def _with_model(self, reply: StreamedAnswer) -> dict[str, Any]:
         """Return the answer with its model, duration and token counts."""
         model, seconds = self._model_and_seconds
-        counted = None if reply.usage is None else asdict(reply.usage)
-        return mark_model(reply.message(), model=model, seconds=seconds, usage=counted)
+        usage = None if reply.usage is None else asdict(reply.usage)
+        return mark_model(reply.message(), model=model, seconds=seconds, usage=usage)
 
     async def _give_up(self, text: str) -> Answer:
         self._emit(TextDelta(text=text))
@@ -518,6 +541,8 @@ class Turn:
         Messages that arrived during the turn stay unanswered; with `all_answered` they count as
         answered.
         """
+        if self._final_seq is not None:
+            return self._make_answer(self._final_text, self._final_seq)
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
         for message in history[-_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
@@ -525,9 +550,11 @@ class Turn:
                 return self._make_answer(self._final_text, message.seq)  # the answer is complete
         state = turn_state(history)
         for call in state.open_calls:
-            await self._store({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
+            await self._store(
+                {"role": "tool", "tool_call_id": call.id or "", "content": STOPPED_TEXT}
+            )
         partial = self._streamed.text.rstrip()
-        text = f"{partial} {INTERRUPTED}" if partial else INTERRUPTED
+        text = f"{partial} {INTERRUPTED_MARK}" if partial else INTERRUPTED_MARK
         upto = max(self._seen.upto, self._question_seq)
         token = self._seen.token
         if all_answered:
@@ -557,27 +584,33 @@ class Turn:
 
     @property
     def _saved(self) -> bool:
-        return not self._unsaved.bodies and not self._dropped
+        return not self._unsaved.bodies and not self._has_dropped
 
     async def _read_state(self) -> TurnState:
         return turn_state(await self._run(self._sessions.get_history, self._key))
 
     # --- storing -----------------------------------------------------------------------------
 
-    async def _store(self, body: dict[str, Any], *, seen: SeenMessages | None = None) -> int | None:
-        """Store a message of this turn, unless its question is hidden now."""
-        if self._dropped:
+    async def _store(
+        self, body: dict[str, Any], *, seen: SeenMessages | None = None, is_final: bool = False
+    ) -> int | None:
+        """Store a message of this turn, unless its question is hidden now.
+
+        `is_final`: the turn stores nothing after it, so the same thread call releases the lease.
+        """
+        if self._has_dropped:
             return None
+        append = self._append_and_release if is_final and self._release else self._append
         try:
             return await self._unsaved.store_turn_message(
-                self._sessions, body, on_event=self._emit, seen=seen, append=self._append
+                self._sessions, body, on_event=self._emit, seen=seen, append=append
             )
         except _HistoryChanged:
-            self._drop()
+            self._drop_answer()
             return None
 
-    def _drop(self) -> None:
-        self._dropped = True
+    def _drop_answer(self) -> None:
+        self._has_dropped = True
         self._emit(SaveFailed(count=1, text=HISTORY_CHANGED))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
@@ -593,7 +626,7 @@ class Turn:
                 raise
             except StenologError:
                 view = before  # the append fails as well, and the message stays unsaved
-            unchanged = view is None or before.holds(view.uid, view.generation, view.change)
+            unchanged = view is None or before.matches(view.uid, view.generation, view.change)
             if view is not None and not unchanged and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
         seq = self._sessions.add_full_message(self._key, body, once=once)
@@ -603,7 +636,15 @@ class Turn:
             withdraw_message(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
             raise SessionDeleted(self._key)
         if seq is not None:
-            self._written.append(seq)
+            self._written_seqs.append(seq)
+        return seq
+
+    def _append_and_release(self, body: Mapping[str, Any], once: str) -> int | None:
+        """Append the final answer, then release the lease. Blocks; raises as `_append`."""
+        seq = self._append(body, once)
+        if seq is not None and self._release is not None:
+            self._final_seq = seq
+            self._release()
         return seq
 
     def hide_late_messages(self, store: Store, view: SessionView) -> None:
@@ -614,7 +655,7 @@ class Turn:
         if self.view is None or self.view.uid != view.uid or not self._is_orphaned(view):
             return
         visible = {message.seq for message in view.messages}
-        for seq in self._written:
+        for seq in self._written_seqs:
             if seq in visible:
                 store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
 
@@ -647,7 +688,7 @@ def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str
     with suppress(StenologError):
         new = store.view(key)
         at_seq = [message for message in new.messages if message.seq == seq]
-        if new.uid == old.uid or not any(_is_same(message, body) for message in at_seq):
+        if new.uid == old.uid or not any(_is_same_message(message, body) for message in at_seq):
             return  # the new session was deleted as well, or the old session restored
         if new.info.count == 1:
             trashed = store.delete(key)
@@ -660,7 +701,7 @@ def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str
         store.hide(key, seq, seq)
 
 
-def _is_same(message: Message, body: Mapping[str, Any]) -> bool:
+def _is_same_message(message: Message, body: Mapping[str, Any]) -> bool:
     return encode_message(message.to_dict()) == encode_message(body)
 
 
@@ -673,11 +714,11 @@ def find_answer(
     """
     if history is None:
         history = sessions.get_history(key, after=seq - 1)
-    visible = [message for message in history if message.seq >= seq]
-    if visible and visible[0].seq == seq:
-        return answer_to(visible, seq)
-    stored = sessions.get_history(key, after=seq - 1, full=True)
-    return answer_to(stored, seq) or next(iter(stored), None)
+    visible_messages = [message for message in history if message.seq >= seq]
+    if visible_messages and visible_messages[0].seq == seq:
+        return answer_to(visible_messages, seq)
+    stored_messages = sessions.get_history(key, after=seq - 1, full=True)
+    return answer_to(stored_messages, seq) or next(iter(stored_messages), None)
 
 
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
@@ -705,7 +746,7 @@ def _question(body: Mapping[str, Any]) -> str:
     return text_parts_of(body).strip() if body.get("role") == "user" else ""
 
 
-def _round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> object:
+def _comparable_round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> object:
     """Return calls and results without ids, for comparison with other rounds."""
     return [(call["function"], results.get(call["id"])) for call in calls]
 

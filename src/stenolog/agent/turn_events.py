@@ -11,17 +11,17 @@ from stenolog.providers.chat_model import Usage
 
 
 class TurnOptions(Struct, frozen=True, kw_only=True):
-    """Client-side overrides for one turn. The defaults leave the agent's behaviour unchanged."""
+    """Client-side overrides for one turn. The defaults leave the agent's behaviour unchanged.
+
+    A call of a client tool ends the turn. The turn resumes when the client stores the result.
+    """
 
     system: str | None = None
     """System prompt that replaces the agent's system prompt."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Tools that the client runs itself, in OpenAI's `tools` format.
-
-    A call of such a tool ends the turn. The turn resumes when the client stores the result.
-    """
+    """Tools that the client runs itself, in OpenAI's `tools` format."""
     own_tools: bool = True
-    """Whether to offer the agent's tools, too. A client tool shadows an agent tool of its name."""
+    """Whether to offer the agent's tools, too, except those with the name of a client tool."""
     model: str = ""
     """Name of the agent's model to use. An empty name means the session's current model."""
     schema: Mapping[str, Any] | None = None
@@ -29,10 +29,7 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """Maximum length of the answer in tokens."""
     sender: str | None = ""
-    """The verified sender who gets the answer. The model sees this sender's memory.
-
-    None means the owner of the session, for resumed turns.
-    """
+    """Verified sender, whose memory the model sees; None: the owner, for resumed turns."""
 
     @property
     def client_tool_names(self) -> frozenset[str]:
@@ -56,10 +53,13 @@ def tool_name(definition: Mapping[str, Any]) -> str:
 
 
 class InboundMessage(Struct, frozen=True, kw_only=True):
-    """A message from a user."""
+    """A message from a user.
+
+    Sessions in which every user message has the same sender share one memory. The sender must be
+    empty if only the client names it, for example in a session key.
+    """
 
     key: str
-    """Key of the session."""
     content: str | Sequence[Mapping[str, Any]]
     """Text, or content parts in OpenAI's chat format."""
     id: str = ""
@@ -69,11 +69,7 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     request_digest: str = ""
     """Digest of the HTTP request with this message; stored with the message."""
     sender: str = ""
-    """The user or group chat that the front end has verified, such as `telegram:123`.
-
-    Sessions in which every user message has the same sender share one memory. The sender must be
-    empty if only the client names it, for example in a session key.
-    """
+    """The user or group chat that the front end has verified, such as `telegram:123`."""
 
 
 class MessageStored(Struct, frozen=True, kw_only=True):
@@ -179,17 +175,18 @@ EventHandler = Callable[[Event], None]
 """Callback for events, called in the event loop. It must not block; its errors are logged."""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
-"""Outcome of a message.
-
-answered: the answer is in the log. calls: the client has to run tools first. interrupted: the
-answer was stopped, and its text so far is kept. failed: the text has the reason, and the user's
-message stays unanswered. again: the message was answered before. elsewhere: another process has the
-lease, or another turn of this process answered the message. command: the message was a command.
-"""
+"""Outcome of a message, as described in `Answer`."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer to a message or command."""
+    """The answer to a message or command.
+
+    The outcome is one of these. answered: the answer is in the log. calls: the client has to run
+    tools first. interrupted: the answer was stopped, and its text so far is kept. failed: the text
+    has the reason, and the user's message stays unanswered. again: the message was answered before.
+    elsewhere: another process has the lease, or another turn of this process answered the message.
+    command: the message was a command.
+    """
 
     key: str
     """Key of the session for the next message, which differs after /new, /fork and /resume."""

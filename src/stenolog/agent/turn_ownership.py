@@ -13,16 +13,15 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, is_received, last_seen_seq, model_of
 from stenolog.context.turn_state import turn_state
-from stenolog.errors import NoSuchSession
 from stenolog.messages import calls_of, has_text
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, forked_at
+from stenolog.stores.base import SessionView, find_info, forked_at
 
-_TAIL: Final = 50
+_TAIL_MESSAGES: Final = 50
 """Number of newest messages, which usually include the last user message."""
-_REMEMBERED: Final = 100_000
-_SCANNED: Final = 200
+_MAX_CACHED_SESSIONS: Final = 100_000
+_MAX_SCANNED_MESSAGES: Final = 200
 """Number of messages that are searched for the question of an answer."""
 
 
@@ -40,10 +39,8 @@ def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
 
 def read_forked_at(sessions: SessionStore, key: str) -> int:
     """Return the seq up to which a session was copied from another session, or 0."""
-    try:
-        return forked_at(sessions.store.info(key))
-    except NoSuchSession:
-        return 0
+    info = find_info(sessions.store, key)
+    return 0 if info is None else forked_at(info)
 
 
 def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
@@ -52,10 +49,10 @@ def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
     A turn hides such a message at its end, unless the process is killed before. Returns whether a
     message was hidden. Only the lease holder may call this function.
     """
-    late = late_message(sessions, view)
-    if late is None:
+    late_seq = late_message(sessions, view)
+    if late_seq is None:
         return False
-    sessions.store.hide(view.key, late, late)  # guard: hide-late-answer-after-kill
+    sessions.store.hide(view.key, late_seq, late_seq)  # guard: hide-late-answer-after-kill
     return True
 
 
@@ -71,44 +68,45 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
         return None
     last = view.messages[-1]
     body = last.to_dict()
-    newest = last.seq == info.last_seq > forked_at(info) and last.at == info.updated
-    if not newest or body.get("role") == "user" or FIELD not in body:
+    is_newest_write = last.seq == info.last_seq > forked_at(info) and last.at == info.updated
+    if not is_newest_write or body.get("role") == "user" or FIELD not in body:
         return None
     first = info.in_sight[-1][0] if info.in_sight else last.seq
-    later = [message for message in view.messages if message.seq >= first]
-    if _last_user_message(later) is not None:
+    last_visible = [message for message in view.messages if message.seq >= first]
+    if _last_user_message(last_visible) is not None:
         return None
     seen_seq = last_seen_seq(body, last.seq)
-    stored = sessions.get_history(view.key, last=_SCANNED, full=True)
-    before = [message for message in stored if message.seq <= seen_seq]
-    question = _last_user_message(before)
+    stored = sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+    seen_messages = [message for message in stored if message.seq <= seen_seq]
+    question = _last_user_message(seen_messages)
     if question is None or not question.hidden:
         return None
     visible = {message.seq for message in view.messages}
-    return last.seq if visible.isdisjoint(turn_state(before).unanswered) else None
+    return last.seq if visible.isdisjoint(turn_state(seen_messages).unanswered) else None
 
 
 class ForeignTurns:
     """Cache of unfinished turns of other programs, so that each change is examined once."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[str | None, str], tuple[str, datetime | None]] = OrderedDict()
+        self._versions = OrderedDict[tuple[str | None, str], tuple[str, datetime | None]]()
+        """By agent and session: uid and time of the last change when the session was examined."""
 
-    def include(self, instance: AgentInstance, entry: Entry) -> bool:
+    def includes(self, instance: AgentInstance, entry: Entry) -> bool:
         """Return whether another program started the unfinished turn of this session."""
-        place, now = (instance.id, entry.key), (entry.uid, entry.updated)
-        if self._seen.get(place) == now:
+        session, version = (instance.id, entry.key), (entry.uid, entry.updated)
+        if self._versions.get(session) == version:
             return True
         sessions = instance.sessions
-        history = sessions.get_history(entry.key, last=_TAIL)
+        history = sessions.get_history(entry.key, last=_TAIL_MESSAGES)
         if _last_user_message(history) is None:
             history = sessions.get_history(entry.key)
         if is_own_turn(history, after=read_forked_at(sessions, entry.key)):
-            self._seen.pop(place, None)
+            self._versions.pop(session, None)
             return False
-        self._seen[place] = now
-        if len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
+        self._versions[session] = version
+        if len(self._versions) > _MAX_CACHED_SESSIONS:
+            self._versions.popitem(last=False)
         return True
 
 

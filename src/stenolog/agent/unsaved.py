@@ -38,7 +38,7 @@ Run = Callable[..., Awaitable[Any]]
 Append = Callable[..., int | None]
 """Function that stores a message with the idempotency key `once=`; returns its seq or None."""
 
-_REMEMBERED: Final = 1_000
+_MAX_STORED_SEQS: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class SeenMessages(Struct, frozen=True, kw_only=True):
     """Reason why the answer was cut off; empty for a complete answer."""
 
 
-class _Unsaved(Struct, frozen=True, kw_only=True):
+class _UnsavedMessage(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     token: str
     seen: SeenMessages | None
@@ -59,72 +59,82 @@ class _Unsaved(Struct, frozen=True, kw_only=True):
     size: int = 0
 
     @property
-    def of_turn(self) -> bool:
+    def is_of_turn(self) -> bool:
         return self.body.get("role") != "user"
 
 
 class UnsavedMessages:
     """The unsaved messages of one session."""
 
-    def __init__(self, key: str, run: Run) -> None:
+    def __init__(
+        self, key: str, run: Run, *, nonempty: "set[UnsavedMessages] | None" = None
+    ) -> None:
+        """Create an empty queue. `nonempty`: set that gets this queue when it gets a message."""
         self._key = key
         self._run = run
-        self._waiting: list[_Unsaved] = []
-        self._stored: dict[str, int] = {}
+        self._nonempty = set() if nonempty is None else nonempty
+        self._queue: list[_UnsavedMessage] = []
+        self._stored_seqs: dict[str, int] = {}
         """Seqs of messages that were unsaved for a while, by idempotency key."""
-        self._order = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     @property
     def bodies(self) -> list[Mapping[str, Any]]:
         """The unsaved messages, oldest first."""
-        return [message.body for message in self._waiting]
+        return [message.body for message in self._queue]
 
     @property
     def size(self) -> int:
         """Approximate size of the unsaved messages in bytes."""
-        return sum(message.size for message in self._waiting)
+        return sum(message.size for message in self._queue)
 
     @property
     def newest_once(self) -> str:
         """Idempotency key of the newest unsaved message; empty if all messages are stored."""
-        return self._waiting[-1].token if self._waiting else ""
+        return self._queue[-1].token if self._queue else ""
 
     def seq_of(self, token: str) -> int | None:
         """Return the seq of a message that was unsaved before; None if it is not stored yet."""
-        return self._stored.get(token)
+        return self._stored_seqs.get(token)
 
     def answer_to(self, token: str) -> str | None:
         """Return the text of the unsaved answer to an unsaved message; None without an answer."""
-        tokens = [message.token for message in self._waiting]
-        for message in self._waiting:
-            saw = message.seen is not None and message.seen.token in tokens
-            if saw and not calls_of(message.body) and message.seen is not None:
-                last = tokens.index(message.seen.token)
-                if token in tokens[: last + 1]:
-                    return text_parts_of(message.body)
+        tokens = [message.token for message in self._queue]
+        for message in self._queue:
+            last_seen = "" if message.seen is None else message.seen.token
+            if last_seen not in tokens or calls_of(message.body):
+                continue
+            if token in tokens[: tokens.index(last_seen) + 1]:
+                return text_parts_of(message.body)
         return None
 
     async def store_user_message(
-        self, sessions: SessionStore, body: Mapping[str, Any], *, on_event: EventHandler, once: str
+        self,
+        sessions: SessionStore,
+        body: Mapping[str, Any],
+        *,
+        on_event: EventHandler,
+        once: str,
+        append: Append | None = None,
     ) -> int | None:
         """Store a user message and return its seq; None if the message stays unsaved.
 
-        Emits SaveFailed if the message stays unsaved. Raises UsageError if the store can never
-        accept the message.
+        `append`: as for `store_turn_message`. Emits SaveFailed if the message stays unsaved. Raises
+        UsageError if the store can never accept the message.
         """
         check_key(self._key)
         check_once(once)
         size = len(encode_message(body))
-        message = _Unsaved(body=body, token=once, seen=None, size=size)
-        async with self._order:
-            if any(waits.token == once for waits in self._waiting):
+        message = _UnsavedMessage(body=body, token=once, seen=None, size=size)
+        async with self._write_lock:
+            if any(waiting.token == once for waiting in self._queue):
                 return None
             seq = None
             if await self._flush_waiting(sessions, on_event, leased=False):
-                seq = await self._write(sessions, message)
+                seq = await self._write_message(sessions, message, append)
             if seq is None:
-                self._waiting.append(message)
-            is_new_failure = seq is None and not any(waits.of_turn for waits in self._waiting)
+                self._add(message)
+            is_new_failure = seq is None and not any(waiting.is_of_turn for waiting in self._queue)
         if is_new_failure:
             await self._report_failure(sessions, on_event)
         return seq
@@ -145,28 +155,28 @@ class UnsavedMessages:
         the message, and LeaseLost.
         """
         size = len(encode_message(body))
-        message = _Unsaved(body=body, token=secrets.token_hex(12), seen=seen, size=size)
-        async with self._order:
+        message = _UnsavedMessage(body=body, token=secrets.token_hex(12), seen=seen, size=size)
+        async with self._write_lock:
             try:
                 seq = None
                 if await self._flush_waiting(sessions, on_event, leased=True):
-                    seq = await self._write(sessions, message, append)
+                    seq = await self._write_message(sessions, message, append)
             except (LeaseLost, NoSuchSession):
                 self._drop_turn_messages()
                 raise
             if seq is None:
-                self._waiting.append(message)
+                self._add(message)
         if seq is None:
             await self._report_failure(sessions, on_event)
         return seq
 
     @asynccontextmanager
-    async def paused(self) -> AsyncIterator[None]:
+    async def pause_writes(self) -> AsyncIterator[None]:
         """Prevent writes of unsaved messages inside the `async with` block."""
-        if not self._waiting:
+        if not self._queue:
             yield
             return
-        async with self._order:
+        async with self._write_lock:
             yield
 
     async def flush(self, sessions: SessionStore, *, on_event: EventHandler) -> bool:
@@ -174,7 +184,7 @@ class UnsavedMessages:
 
         Only the lease holder may call this method. Raises LeaseLost.
         """
-        async with self._order:
+        async with self._write_lock:
             try:
                 if await self._flush_waiting(sessions, on_event, leased=True):
                     return True
@@ -187,23 +197,23 @@ class UnsavedMessages:
     async def _flush_waiting(
         self, sessions: SessionStore, on_event: EventHandler, *, leased: bool
     ) -> bool:
-        waited = len(self._waiting)
-        if not waited:
+        count = len(self._queue)
+        if not count:
             return True
-        if not leased and any(message.of_turn for message in self._waiting):
+        if not leased and any(message.is_of_turn for message in self._queue):
             return False
-        looked = False
-        while self._waiting:
-            message = self._waiting[0]
-            if message.of_turn and not looked:
+        is_checked = False
+        while self._queue:
+            message = self._queue[0]
+            if message.is_of_turn and not is_checked:
                 # All messages that the answer depends on have a seq by now.
-                looked = True
+                is_checked = True
                 if await self._is_stale(sessions, message):
-                    self._drop_turn_messages(on_event)
+                    self._drop_stale_answer(on_event)
                     continue
-            looked = looked and message.of_turn
+            is_checked = is_checked and message.is_of_turn
             try:
-                seq = await self._write(sessions, message)
+                seq = await self._write_message(sessions, message)
             except LeaseLost:
                 raise
             except UsageError as error:
@@ -211,44 +221,43 @@ class UnsavedMessages:
                 on_event(
                     SaveFailed(count=1, text=f"one message cannot be stored and is lost: {error}")
                 )
-                del self._waiting[0]
+                del self._queue[0]
                 continue
             if seq is None:
                 return False
-            self._stored[message.token] = seq
-            while len(self._stored) > _REMEMBERED:
-                del self._stored[next(iter(self._stored))]
-            del self._waiting[0]
-        on_event(SaveRecovered(count=waited))
+            self._stored_seqs[message.token] = seq
+            while len(self._stored_seqs) > _MAX_STORED_SEQS:
+                del self._stored_seqs[next(iter(self._stored_seqs))]
+            del self._queue[0]
+        on_event(SaveRecovered(count=count))
         return True
 
-    def _drop_turn_messages(self, on_event: EventHandler | None = None) -> None:
-        """Drop unsaved messages of turns.
+    def _add(self, message: _UnsavedMessage) -> None:
+        self._queue.append(message)
+        self._nonempty.add(self)
 
-        Without `on_event`, drop all of them; otherwise only messages before a user message.
-        """
-        dropped = next(
-            (at for at, item in enumerate(self._waiting) if not item.of_turn),
-            len(self._waiting),
-        )
-        if on_event is None:
-            self._waiting = [item for item in self._waiting if not item.of_turn]
-            return
-        del self._waiting[:dropped]
+    def _drop_turn_messages(self) -> None:
+        self._queue = [message for message in self._queue if not message.is_of_turn]
+
+    def _drop_stale_answer(self, on_event: EventHandler) -> None:
+        """Drop the messages before the next user message, and report that."""
+        indexes = [index for index, message in enumerate(self._queue) if not message.is_of_turn]
+        dropped_count = indexes[0] if indexes else len(self._queue)
+        del self._queue[:dropped_count]
         reason = "another process has answered in the meantime, so this answer is not stored"
-        on_event(SaveFailed(count=dropped, text=reason))
+        on_event(SaveFailed(count=dropped_count, text=reason))
 
-    async def _is_stale(self, sessions: SessionStore, unsaved: _Unsaved) -> bool:
+    async def _is_stale(self, sessions: SessionStore, unsaved: _UnsavedMessage) -> bool:
         """Return whether another process has continued the turn of this message."""
         history: list[Message] = await self._run(sessions.get_history, self._key)
         state = turn_state(history)
         if unsaved.seen is None:
             open_ids = {call.id for call in state.open_calls}
             return unsaved.body.get("tool_call_id") not in open_ids
-        upto = self._upto(unsaved.seen)
+        upto = self._seen_upto(unsaved.seen)
         if not any(seq <= upto for seq in state.unanswered):
             return True
-        stored_seqs = set(self._stored.values())
+        stored_seqs = set(self._stored_seqs.values())
         return any(
             message.seq > upto
             and message.seq not in stored_seqs
@@ -256,27 +265,27 @@ class UnsavedMessages:
             for message in history
         )
 
-    def _upto(self, seen: SeenMessages) -> int:
-        return max(seen.upto, self._stored.get(seen.token, 0))
+    def _seen_upto(self, seen: SeenMessages) -> int:
+        return max(seen.upto, self._stored_seqs.get(seen.token, 0))
 
-    async def _write(
-        self, sessions: SessionStore, item: _Unsaved, append: Append | None = None
+    async def _write_message(
+        self, sessions: SessionStore, message: _UnsavedMessage, append: Append | None = None
     ) -> int | None:
-        body = item.body
-        if item.seen is not None:
-            body = mark_seen(body, seen=self._upto(item.seen), interrupted=item.seen.interrupted)
+        body, seen = message.body, message.seen
+        if seen is not None:
+            body = mark_seen(body, seen=self._seen_upto(seen), interrupted=seen.interrupted)
         if append is None:
             append = partial(sessions.add_full_message, self._key)
-        seq: int | None = await self._run(append, body, once=item.token)
+        seq: int | None = await self._run(append, body, once=message.token)
         if seq is None:
             # The facade does not return the reason. The idempotency key makes a second attempt
             # safe.
-            seq = await self._run(_retry_write, sessions, self._key, body, item.token)
+            seq = await self._run(_retry_write, sessions, self._key, body, message.token)
         return seq
 
     async def _report_failure(self, sessions: SessionStore, on_event: EventHandler) -> None:
         reason = await self._run(_failure_reason, sessions)
-        on_event(SaveFailed(count=len(self._waiting), text=reason))
+        on_event(SaveFailed(count=len(self._queue), text=reason))
 
 
 def new_idempotency_key() -> str:

@@ -1,39 +1,28 @@
 """The catalog of a store, for `steno list`, `steno search`, recall, the picker and the viewer.
 
-It is built from the store alone, stays up to date by itself, and can be deleted at any time.
+The catalog is built from the store alone, stays up to date by itself, and can be deleted at any
+time.
 """
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.catalog.entries import Candidate, Candidates, Entry, Hit, Hits, Page, State
-    from stenolog.catalog.index import Catalog, open_catalog
+    from stenolog.catalog.entries import Candidate as Candidate
+    from stenolog.catalog.entries import Candidates as Candidates
+    from stenolog.catalog.entries import Entry as Entry
+    from stenolog.catalog.entries import Hit as Hit
+    from stenolog.catalog.entries import Hits as Hits
+    from stenolog.catalog.entries import Page as Page
+    from stenolog.catalog.entries import State as State
+    from stenolog.catalog.index import Catalog as Catalog
+    from stenolog.catalog.index import open_catalog as open_catalog
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "Candidate": "stenolog.catalog.entries",
-            "Candidates": "stenolog.catalog.entries",
-            "Catalog": "stenolog.catalog.index",
-            "Entry": "stenolog.catalog.entries",
-            "Hit": "stenolog.catalog.entries",
-            "Hits": "stenolog.catalog.entries",
-            "Page": "stenolog.catalog.entries",
-            "State": "stenolog.catalog.entries",
-            "open_catalog": "stenolog.catalog.index",
+            "stenolog.catalog.entries": "Candidate Candidates Entry Hit Hits Page State",
+            "stenolog.catalog.index": "Catalog open_catalog",
         },
     )
-
-__all__ = [
-    "Candidate",
-    "Candidates",
-    "Catalog",
-    "Entry",
-    "Hit",
-    "Hits",
-    "Page",
-    "State",
-    "open_catalog",
-]

@@ -6,7 +6,7 @@ Each answer is priced separately, because many models charge more per token for 
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Final
@@ -14,21 +14,19 @@ from typing import Any, Final
 from msgspec import Struct
 
 Price = Callable[[str, Mapping[str, int]], float | None]
-"""Function that prices an answer in US dollars from its provider's token counts; None: unknown."""
+"""Function that returns the price of an answer in US dollars, from its token counts, or None."""
 
 _MAX_NAMES: Final = 10_000
-"""Maximum number of different model names that are looked up: any program can write a name."""
-_LONGEST_NAME: Final = 300
+"""Maximum number of model names that are looked up, because any program can write names."""
+_MAX_NAME_LENGTH: Final = 300
 _importing: Final = threading.Lock()
 # A module that another thread is importing at a fork would stay locked in the child for ever.
 os.register_at_fork(
-    before=_importing.acquire,
-    after_in_parent=_importing.release,
-    after_in_child=_importing.release,
+    before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
 )
 
 
-def prices() -> Price | None:
+def load_prices() -> Price | None:
     """Return the function that prices an answer; None if genai-prices is not installed."""
     with _importing:
         try:
@@ -40,16 +38,20 @@ def prices() -> Price | None:
 
 
 class LazyPrices:
-    """The prices, imported when the first answer is priced: the import takes long."""
+    """Prices that are imported when the first answer is priced, because the import takes long.
+
+    This class does not use `cached_property`: its lock in Python 3.11 would stay locked in a forked
+    child.
+    """
 
     def __init__(self) -> None:
         self._price: Price | None = None
         self._is_loaded = False
 
     def __call__(self, name: str, usage: Mapping[str, int]) -> float | None:
-        """Return the price of an answer; None if it is unknown."""
+        """Return the price of an answer; None if the price is unknown."""
         if not self._is_loaded:
-            self._price, self._is_loaded = prices(), True
+            self._price, self._is_loaded = load_prices(), True
         return None if self._price is None else self._price(name, usage)
 
 
@@ -66,10 +68,10 @@ class _Model(Struct, frozen=True):
 
     reference: str
     provider: str | None
-    thresholds: list[int]
+    thresholds: Sequence[int] = ()
     """Numbers of prompt tokens above which other prices apply, in order."""
-    rates: dict[int, _Rates]
-    """By the number of thresholds that the prompt exceeds."""
+    rates: dict[int, _Rates] = {}
+    """Prices by the number of thresholds that the prompt exceeds."""
 
 
 class _PriceList:
@@ -77,71 +79,63 @@ class _PriceList:
 
     def __init__(self, package: Any) -> None:
         self._package = package
-        # The first use imports modules of the package. Here, no fork happens meanwhile.
+        # The first use imports modules of the package. The caller's lock prevents a fork meanwhile.
         with suppress(LookupError, ValueError):
-            usage = package.Usage(input_tokens=1, output_tokens=0, cache_read_tokens=0)
-            package.calc_price(usage, model_ref="gpt-4o")
+            self._look_up(_Model("gpt-4o", None), 1)
         self._models: dict[str, _Model | None] = {}
 
     def price(self, name: str, usage: Mapping[str, int]) -> float | None:
         """Return the price of an answer; None if the model has no known price."""
-        model = self._model(name)
+        if name not in self._models:
+            if len(self._models) >= _MAX_NAMES or len(name) > _MAX_NAME_LENGTH:
+                return None
+            self._models[name] = self._find_model(name)
+        model = self._models[name]
         if model is None:
             return None
-        prompt, cached = usage.get("prompt", 0), usage.get("cached", 0)
+        prompt, cached, answer = (usage.get(count, 0) for count in ("prompt", "cached", "answer"))
         try:
             if cached > prompt:
-                # The package decides what inconsistent counts mean.
-                return float(self._calculate(model, prompt, cached, usage.get("answer", 0)))
-            rates = self._rates(model, bisect_left(model.thresholds, prompt))
-            return float(
-                (prompt - cached) * rates.uncached
-                + cached * rates.cached
-                + usage.get("answer", 0) * rates.output
-            )
+                # Let the package handle inconsistent counts.
+                return float(self._total_price(model, prompt, cached, answer))
+            rates = self._rates_for(model, bisect_left(model.thresholds, prompt))
+            uncached = (prompt - cached) * rates.uncached
+            return float(uncached + cached * rates.cached + answer * rates.output)
         except (LookupError, ValueError, ArithmeticError):
             return None
 
-    def _model(self, name: str) -> _Model | None:
-        if name not in self._models:
-            if len(self._models) >= _MAX_NAMES or len(name) > _LONGEST_NAME:
-                return None
-            self._models[name] = self._find(name)
-        return self._models[name]
-
-    def _find(self, name: str) -> _Model | None:
+    def _find_model(self, name: str) -> _Model | None:
         provider, slash, rest = name.partition("/")
-        attempts: list[tuple[str, str | None]] = [(rest, provider), (rest, None)] if slash else []
-        for reference, provider_id in [*attempts, (name, None)]:
+        attempts = [_Model(rest, provider), _Model(rest, None)] if slash else []
+        for model in [*attempts, _Model(name, None)]:
             try:
-                usage = self._package.Usage(input_tokens=1, output_tokens=1, cache_read_tokens=0)
-                found = self._package.calc_price(
-                    usage, model_ref=reference, provider_id=provider_id
-                )
+                rates = getattr(self._look_up(model, 1, answer=1), "model_price", None)
             except (LookupError, ValueError):
                 continue
-            rates = getattr(found, "model_price", None)
             tiers = [getattr(rate, "tiers", ()) for rate in vars(rates).values()] if rates else []
-            thresholds = sorted({tier.start for some in tiers for tier in some})
-            return _Model(reference, provider_id, thresholds, {})
+            thresholds = {tier.start for tiers_of_rate in tiers for tier in tiers_of_rate}
+            return _Model(model.reference, model.provider, sorted(thresholds))
         return None
 
-    def _rates(self, model: _Model, exceeded: int) -> _Rates:
-        if exceeded not in model.rates:
-            length = model.thresholds[exceeded - 1] + 1 if exceeded else 1
-            prompt = self._calculate(model, length, 0, 0)
-            model.rates[exceeded] = _Rates(
-                prompt / length,
-                self._calculate(model, length, length, 0) / length,
-                self._calculate(model, length, 0, 1) - prompt,
+    def _rates_for(self, model: _Model, tier: int) -> _Rates:
+        """Return the prices for a prompt that exceeds this number of thresholds."""
+        if tier not in model.rates:
+            length = model.thresholds[tier - 1] + 1 if tier else 1
+            prompt = self._total_price(model, length)
+            cached, with_answer = (
+                self._total_price(model, length, length),
+                self._total_price(model, length, 0, 1),
             )
-        return model.rates[exceeded]
+            model.rates[tier] = _Rates(prompt / length, cached / length, with_answer - prompt)
+        return model.rates[tier]
 
-    def _calculate(self, model: _Model, prompt: int, cached: int, answer: int) -> Decimal:
+    def _total_price(self, model: _Model, prompt: int, cached: int = 0, answer: int = 0) -> Decimal:
+        return Decimal(self._look_up(model, prompt, cached, answer).total_price)
+
+    def _look_up(self, model: _Model, prompt: int, cached: int = 0, answer: int = 0) -> Any:
         usage = self._package.Usage(
             input_tokens=prompt, output_tokens=answer, cache_read_tokens=cached
         )
-        found = self._package.calc_price(
+        return self._package.calc_price(
             usage, model_ref=model.reference, provider_id=model.provider
         )
-        return Decimal(found.total_price)

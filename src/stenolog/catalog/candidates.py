@@ -24,11 +24,11 @@ from stenolog.catalog.query import Values, owner_mark, session_mark, stem_mark
 from stenolog.records import Span
 from stenolog.stores import spans
 
-MAX_TEXT: Final = 8_000
+MAX_TEXT_LENGTH: Final = 8_000
 """Maximum number of characters that are returned of a message."""
 
 _MAX_PER_WORD: Final = 500
-"""Maximum number of messages per word; of a more common word, the newest."""
+"""Maximum number of messages per word. For a more common word, the newest are used."""
 
 _NO_LIMIT: Final = -1
 _MAX_WORDS: Final = 24
@@ -36,7 +36,7 @@ _MAX_WITH_NEIGHBOURS: Final = 20
 """Number of best messages that are returned with their neighbours."""
 _NEIGHBOUR_OFFSETS: Final = (-1, 1, -2, 2)
 _ENOUGH_IN_PERIOD: Final = 20
-"""Number of messages in the requested period from which on no others are searched."""
+"""If the requested period has at least this many matches, only the period is searched."""
 
 
 class CandidateQuery(Struct, frozen=True, kw_only=True):
@@ -69,22 +69,15 @@ class _Session(Struct, frozen=True):
     mixed: int = 0
 
 
-Marks = Sequence[Sequence[str]]
+MarkGroups = Sequence[Sequence[str]]
 """Groups of marks. A message must have at least one mark of each group."""
 
-FindNewest = Callable[[Marks, int], list[int]]
+FindNewest = Callable[[MarkGroups, int], list[int]]
 """Function that returns the newest messages with these marks, up to a limit."""
 
 
-def find_candidates(
-    transaction: Transaction, database: Database, query: CandidateQuery
-) -> Candidates:
-    """Return the candidates from one read transaction."""
-    return _CandidateSearch(transaction, database, query).candidates()
-
-
-class _CandidateSearch:
-    """One question in one read transaction."""
+class CandidateSearch:
+    """The search for the candidates of one question, in one read transaction."""
 
     def __init__(self, transaction: Transaction, database: Database, query: CandidateQuery) -> None:
         self._transaction = transaction
@@ -93,52 +86,51 @@ class _CandidateSearch:
         self._query = query
         self._stems = list(dict.fromkeys(query.stems))[:_MAX_WORDS]
         rows = transaction.execute(sql["owned" if query.threads else "own"], (query.owner,))
-        found = [_Session(*row) for row in rows]
-        self._sessions = {one.id: one for one in found if not one.mixed}
-        self._current = next(
-            (one for one in self._sessions.values() if one.key == query.exclude_visible_of), None
-        )
-        excluded = [one.id for one in self._sessions.values() if not self._may_return(one)]
+        sessions = [_Session(*row) for row in rows]
+        self._sessions = {s.id: s for s in sessions if not s.mixed}
+        by_key = {s.key: s for s in self._sessions.values()}
+        self._current = by_key.get(query.exclude_visible_of or "")
+        self._count = sum(s.count for s in self._sessions.values())
+        excluded = [s.id for s in self._sessions.values() if not self._may_return(s)]
         self._has_no_sessions = len(excluded) == len(self._sessions)
-        excluded += [one.id for one in found if one.mixed]
+        excluded += [s.id for s in sessions if s.mixed]
         marks = [owner_mark(query.owner)] if query.threads else map(session_mark, self._sessions)
         self._required_marks = list(marks)  # guard: recall-own-messages
         self._excluded_marks = list(map(session_mark, excluded))
         self._visibilities: dict[int, _Visibility] = {}
         self._visible_ids = self._read_visible_ids()
-        self._containing: dict[str, int] = {}
+        self._counts_by_stem: dict[str, int] = {}
 
-    def candidates(self) -> Candidates:
+    def find(self) -> Candidates:
         """Return the candidates, and the frequencies of the words."""
         positions: dict[tuple[int, int], None] = {}
         if not self._has_no_sessions:
             has_period = self._query.since is not None or self._query.until is not None
             if has_period:
-                positions.update(dict.fromkeys(self._ranked(self._newest_in_period)))
+                positions.update(dict.fromkeys(self._rank_messages(self._find_newest_in_period)))
             if self._stems and (not has_period or len(positions) < _ENOUGH_IN_PERIOD):
-                positions.update(dict.fromkeys(self._ranked(self._newest)))
-        hits = list(positions)[: self._query.limit]
+                positions.update(dict.fromkeys(self._rank_messages(self._find_newest)))
         return Candidates(
-            messages=list(self._read_messages(hits)),
-            count=sum(one.count for one in self._sessions.values()),
-            containing=self._containing,
+            messages=list(self._read_messages(list(positions)[: self._query.limit])),
+            count=self._count,
+            containing=self._counts_by_stem,
         )
 
     # --- scope -------------------------------------------------------------------------------
 
     def _may_return(self, session: _Session) -> bool:
-        """Whether messages of this session may be returned."""
+        """Return whether messages of this session may be returned."""
         return bool(
             session.listed
             and (self._query.agent is None or session.agent in (None, self._query.agent))
             and not (session is self._current and session.visible >= session.count)
         )
 
-    def _visibility(self, session: int) -> "_Visibility":
+    def _visibility_of(self, session: int) -> "_Visibility":
         if session not in self._visibilities:
-            known = self._sessions[session]
+            row = self._sessions[session]
             self._visibilities[session] = _Visibility(
-                _decode_spans(known.visible_json), _decode_spans(known.withdrawn)
+                _decode_spans(row.visible_json), _decode_spans(row.withdrawn)
             )
         return self._visibilities[session]
 
@@ -148,17 +140,17 @@ class _CandidateSearch:
             return set()
         return {
             id_
-            for span in self._visibility(self._current.id).seqs
+            for span in self._visibility_of(self._current.id).seqs
             for (id_,) in self._transaction.execute(self._sql["seen"], (self._current.id, *span))
         }
 
     # --- selection ---------------------------------------------------------------------------
 
-    def _newest(self, words: Marks, limit: int) -> list[int]:
+    def _find_newest(self, mark_groups: MarkGroups, limit: int) -> list[int]:
         """Return the newest matches, up to a limit."""
-        return self._find_hidden("newest_with", self._fulltext_values(words), limit)
+        return self._find_hidden("newest_with", self._fulltext_values(mark_groups), limit)
 
-    def _newest_in_period(self, words: Marks, limit: int) -> list[int]:
+    def _find_newest_in_period(self, mark_groups: MarkGroups, limit: int) -> list[int]:
         """Return the newest matches of the requested period, up to a limit."""
         since = self._query.since if self._query.since is not None else -(2**62)
         until = self._query.until if self._query.until is not None else 2**62
@@ -171,37 +163,37 @@ class _CandidateSearch:
             return []
         ids = (min(blocks) * BLOCK_SIZE, (max(blocks) + 1) * BLOCK_SIZE - 1)
         return self._find_hidden(
-            "newest_with_in", (*self._fulltext_values(words), *ids, since, until), limit
+            "newest_with_in", (*self._fulltext_values(mark_groups), *ids, since, until), limit
         )
 
     def _find_hidden(self, name: str, values: Sequence[object], limit: int) -> list[int]:
         # Visible messages are mostly the newest ones, and must not use up the limit.
         row_limit = _NO_LIMIT if limit == _NO_LIMIT else limit + len(self._visible_ids)
         rows = self._transaction.execute(self._sql[name], (*values, row_limit))
-        found = [id_ for (id_,) in rows if id_ not in self._visible_ids]
-        return found if limit == _NO_LIMIT else found[:limit]
+        ids = [id_ for (id_,) in rows if id_ not in self._visible_ids]
+        return ids if limit == _NO_LIMIT else ids[:limit]
 
-    def _fulltext_values(self, words: Marks) -> Values:
+    def _fulltext_values(self, mark_groups: MarkGroups) -> Values:
         """Return the full-text query for the words in the messages of the owner."""
-        return self._fulltext.mark_values([*words, self._required_marks], but=self._excluded_marks)
+        required = [*mark_groups, self._required_marks]
+        return self._fulltext.mark_values(required, excluded=self._excluded_marks)
 
-    def _ranked(self, newest: FindNewest) -> Iterator[tuple[int, int]]:
+    def _rank_messages(self, find: FindNewest) -> Iterator[tuple[int, int]]:
         """Yield session and seq of the messages with the most and rarest words, then the newest."""
         limit = self._query.limit
         if not self._stems:
-            return self._without_withdrawn(newest([], limit))
-        found = {stem: newest([[stem_mark(stem)]], _MAX_PER_WORD) for stem in self._stems}
-        rare = [stem for stem, ids in found.items() if 0 < len(ids) < _MAX_PER_WORD]
-        for stem, ids in found.items():
+            return self._without_withdrawn(find([], limit))
+        ids_by_stem = {stem: find([[stem_mark(stem)]], _MAX_PER_WORD) for stem in self._stems}
+        rare = [stem for stem, ids in ids_by_stem.items() if 0 < len(ids) < _MAX_PER_WORD]
+        for stem, ids in ids_by_stem.items():
             if len(ids) == _MAX_PER_WORD and rare:
-                # Messages of any age that have this common word and a rare one.
-                both = [[stem_mark(one) for one in rare], [stem_mark(stem)]]
-                found[stem] = list(dict.fromkeys([*ids, *newest(both, _NO_LIMIT)]))
-        total = sum(one.count for one in self._sessions.values())
+                # Find messages of any age that have this common word and a rare word.
+                groups = [list(map(stem_mark, rare)), [stem_mark(stem)]]
+                ids_by_stem[stem] = list(dict.fromkeys([*ids, *find(groups, _NO_LIMIT)]))
         scores: dict[int, float] = {}
-        for stem, ids in found.items():
-            self._containing[stem] = max(len(ids), self._containing.get(stem, 0))
-            weight = math.log(1 + total / (len(ids) + 0.5))
+        for stem, ids in ids_by_stem.items():
+            self._counts_by_stem[stem] = max(len(ids), self._counts_by_stem.get(stem, 0))
+            weight = math.log(1 + self._count / (len(ids) + 0.5))
             for id_ in ids:
                 scores[id_] = scores.get(id_, 0.0) + weight
         ranked = sorted(scores, key=lambda id_: (-scores[id_], -id_))
@@ -210,14 +202,14 @@ class _CandidateSearch:
 
     def _without_withdrawn(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield session and seq of these ids in order, without withdrawn messages."""
-        step = 2 * self._query.limit
-        for start in range(0, len(ids), step):
-            some = ids[start : start + step]
-            rows = self._transaction.execute(self._sql["where_said"], (json.dumps(some),))
+        size = 2 * self._query.limit
+        for start in range(0, len(ids), size):
+            batch = ids[start : start + size]
+            rows = self._transaction.execute(self._sql["where_said"], (json.dumps(batch),))
             positions = {id_: (session, seq) for id_, session, seq in rows}
-            for id_ in some:
+            for id_ in batch:
                 session, seq = positions.get(id_, (0, 0))
-                if session in self._sessions and self._visibility(session).may_return(seq):
+                if session in self._sessions and self._visibility_of(session).may_return(seq):
                     yield session, seq
 
     # --- content -----------------------------------------------------------------------------
@@ -229,18 +221,16 @@ class _CandidateSearch:
             positions.update({(session, seq + step): None for step in _NEIGHBOUR_OFFSETS})
         positions_to_read = []
         for session, seq in positions:
-            visibility = self._visibility(session)
+            visibility = self._visibility_of(session)
             is_current = self._current is not None and session == self._current.id
             is_visible = is_current and spans.contains(visibility.seqs, seq)
             if visibility.may_return(seq) and not is_visible:
                 positions_to_read.append((session, seq))
-        values = (MAX_TEXT, json.dumps(positions_to_read))
+        values = (MAX_TEXT_LENGTH, json.dumps(positions_to_read))
         rows = self._transaction.execute(self._sql["said_at"], values)
         for key, uid, seq, role, at, text in rows:
-            excerpt = text[:MAX_TEXT]
-            yield Candidate(
-                key=key, uid=uid, seq=seq, role=role, at=from_microseconds(at), text=excerpt
-            )
+            time, excerpt = from_microseconds(at), text[:MAX_TEXT_LENGTH]
+            yield Candidate(key=key, uid=uid, seq=seq, role=role, at=time, text=excerpt)
 
 
 class _Visibility(Struct, frozen=True):
@@ -250,7 +240,11 @@ class _Visibility(Struct, frozen=True):
     withdrawn: list[Span]
 
     def may_return(self, seq: int) -> bool:
-        """Whether it is visible, or hidden before the first visible one and not withdrawn."""
+        """Return whether a message may be returned: it is visible, or it was summarized.
+
+        A message was summarized if it is hidden before the first visible message, and not
+        withdrawn.
+        """
         if self.seqs and seq >= self.seqs[0][0]:
             return spans.contains(self.seqs, seq)
         return not spans.contains(self.withdrawn, seq)

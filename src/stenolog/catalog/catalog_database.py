@@ -52,40 +52,40 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 # The statements of a catalog in SQLite, by name.
 
 
-VERSION: Final = "8"
-"""Version of the tables, the tokenizer and the searchable text. Change it if one of them changes.
-
-A catalog of another version is discarded.
-"""
+# A catalog of another version is discarded and built again.
+VERSION: Final = "10"
+"""Version of tables, tokenizer, stems, searchable text and sums. Increase it when any changes."""
 
 BLOCK_SIZE: Final = 4_096
 """Number of message ids per row of catalog_block, which has the range of their times."""
 
 _FOLDER: Final = Path(__file__).parent
 _COMMENT: Final = re.compile(r"(?m)^--.*\n")
+_SHARED_PARTS: Final = {"session_filter", "entry_columns"}
 
 
 @cache
-def statements() -> Mapping[str, str]:
+def load_statements() -> Mapping[str, str]:
     """Return the statements of queries.sql by name."""
-    return parse_named((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
+    return split_named_statements((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
 
 
 @cache
-def schema() -> tuple[str, ...]:
-    """Return the statements that create the tables. The last one takes the version."""
+def load_schema() -> tuple[str, ...]:
+    """Return the statements that create the tables. The last statement has the version as value."""
     return split_statements((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
 
 
-def parse_named(text: str) -> Mapping[str, str]:
-    """Split a file into its named statements."""
+def split_named_statements(text: str) -> Mapping[str, str]:
+    """Split a file into its named statements, and insert the parts that statements share."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
     named = {
-        name: part.strip().removesuffix(";")
+        name: _COMMENT.sub("", part).strip().removesuffix(";")
         for name, part in zip(sections[::2], sections[1::2], strict=True)
     }
-    shared = _COMMENT.sub("", named.get("session_filter", ""))
-    return {name: part.replace("{session_filter}", shared) for name, part in named.items()}
+    for shared in _SHARED_PARTS & named.keys():
+        named = {name: sql.replace(f"{{{shared}}}", named[shared]) for name, sql in named.items()}
+    return named
 
 
 def split_statements(text: str) -> tuple[str, ...]:
@@ -121,36 +121,29 @@ class Transaction(Protocol):
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Iterable[Row]:
         """Execute a statement and return its rows."""
-        ...
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> object:
         """Execute a statement once per row of values."""
-        ...
 
 
 class Database(Protocol):
-    """The database of a catalog. Every call may raise Broken and Unusable."""
+    """The database of a catalog. Every call may raise CatalogDamaged and CatalogUnusable."""
 
     sql: Mapping[str, str]
     """The statements on its tables, by name."""
 
     @property
     def fulltext(self) -> "FullTextDialect":
-        """The query language of its full-text index."""
-        ...
+        """The full-text dialect of the database, which makes the queries of the full-text index."""
 
-    def read(self) -> AbstractContextManager[Transaction]:
+    def read_transaction(self) -> AbstractContextManager[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""
-        ...
 
-    def write(self) -> AbstractContextManager[Transaction]:
+    def write_transaction(self) -> AbstractContextManager[Transaction]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        ...
 
     def rebuild(self) -> None:
-        """Discard the tables if they are broken, and create empty ones."""
-        ...
+        """Discard the tables if they are damaged, and create empty tables."""
 
     def close(self) -> None:
         """Close the connections."""
-        ...

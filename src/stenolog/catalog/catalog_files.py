@@ -1,9 +1,9 @@
 """The catalog in a file next to its store (stores/catalog_file.py), or in memory.
 
-Any process may find the file missing, outdated or damaged, and builds it again. SQLite has no
-checksums, so a lock file records the identity, size and time of the database after the last write:
-a catalog that any other program changed is not used. During a write the lock file says so; if the
-writer died, SQLite's journal restores the database.
+A process that finds the file missing, outdated or damaged builds it again. SQLite has no checksums,
+so a lock file records the identity, size and time of the database after the last write: a catalog
+that any other program changed is not used. During a write the lock file contains a mark. If a
+writer dies, SQLite's journal restores the database.
 
 A writer holds the flock of the lock file. Only the writer creates or removes the database, or
 recovers it after another writer died: a journal is identified by its name alone, and must never be
@@ -11,13 +11,14 @@ applied to another database. So processes without the flock open the database re
 """
 
 import fcntl
+import math
 import os
 import sqlite3
 import stat
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
@@ -26,26 +27,16 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.catalog_database import (
+    VERSION,
     CatalogBusy,
     CatalogDamaged,
     CatalogUnusable,
     Row,
     Transaction,
-    statements,
+    load_schema,
+    load_statements,
 )
-from stenolog.catalog.sqlite_connections import (
-    ExclusiveLock,
-    ExclusiveUse,
-    connect_file,
-    connect_memory,
-    convert_error,
-    create_tables,
-    error_code,
-    has_tables,
-    read_calibrations,
-    roll_back,
-    write_cache,
-)
+from stenolog.catalog.exclusive_lock import ExclusiveLock, ExclusiveUse
 from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import Descriptor, open_descriptor
 from stenolog.stores.locks import keep_forever
@@ -54,11 +45,11 @@ if TYPE_CHECKING:
     from stenolog.catalog.query import FullTextDialect
 
 
-WRITING: Final = b"writing"
+WRITING_MARK: Final = b"writing"
 """Content of the lock file during a write, or after a writer died."""
 
-_POLL: Final = 0.002
-_MARK_BYTES: Final = 80
+_POLL_SECONDS: Final = 0.002
+_MAX_MARK_BYTES: Final = 80
 
 Identity = tuple[int, int]
 """Device and inode, which identify a file regardless of its name."""
@@ -74,19 +65,17 @@ class LockFile:
 
     @contextmanager
     def locked(self) -> Iterator[Descriptor]:
-        """Lock the file, and yield it. Raises CatalogUnusable."""
+        """Lock the file, and yield its descriptor. Raises CatalogUnusable."""
         try:
             lock = self._open()
+            try:
+                yield lock
+            finally:
+                lock.release()
         except BlockingIOError as error:
             raise CatalogBusy(f"{self._path}: other processes held it for too long") from error
         except OSError as error:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
-        try:
-            yield lock
-        except OSError as error:
-            raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
-        finally:
-            lock.release()
 
     def _open(self) -> Descriptor:
         """Return the lock file, locked."""
@@ -97,8 +86,8 @@ class LockFile:
             )
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found = os.fstat(lock)
-                if (found.st_dev, found.st_ino) == file_identity(self._path):
+                status = os.fstat(lock)
+                if (status.st_dev, status.st_ino) == file_identity(self._path):
                     return lock
             except BlockingIOError:
                 if time.monotonic() > deadline:
@@ -108,10 +97,10 @@ class LockFile:
                 lock.close()
                 raise
             lock.close()
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
 
-    def mark(self) -> bytes:
-        """Return the content that the last writer left; empty if there is none."""
+    def read_mark(self) -> bytes:
+        """Return the content that the last writer left; may be empty."""
         try:
             # Opening a fifo with this name would block.
             lock = open_descriptor(
@@ -122,40 +111,40 @@ class LockFile:
         try:
             if not stat.S_ISREG(os.fstat(lock).st_mode):
                 return b""
-            return os.pread(lock, _MARK_BYTES, 0).rstrip()
+            return os.pread(lock, _MAX_MARK_BYTES, 0).rstrip()
         finally:
             lock.close()
 
 
 def set_mark(lock: int, mark: bytes) -> None:
     """Write the mark to the lock file, whose flock is held. Raises OSError."""
-    os.pwrite(lock, mark.ljust(_MARK_BYTES - 1) + b"\n", 0)
+    os.pwrite(lock, mark.ljust(_MAX_MARK_BYTES - 1) + b"\n", 0)
 
 
 def file_stamp(path: Path) -> bytes:
-    """Return a value that changes with every write or replacement; empty without a file."""
+    """Return bytes that change with every write or replacement of a file; empty without a file."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return b""
-    return b"%d:%d:%d:%d" % (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return b"%d:%d:%d:%d" % (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def file_identity(path: Path) -> Identity | None:
     """Return the identity of the file at this path, or None. Raises CatalogUnusable."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CatalogUnusable(f"{path}: {error.strerror}") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CatalogUnusable(f"{path}: it is not a regular file")
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-_LOCK_TIMEOUT: Final = 10.0
-_FORK_TIMEOUT: Final = 1.0
+_LOCK_TIMEOUT_SECONDS: Final = 10.0
+_FORK_TIMEOUT_SECONDS: Final = 1.0
 _MAX_RECOVERIES: Final = 10
 
 
@@ -170,48 +159,49 @@ class FileDatabase:
     """The catalog in a separate file."""
 
     def __init__(
-        self, path: Path, *, writable: bool = True, timeout: float = _LOCK_TIMEOUT
+        self, path: Path, *, writable: bool = True, timeout: float = _LOCK_TIMEOUT_SECONDS
     ) -> None:
-        self.sql = statements()
+        self.sql = load_statements()
         self._path = path
         self._journal = path.with_name(journal_name(path.name))
         self._lock = LockFile(path.with_name(lock_name(path.name)), timeout=timeout)
         self._writable = writable
-        self._exclusive = ExclusiveLock()
-        self._paused: dict[int, ExclusiveUse] = {}
-        """By thread: the use that keeps other threads out of SQLite during its fork."""
+        self._exclusive = ExclusiveLock(str(path))
+        self._uses_during_fork: dict[int, ExclusiveUse] = {}
+        """By thread: the use that keeps other threads out of SQLite while the thread forks."""
         self._connections: dict[str, _OpenFile] = {}
         """Open connections: for reading ("ro") and for writing ("rw")."""
-        self._broken: Identity | None = None
+        self._damaged_file: Identity | None = None
+        """The file that was found to be damaged."""
         self._closed = False
         _databases.add(self)
 
     @property
     def fulltext(self) -> "FullTextDialect":
-        """The query language of FTS5."""
-        # Imported on demand: a list does not need it.
+        """The full-text dialect of SQLite: queries for FTS5."""
+        # Imported on demand: a list does not need this module.
         from stenolog.catalog.query import FTS5
 
         return FTS5()
 
     @contextmanager
-    def read(self) -> Iterator[Transaction]:
+    def read_transaction(self) -> Iterator[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""
-        with self._use() as use:
+        with self._exclusive_use() as use:
             opened = self._begin_read()
-            with self._converted_errors(opened, use):
+            with self._convert_errors(opened, use):
                 yield opened.connection
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def write_transaction(self) -> Iterator[Transaction]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        with self._use() as use, self._locked() as lock:
+        with self._exclusive_use() as use, self._locked() as lock:
             use.lock = lock
             opened = self._write_connection()
             try:
-                with self._converted_errors(opened, use), write_cache(opened.connection):
+                with self._convert_errors(opened, use), write_cache(opened.connection):
                     opened.connection.execute("BEGIN IMMEDIATE")
-                    set_mark(lock, WRITING)
+                    set_mark(lock, WRITING_MARK)
                     yield opened.connection
                     opened.connection.execute("COMMIT")
             finally:
@@ -221,79 +211,70 @@ class FileDatabase:
                 raise CatalogDamaged(f"{self._path} was removed during the write")
 
     def rebuild(self) -> None:
-        """Discard the file if it is broken, and create empty tables."""
-        with self._use() as use, self._locked() as lock:
+        """Discard the file if it is damaged, and create empty tables."""
+        with self._exclusive_use() as use, self._locked() as lock:
             use.lock = lock
             self._rebuild(lock)
 
     def _rebuild(self, lock: Descriptor) -> None:
-        if self._broken is None or file_identity(self._path) != self._broken:
-            # Another process may have created it already.
+        if self._damaged_file is None or file_identity(self._path) != self._damaged_file:
+            # Another process may have created the tables already.
             with suppress(CatalogDamaged):
                 self._write_connection()
                 return
         self._disconnect()
         try:
-            growing = self._create_new(self._calibrations())
-            # A kill between any two of these steps leaves no database with another one's journal.
+            new_file = self._create_new(self._calibrations())
+            # A kill between any two of these steps leaves no database with the journal of another.
             for path in (self._path, self._journal):
-                with suppress(FileNotFoundError):
-                    path.unlink()
-            set_mark(lock, WRITING)
-            growing.rename(self._path)
+                path.unlink(missing_ok=True)
+            set_mark(lock, WRITING_MARK)
+            new_file.rename(self._path)
             set_mark(lock, file_stamp(self._path))
-        except OSError as error:
-            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {error.strerror}") from error
-        except sqlite3.Error as error:
-            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {error}") from error
-        self._broken = None
+        except (OSError, sqlite3.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {reason}") from error
+        self._damaged_file = None
 
     def _calibrations(self) -> list[Row]:
-        """Return the calibrations of the old file, if it is readable. Nothing else has them."""
+        """Return the calibrations of the old file, if it is readable. No other file has them."""
         if file_identity(self._path) is None:
             return []
         # In a damaged file, even error messages of SQLite may not be decodable.
-        with suppress(sqlite3.Error, UnicodeDecodeError):
-            old = connect_file(self._path, "ro", timeout=0)
-            try:
-                return read_calibrations(old)
-            finally:
-                old.close()
+        with (
+            suppress(sqlite3.Error, UnicodeDecodeError),
+            closing(connect_file(self._path, "ro", timeout=0)) as old_connection,
+        ):
+            return [
+                (model, ratio, weight)
+                for model, ratio, weight in old_connection.execute(self.sql["calibrations"])
+                if isinstance(model, str) and is_calibration(ratio, weight)
+            ]
         return []
 
     def _create_new(self, calibration_rows: Sequence[Row]) -> Path:
         """Create a database with empty tables and these calibrations, under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
-        for old in (path, path.with_name(journal_name(path.name))):
-            with suppress(FileNotFoundError):
-                old.unlink()
+        for leftover in (path, path.with_name(journal_name(path.name))):
+            leftover.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        # Closed before SQLite opens it: closing it later would release SQLite's locks.
+        # Close the file before SQLite opens it: closing it later would release SQLite's locks.
         open_descriptor(path, flags).close()
-        connection = connect_file(path, "rw", timeout=self._lock.timeout)
-        try:
+        with closing(connect_file(path, "rw", timeout=self._lock.timeout)) as connection:
             create_tables(connection, calibration_rows)
-        finally:
-            connection.close()
         return path
 
-    def copy_to(self, target: sqlite3.Connection) -> None:
-        """Copy all tables to another database."""
-        with self.read() as source:
-            assert isinstance(source, sqlite3.Connection), "it is one of ours"
-            source.backup(target)
-
     def close(self) -> None:
-        """Close the connections. A thread that still uses the catalog gets Unusable."""
-        with self._exclusive.use(timeout=self._lock.timeout, what=str(self._path)):
+        """Close the connections. A thread that still uses the catalog gets CatalogUnusable."""
+        with self._exclusive.exclusive_use(timeout=self._lock.timeout):
             self._closed = True
             self._disconnect()
             _databases.discard(self)
 
     @contextmanager
-    def _use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
-        with self._exclusive.use(timeout=self._lock.timeout, what=str(self._path)) as use:
+    def _exclusive_use(self) -> Iterator[ExclusiveUse]:
+        """Hold the exclusive use. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        with self._exclusive.exclusive_use(timeout=self._lock.timeout) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
             for opened in self._connections.values():
@@ -307,13 +288,13 @@ class FileDatabase:
         """Start a read-only transaction. Raises CatalogDamaged, CatalogUnusable."""
         for _ in range(_MAX_RECOVERIES):
             try:
-                opened = self._opened("ro")
+                opened = self._connect("ro")
                 opened.connection.execute("BEGIN")
                 # The first read takes SQLite's lock and checks for a journal.
-                self._check(opened)
+                self._check_tables(opened)
             except UnicodeDecodeError as error:
                 self._close_connection("ro")
-                self._broken = file_identity(self._path)
+                self._damaged_file = file_identity(self._path)
                 raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
             except sqlite3.Error as error:
                 self._close_connection("ro")
@@ -332,65 +313,65 @@ class FileDatabase:
         Raises CatalogDamaged, CatalogUnusable.
         """
         try:
-            opened = self._opened("rw")
-            # If a writer died, this recovers the database.
-            self._check(opened)
+            opened = self._connect("rw")
+            # If a writer died, this check recovers the database.
+            self._check_tables(opened)
         except sqlite3.Error as error:
             raise self._convert_error(error) from error
         return opened
 
-    def _check(self, opened: "_OpenFile") -> None:
-        """Raise Broken if the tables are missing or have another version."""
-        if not has_tables(opened.connection):
-            roll_back(opened.connection)
-            self._broken = opened.identity
+    def _check_tables(self, open_file: "_OpenFile") -> None:
+        """Raise CatalogDamaged if the tables are missing or have another version."""
+        if not has_tables(open_file.connection):
+            roll_back(open_file.connection)
+            self._damaged_file = open_file.identity
             raise CatalogDamaged(f"{self._path} has another version")
 
-    def _opened(self, mode: str) -> "_OpenFile":
+    def _connect(self, mode: str) -> "_OpenFile":
         """Return a connection to the current file if it is unchanged since the last write.
 
         Raises sqlite3.Error.
         """
-        found = file_identity(self._path)
-        if found is None:
+        identity = file_identity(self._path)
+        if identity is None:
             self._disconnect()
             raise CatalogDamaged(f"{self._path} is missing")
         if not self._is_unchanged():
-            self._broken = found
+            self._damaged_file = identity
             raise CatalogDamaged(f"{self._path} was changed by another program")
         opened = self._connections.get(mode)
-        if opened is None or opened.identity != found:
+        if opened is None or opened.identity != identity:
             self._close_connection(mode)
-            opened = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), found)
+            opened = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), identity)
             self._connections[mode] = opened
         return opened
 
     @contextmanager
-    def _converted_errors(self, opened: "_OpenFile", use: ExclusiveUse) -> Iterator[None]:
+    def _convert_errors(self, open_file: "_OpenFile", use: ExclusiveUse) -> Iterator[None]:
         """Convert errors of SQLite, and leave no transaction open."""
         try:
             yield
         except sqlite3.Error as error:
-            raise self._convert_error(error, opened) from error
+            raise self._convert_error(error, open_file) from error
         except (ValueError, msgspec.MsgspecError) as error:
             # All data here was written by this class: unreadable data is damaged.
-            self._broken = opened.identity
+            self._damaged_file = open_file.identity
             raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
         finally:
             if self._exclusive.is_current(use):
-                roll_back(opened.connection)
+                roll_back(open_file.connection)
 
     def _convert_error(
-        self, error: sqlite3.Error, opened: "_OpenFile | None" = None
+        self, error: sqlite3.Error, open_file: "_OpenFile | None" = None
     ) -> CatalogDamaged | CatalogUnusable:
-        found = convert_error(error, f"{self._path}")
-        at = file_identity(self._path)
-        if at is None or (opened is not None and at != opened.identity):
-            # The file was removed during the call, which may be the only problem.
-            return CatalogDamaged(str(found))
-        if isinstance(found, CatalogDamaged):
-            self._broken = at
-        return found
+        converted = convert_error(error, str(self._path))
+        identity = file_identity(self._path)
+        if identity is None or (open_file is not None and identity != open_file.identity):
+            # The file was removed during the call, which may have caused the error.
+            return CatalogDamaged(str(converted))
+        if isinstance(converted, CatalogDamaged):
+            self._damaged_file = identity
+        return converted
 
     def _close_connection(self, mode: str) -> None:
         opened = self._connections.pop(mode, None)
@@ -410,35 +391,35 @@ class FileDatabase:
         return self._lock.locked()
 
     def _is_unchanged(self) -> bool:
-        """Whether the database is as its last writer left it, or a write is in progress."""
+        """Return whether the database is as its last writer left it, or a write is in progress."""
         while True:
-            mark = self._lock.mark()
-            if mark in (WRITING, file_stamp(self._path)):
+            mark = self._lock.read_mark()
+            if mark in (WRITING_MARK, file_stamp(self._path)):
                 return True
-            if mark == self._lock.mark():
+            if mark == self._lock.read_mark():
                 return False
 
     # --- forks -------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
         """Keep other threads out of SQLite: its locks would stay locked in the child."""
-        if self._exclusive.is_mine():
-            return  # then no other thread is inside
+        if self._exclusive.is_own_thread():
+            return  # this thread uses SQLite, so no other thread does
         use = ExclusiveUse()
         with suppress(CatalogBusy):
-            self._exclusive.begin(use, timeout=_FORK_TIMEOUT, what=str(self._path))
-            self._paused[use.thread] = use
+            self._exclusive.begin(use, timeout=_FORK_TIMEOUT_SECONDS)
+            self._uses_during_fork[use.thread] = use
 
     def after_fork_in_parent(self) -> None:
         """Let other threads continue. Several threads may fork at the same time."""
-        use = self._paused.pop(get_ident(), None)
+        use = self._uses_during_fork.pop(get_ident(), None)
         if use is not None:
             self._exclusive.end(use)
 
     def after_fork_in_child(self) -> None:
         """Drop all connections: they belong to the parent process."""
-        self._exclusive = ExclusiveLock()
-        self._paused = {}
+        self._exclusive = ExclusiveLock(str(self._path))
+        self._uses_during_fork = {}
         for opened in self._connections.values():
             keep_forever(opened.connection)
         self._connections = {}
@@ -448,11 +429,11 @@ _databases: "weakref.WeakSet[FileDatabase]" = weakref.WeakSet()
 
 
 def _for_each_database(do: Callable[[FileDatabase], None]) -> Callable[[], None]:
-    def all_of_them() -> None:
+    def do_for_all() -> None:
         for database in list(_databases):
             do(database)
 
-    return all_of_them
+    return do_for_all
 
 
 os.register_at_fork(
@@ -465,8 +446,9 @@ os.register_at_fork(
 # --- in memory ------------------------------------------------------------------------------------
 
 
-_MEMORY_TIMEOUT: Final = 10.0
+_MEMORY_TIMEOUT_SECONDS: Final = 10.0
 """Maximum number of seconds to wait for other threads."""
+_MEMORY_NAME: Final = "the catalog in memory"
 
 
 class MemoryDatabase:
@@ -474,34 +456,29 @@ class MemoryDatabase:
 
     def __init__(self, source: object = None) -> None:
         """Start with a copy of a catalog file if it is usable, or else with empty tables."""
-        self.sql = statements()
-        self._exclusive = ExclusiveLock()
+        self.sql = load_statements()
+        self._exclusive = ExclusiveLock(_MEMORY_NAME)
         self._closed = False
         self._connection = connect_memory()
         if isinstance(source, FileDatabase):
-            with suppress(CatalogDamaged, CatalogUnusable):
-                source.copy_to(self._connection)
+            with suppress(CatalogDamaged, CatalogUnusable), source.read_transaction() as connection:
+                assert isinstance(connection, sqlite3.Connection), "it is one of ours"
+                connection.backup(self._connection)
                 return
         create_tables(self._connection)
 
-    @property
-    def fulltext(self) -> "FullTextDialect":
-        """The query language of FTS5."""
-        # Imported on demand: a list does not need it.
-        from stenolog.catalog.query import FTS5
-
-        return FTS5()
+    fulltext = FileDatabase.fulltext
 
     @contextmanager
-    def read(self) -> Iterator[Transaction]:
-        """Start a read."""
-        with self._use():
+    def read_transaction(self) -> Iterator[Transaction]:
+        """Start a read transaction."""
+        with self._exclusive_use():
             yield self._connection
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def write_transaction(self) -> Iterator[Transaction]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        with self._use() as use:
+        with self._exclusive_use() as use:
             try:
                 self._connection.execute("BEGIN")
                 yield self._connection
@@ -512,26 +489,133 @@ class MemoryDatabase:
 
     def rebuild(self) -> None:
         """Create empty tables."""
-        with self._use():
+        with self._exclusive_use():
             self._connection.close()
             self._connection = connect_memory()
             create_tables(self._connection)
 
     def close(self) -> None:
-        """Close the database. A thread that still uses it gets Unusable."""
-        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory"):
+        """Close the database. A thread that still uses it gets CatalogUnusable."""
+        with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS):
             self._closed = True
             self._connection.close()
 
     @contextmanager
-    def _use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
-        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory") as use:
+    def _exclusive_use(self) -> Iterator[ExclusiveUse]:
+        """Hold the exclusive use. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS) as use:
             if self._closed:
-                raise CatalogUnusable("the catalog in memory is closed")
+                raise CatalogUnusable(f"{_MEMORY_NAME} is closed")
             try:
                 # A use that Ctrl-C interrupted may have left its transaction open.
                 roll_back(self._connection)
                 yield use
             except sqlite3.Error as error:
-                raise convert_error(error, "the catalog in memory") from error
+                raise convert_error(error, _MEMORY_NAME) from error
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+_CACHE_KB: Final = 2 * 1024
+"""Page cache of a connection in KiB; the operating system caches the file anyway."""
+_WRITE_CACHE_KB: Final = 64 * 1024
+"""Page cache of a write transaction in KiB; if it suffices, readers wait only for the commit."""
+
+_UNUSABLE_CODES: Final = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+}
+
+
+def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection:
+    """Connect to a file for reading ("ro") or writing ("rw"). Raises sqlite3.Error."""
+    escaped = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    connection = sqlite3.connect(
+        f"file:{escaped}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=timeout,
+    )
+    try:
+        for pragma in (f"cache_size = -{_CACHE_KB}", "synchronous = NORMAL", "mmap_size = 0"):
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def write_cache(connection: sqlite3.Connection) -> Iterator[None]:
+    """Give a connection the page cache of a write transaction until the block ends."""
+    connection.execute(f"PRAGMA cache_size = -{_WRITE_CACHE_KB}")
+    try:
+        yield
+    finally:
+        with suppress(sqlite3.Error):
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
+
+
+def connect_memory() -> sqlite3.Connection:
+    """Connect to a new empty database in memory."""
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+
+
+def create_tables(connection: sqlite3.Connection, calibration_rows: Sequence[Row] = ()) -> None:
+    """Create empty tables of this version with these calibrations, in one transaction."""
+    connection.execute("BEGIN IMMEDIATE")
+    *tables, about = load_schema()
+    for statement in tables:
+        connection.execute(statement)
+    connection.execute(about, (VERSION,))
+    connection.executemany(load_statements()["calibrate"], calibration_rows)
+    connection.execute("COMMIT")
+
+
+def is_calibration(ratio: object, weight: object) -> bool:
+    """Return whether these are valid values of `tokens.Calibration`; other values are damage."""
+    if not isinstance(ratio, float) or not isinstance(weight, float):
+        return False
+    # No estimate differs from the real count by more than a factor of 100.
+    return 0.01 <= ratio <= 100 and 0 <= weight < math.inf
+
+
+def has_tables(connection: sqlite3.Connection) -> bool:
+    """Return whether the tables exist and have this version. Raises sqlite3.Error."""
+    try:
+        rows = connection.execute(load_statements()["version"]).fetchall()
+    except sqlite3.OperationalError as error:
+        if error_code(error) == sqlite3.SQLITE_ERROR:  # no such table
+            return False
+        raise
+    return rows == [(VERSION,)]
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """Roll back an open transaction."""
+    if connection.in_transaction:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def convert_error(error: sqlite3.Error, name: str) -> CatalogDamaged | CatalogUnusable:
+    """Convert an SQLite error. `name`: name of the database, for the message."""
+    code = error_code(error)
+    if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return CatalogBusy(f"{name}: {error}")
+    if code != sqlite3.SQLITE_IOERR_SHORT_READ and code & 0xFF in _UNUSABLE_CODES:
+        return CatalogUnusable(f"{name}: {error} ({getattr(error, 'sqlite_errorname', '')})")
+    return CatalogDamaged(f"{name}: {error}")
+
+
+def error_code(error: sqlite3.Error) -> int:
+    """Return the extended error code; a general code for errors of the Python module."""
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code

@@ -7,14 +7,14 @@ from typing import Final, Literal
 from msgspec import Struct
 
 State = Literal["idle", "running", "interrupted"]
-"""running: a turn is in progress. interrupted: the last turn was not answered."""
+"""State of a session. running: a turn is in progress. interrupted: the last turn has no answer."""
 
 
+# changed: the last change comes first, also of tags. newest, oldest: by the last message. cost,
+# tokens, length (number of messages): the highest comes first.
 Sort = Literal["changed", "newest", "oldest", "cost", "tokens", "length"]
-"""Order of a list. changed: last change first, also of tags. newest, oldest: by the last message.
-cost, tokens, length (messages): highest first.
-"""
-NANO: Final = 1e9
+"""Order of a list."""
+NANODOLLARS: Final = 1e9
 """Nanodollars per US dollar."""
 
 
@@ -50,7 +50,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     sender: str = ""
     """The verified sender of all its user messages, such as `telegram:123`, or empty."""
     last_message: datetime | None = None
-    """Time of the newest message; of the creation if there is none."""
+    """Time of the newest message; creation time of a session without messages."""
     program: str = ""
     """The program that an imported session came from, such as `claude-code`, or empty."""
     project: str = ""
@@ -61,22 +61,19 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Input tokens of all answers, as counted by the providers, including cached ones."""
     output_tokens: int = 0
     cost: float | None = None
-    """Cost in US dollars of the answers with a known price; None if there is none.
-
-    Answers that a fork copied count for its source only.
-    """
+    """Cost in US dollars of the priced answers, without those that a fork copied; None: unknown."""
     unpriced: int = 0
     """Number of answers with token counts, but without a known price."""
     failed: int = 0
     """Number of failed tool calls."""
     forked_from: str | None = None
-    """Key of the session that this one was forked from."""
+    """Key of the session from which this session was forked."""
     forked_at: int = 0
-    """Last seq that was copied from there; 0 if unknown."""
+    """Last seq that was copied from `forked_from`; 0 if unknown."""
 
 
 class SessionFilter(Struct, frozen=True, kw_only=True):
-    """Conditions of a list of sessions. None: any."""
+    """Conditions of a list of sessions. None means any value."""
 
     prefix: str = ""
     tag: str | None = None
@@ -84,15 +81,15 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
     channel: str | None = None
     agent: str | None = None
     program: str | None = None
-    """An empty string selects sessions without one; the same for `project` and `model`."""
+    """Name of the program; empty for none. `project` and `model` have the same rule."""
     project: str | None = None
     model: str | None = None
     failed: bool | None = None
-    """Whether a tool call failed."""
+    """Whether a tool call of the session failed."""
     since: datetime | None = None
-    """Last message at this time or later."""
+    """Earliest time of the last message."""
     until: datetime | None = None
-    """Last message before this time."""
+    """Time before which the last message was stored."""
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -100,7 +97,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
     entries: Sequence[Entry]
     after: str | None
-    """Start of the next page; None if this is the last one."""
+    """Start of the next page; None on the last page."""
 
 
 class Group(Struct, frozen=True, kw_only=True):
@@ -109,7 +106,7 @@ class Group(Struct, frozen=True, kw_only=True):
     value: str
     count: int
     cost: float | None
-    """None if no session has a known cost."""
+    """Sum of the known costs; None if no session has a known cost."""
 
 
 class Overview(Struct, frozen=True, kw_only=True):
@@ -122,10 +119,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     failed: int
     """Number of matching sessions with a failed tool call."""
     facets: Mapping[str, Sequence[Group]]
-    """The most frequent values of program, project, model, channel and tag.
-
-    Each counts the sessions that match all other conditions.
-    """
+    """Most frequent values of program, project, model, channel, tag, given all other conditions."""
 
 
 class ProjectGroup(Struct, frozen=True, kw_only=True):
@@ -140,7 +134,7 @@ class ProjectPage(Struct, frozen=True, kw_only=True):
 
     projects: Sequence[ProjectGroup]
     after: int | None
-    """Start of the next page; None if this is the last one."""
+    """Start of the next page; None on the last page."""
 
 
 class Hit(Struct, frozen=True, kw_only=True):
@@ -167,7 +161,7 @@ class Hits(Struct, frozen=True, kw_only=True):
     """Number of matching messages; a lower bound unless `exact`."""
     exact: bool
     after: str | None
-    """Start of the next page; None if this is the last one."""
+    """Start of the next page; None on the last page."""
     unreadable: Mapping[str, str] = {}
     """Reasons why sessions could not be searched, by key."""
 
@@ -192,7 +186,7 @@ class GroupedHits(Struct, frozen=True, kw_only=True):
     """Number of sessions with matches; a lower bound unless `exact`."""
     exact: bool
     after: int | None
-    """Start of the next page; None if this is the last one."""
+    """Start of the next page; None on the last page."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -204,7 +198,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     role: str
     at: datetime
     text: str
-    """The start of the text."""
+    """The start of the message's text."""
 
 
 class Candidates(Struct, frozen=True, kw_only=True):

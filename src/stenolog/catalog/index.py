@@ -5,7 +5,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,13 +27,14 @@ from stenolog.catalog.catalog_database import (
     Row,
     Transaction,
     from_microseconds,
+    load_statements,
     prefix_range,
     replace_surrogates,
     to_microseconds,
 )
-from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
+from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase, is_calibration
 from stenolog.catalog.entries import (
-    NANO,
+    NANODOLLARS,
     Candidates,
     Entry,
     Group,
@@ -47,16 +50,15 @@ from stenolog.catalog.entries import (
     State,
 )
 from stenolog.catalog.message_metadata import Ownership
-from stenolog.errors import StoreUnavailable, UsageError
+from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.base import Store, leased_keys
 from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.jsonl import JSONLStore
 
 if TYPE_CHECKING:
-    # Imported on demand: a list does not need them.
-    from stenolog.catalog.calibrations import Calibrations
-    from stenolog.catalog.message_search import FoundGroups
+    # Imported on demand: a list does not need these modules.
+    from stenolog.catalog.message_search import SessionGroups
     from stenolog.tokens import Calibration
 
 
@@ -66,7 +68,7 @@ Rows = tuple[list[Row], dict[int, list[str]]]
 """Rows of sessions, and the tags of each session."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of processed sessions and the number of changed sessions."""
+"""Function that gets the number of processed sessions and the number of changed sessions."""
 
 _MAX_ROUNDS: Final = 20
 _MAX_ATTEMPTS: Final = 12
@@ -75,7 +77,7 @@ _MAX_WAITS: Final = 3
 _MAX_CANDIDATES: Final = 10_000
 _LAZY_MODULES: Final = (
     "stenolog.catalog.answer_prices",
-    "stenolog.catalog.calibrations",
+    "stenolog.tokens",
     "stenolog.catalog.candidates",
     "stenolog.catalog.indexing",
     "stenolog.catalog.query",
@@ -85,14 +87,18 @@ _LAZY_MODULES: Final = (
 )
 """Modules that are imported on first use."""
 _STATES: Final = ("idle", "running", "interrupted")
+_CALIBRATION_TOLERANCE: Final = 0.01
+"""Relative difference from the stored ratio up to which a calibration is not written."""
+_CALIBRATION_FAILURES: Final = (CatalogDamaged, CatalogUnusable, DamagedStore, StoreUnavailable)
 
 
 def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
-    """Open the catalog of a store. It stays up to date by itself.
+    """Open the catalog of a store, which stays up to date by itself.
 
-    It is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite database,
-    tables in a PostgreSQL database, or else in memory. It can be deleted at any time. `keep`:
-    whether it may be written there. [default: yes, unless the store was opened with read_only=True]
+    The catalog is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite
+    database, or tables in a PostgreSQL database. For any other store it is kept in memory. It can
+    be deleted at any time. `keep`: whether the catalog may be stored. [default: yes, unless the
+    store was opened with read_only=True]
     """
     return Catalog(store, keep=keep)
 
@@ -100,8 +106,8 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
 class Catalog:
     """The list and full-text search of a store. Every read is up to date with the store.
 
-    A catalog that is missing, outdated or damaged is built again. If it cannot be written, it is
-    built in memory, and `problems` has the reason. Thread-safe.
+    A catalog that is missing, outdated or damaged is built again. If the catalog cannot be written,
+    it is built in memory, and `problems` has the reason. Thread-safe.
     """
 
     def __init__(self, store: Store, *, keep: bool | None = None) -> None:
@@ -112,15 +118,16 @@ class Catalog:
         self._keep = not getattr(store, "read_only", False) if keep is None else keep
         self.problems: tuple[str, ...] = ()
         """Reasons why the catalog is not stored at its usual place, one sentence each."""
-        self._use(database_of(store, keep=self._keep))
-        self._calibrations: Calibrations | None = None
+        self._use_database(database_of(store, keep=self._keep))
+        self._stored_calibrations: dict[str, Calibration] = {}
+        """The calibrations that this process wrote last."""
+        self._unstored_calibrations: dict[str, Calibration] = {}
 
     def __repr__(self) -> str:
         return f"Catalog({self._store!r})"
 
-    def _use(self, database: Database) -> None:
-        refresher = Refresher(self._store, database)
-        self._active = ActiveDatabase(database, refresher)
+    def _use_database(self, database: Database) -> None:
+        self._active = Refresher(self._store, database)
 
     def refresh(self, progress: Progress | None = None) -> None:
         """Add new messages of the store. Every read does this itself."""
@@ -145,7 +152,7 @@ class Catalog:
         after: str | None = None,
         progress: Progress | None = None,
     ) -> Page:
-        """Return sessions, most recently changed first. `after`: from the previous page.
+        """Return sessions, most recently changed first. `after`: value of the previous page.
 
         The conditions are those of `SessionFilter`. Raises UsageError if a value is invalid.
         """
@@ -162,9 +169,8 @@ class Catalog:
             since=since,
             until=until,
         )
-        query, busy = self._list_query(where, sort, limit, after, progress)
-        rows = self._read(lambda tx, db: query.read(tx, db), progress)
-        return self._page(rows, query, busy)
+        query = self._list_query(where, sort, limit, after, progress)
+        return self._make_page(self._read(query.read, progress), query)
 
     def overview(
         self,
@@ -179,29 +185,26 @@ class Catalog:
 
         `values`: maximum number of values of each facet. Raises UsageError if a value is invalid.
         """
-        query, busy = self._list_query(where, sort, limit, after, None)
+        query = self._list_query(where, sort, limit, after)
 
-        def work(transaction: Transaction, database: Database) -> tuple[Rows, Row, Facets]:
+        def read(transaction: Transaction, database: Database) -> tuple[Rows, Row, Facets]:
             [totals] = transaction.execute(database.sql["totals"], query.filter_values)
-            return query.read(transaction, database), totals, facets(transaction, database)
-
-        def facets(transaction: Transaction, database: Database) -> Facets:
-            found: Facets = {}
+            facets: Facets = {}
             for name in FACETS:
                 # Other values of the same facet can be chosen instead, so they are counted too.
-                others = filter_values(replace(where, **{name: None}), busy)
+                filters = filter_values(replace(where, **{name: None}), query.running)
                 sql = database.sql["tag_facet" if name == "tag" else "facet"]
-                rows = transaction.execute(sql.replace("{facet}", name), (*others, values))
-                found[name] = [_group(row) for row in rows if row[0]]
-            return found
+                groups = transaction.execute(sql.replace("{facet}", name), (*filters, values))
+                facets[name] = [_group_from_row(group) for group in groups if group[0]]
+            return query.read(transaction, database), totals, facets
 
-        rows, (count, cost, with_cost, failed), found = self._read(work, None)
+        rows, (count, cost, with_cost, failed), facets = self._read(read)
         return Overview(
-            page=self._page(rows, query, busy),
+            page=self._make_page(rows, query),
             count=count,
-            cost=cost / NANO if with_cost else None,
+            cost=cost / NANODOLLARS if with_cost else None,
             failed=failed,
-            facets=found,
+            facets=facets,
         )
 
     def projects(
@@ -209,26 +212,26 @@ class Catalog:
     ) -> ProjectPage:
         """Return the projects, the most recently used first, each with its newest sessions.
 
-        `size`: maximum number of sessions per project. `after`: from the previous page. Raises
+        `size`: maximum number of sessions per project. `after`: value of the previous page. Raises
         UsageError if a value is invalid.
         """
-        query, busy = self._list_query(where, "newest", size, None, None)
+        query = self._list_query(where, "newest", size)
         offset = min(max(0, after), MAX_INTEGER)
 
-        def work(transaction: Transaction, database: Database) -> tuple[list[Row], Rows]:
+        def read(transaction: Transaction, database: Database) -> tuple[list[Row], Rows]:
             values = (*query.filter_values, limit + 1, offset)
             groups = list(transaction.execute(database.sql["projects"], values))
             names = _hex_keys(row[0] for row in groups[:limit])
-            of_them = (*query.filter_values, names, size)
-            return groups, _read_rows(transaction, database, "of_projects", of_them)
+            project_values = (*query.filter_values, names, size)
+            return groups, _read_rows(transaction, database, "of_projects", project_values)
 
-        groups, rows = self._read(work, None)
-        found: dict[str, list[Entry]] = {}
-        for entry in self._entries(rows, busy):
-            found.setdefault(entry.project, []).append(entry)
+        groups, rows = self._read(read)
+        by_project: dict[str, list[Entry]] = {}
+        for entry in self._to_entries(rows, query.running):
+            by_project.setdefault(entry.project, []).append(entry)
         return ProjectPage(
             projects=[
-                ProjectGroup(group=_group(row), entries=found.get(row[0], []))
+                ProjectGroup(group=_group_from_row(row), entries=by_project.get(row[0], []))
                 for row in groups[:limit]
             ],
             after=offset + limit if len(groups) > limit else None,
@@ -239,46 +242,46 @@ class Catalog:
         where: SessionFilter,
         sort: Sort,
         limit: int,
-        after: str | None,
-        progress: Progress | None,
-    ) -> "tuple[_ListQuery, set[str] | None]":
-        _check_limit(limit)
-        _check_state(where.state)
-        _check_times(since=where.since, until=where.until)
+        after: str | None = None,
+        progress: Progress | None = None,
+    ) -> "_ListQuery":
+        _check_arguments(limit, where.since, where.until, where.state)
         if sort not in _ORDERS:
             raise UsageError(f"sort must be one of {', '.join(_ORDERS)}, not {sort!r}")
-        busy = self._running(progress) if where.state is not None else None
-        values = filter_values(where, busy)
-        return _ListQuery(values, sort, limit, _decode_cursor(after)), busy
+        running = self._find_running(where, progress)
+        values = filter_values(where, running)
+        return _ListQuery(values, running, sort, limit, _decode_cursor(after))
 
-    def _page(self, rows: Rows, query: "_ListQuery", busy: set[str] | None) -> Page:
+    def _make_page(self, rows: Rows, query: "_ListQuery") -> Page:
         limit = query.limit
-        entries = self._entries((rows[0][:limit], rows[1]), busy)
-        more = entries and len(rows[0]) > limit
-        return Page(entries=entries, after=page_cursor(entries[-1], query.sort) if more else None)
+        entries = self._to_entries((rows[0][:limit], rows[1]), query.running)
+        has_more = entries and len(rows[0]) > limit
+        after = page_cursor(entries[-1], query.sort) if has_more else None
+        return Page(entries=entries, after=after)
 
-    def _entries(self, rows: Rows, busy: set[str] | None) -> Sequence[Entry]:
-        found, tags = rows
-        if busy is None:
-            busy = leased_keys(self._store, [row[1] for row in found])
-        return [_entry_from_row(row, tags.get(row[0], ()), row[1] in busy) for row in found]
+    def _to_entries(self, rows: Rows, running: set[str] | None) -> Sequence[Entry]:
+        sessions, tags = rows
+        if running is None:
+            running = leased_keys(self._store, [row[1] for row in sessions])
+        return [_entry_from_row(row, tags.get(row[0], ()), row[1] in running) for row in sessions]
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of the session with this key, or None."""
-        if replace_surrogates(key) != key:
-            return None  # its cleaned form could be the key of another session
-        # Before the read: a turn that ends in between must not leave an outdated entry.
-        running = bool(leased_keys(self._store, [key]))
-        rows, tags = self._read(lambda tx, db: _read_rows(tx, db, "entry", (key,)), None)
-        entries = [_entry_from_row(row, tags.get(row[0], ()), running) for row in rows]
-        return entries[0] if entries else None
+        return self._read_entry(key, with_state=True)
 
     def sender(self, key: str) -> str:
         """Return the verified sender of all user messages of a session, or an empty string."""
+        entry = self._read_entry(key, with_state=False)
+        return entry.sender if entry is not None else ""
+
+    def _read_entry(self, key: str, *, with_state: bool) -> Entry | None:
         if replace_surrogates(key) != key:
-            return ""
-        rows, _ = self._read(lambda tx, db: _read_rows(tx, db, "entry", (key,)), None)
-        return _entry_from_row(rows[0], (), False).sender if rows else ""
+            return None  # its cleaned form could be the key of another session
+        # Find out before the read: a turn that ends in between must not leave an outdated entry.
+        running = with_state and bool(leased_keys(self._store, [key]))
+        rows, tags = self._read(lambda tx, database: _read_rows(tx, database, "entry", (key,)))
+        entries = [_entry_from_row(row, tags.get(row[0], ()), running) for row in rows]
+        return entries[0] if entries else None
 
     def search(
         self,
@@ -297,89 +300,72 @@ class Catalog:
         """Return messages with all words of a query, including hidden and archived ones.
 
         `"in quotes"`: in this order; `-word`: excluded; `wor*`: a prefix. The best matches come
-        first (of thousands, the best of the newest), or with `newest` the newest. `since` is
-        included, `until` is not. Every query is valid. Raises UsageError if limit or `after` is
-        invalid or a time has no time zone.
+        first, or with `newest` the newest. If thousands of messages match, only the newest are
+        ranked. `since` is included, `until` is not. Every query is valid. Raises UsageError if
+        limit or `after` is invalid or a time has no time zone.
         """
-        # Imported on demand: a list does not need it.
+        # Imported on demand: a list does not need this module.
         from stenolog.catalog.message_search import Search, SearchFilter
-        from stenolog.catalog.query import parse
+        from stenolog.catalog.query import parse_query
 
-        _check_limit(limit)
-        _check_times(since=since, until=until)
-        parsed = parse(query)
-        where = SessionFilter(prefix=prefix, tag=tag)
-        search_filter = SearchFilter(
-            role=_cleaned(role),
-            sessions=filter_values(where, None) if where != SessionFilter() else None,
-            since=since,
-            until=until,
-        )
+        _check_arguments(limit, since, until)
+        parsed = parse_query(query)
         if parsed.is_empty:
             return Hits(hits=(), count=0, exact=True, after=None)
+        sessions = _session_values(SessionFilter(prefix=prefix, tag=tag))
+        times = _optional_microseconds(since), _optional_microseconds(until)
+        search_filter = SearchFilter(_replace_invalid(role), sessions, *times)
 
-        def work(transaction: Transaction, database: Database) -> Hits:
+        def read(transaction: Transaction, database: Database) -> Hits:
             search = Search(transaction, database, parsed, search_filter)
-            found = search.newest(limit, after) if newest else search.best(limit, after)
+            hits = search.find_newest(limit, after) if newest else search.find_best(limit, after)
             rows = transaction.execute(database.sql["unreadable"])
             unreadable = {key: problem for key, problem in rows if key.startswith(prefix)}
-            return replace(found, unreadable=unreadable) if unreadable else found
+            return replace(hits, unreadable=unreadable) if unreadable else hits
 
-        return self._read(work, progress)
+        return self._read(read, progress)
 
     def search_sessions(
-        self,
-        query: str,
-        where: SessionFilter,
-        *,
-        limit: int = 20,
-        size: int = 3,
-        after: int = 0,
+        self, query: str, where: SessionFilter, *, limit: int = 20, size: int = 3, after: int = 0
     ) -> GroupedHits:
         """Return messages with all words of a query, by session, the best match first.
 
-        `where`: which sessions; its `since` and `until` apply to the messages. `size`: maximum
-        number of hits per session. `after`: from the previous page. Raises UsageError if a value is
-        invalid.
+        `where`: conditions; its `since` and `until` apply to the messages. `size`: maximum
+        number of hits per session. `after`: value of the previous page. Raises UsageError if a
+        value is invalid.
         """
-        # Imported on demand: a list does not need it.
+        # Imported on demand: a list does not need this module.
         from stenolog.catalog.message_search import Search, SearchFilter
-        from stenolog.catalog.query import parse
+        from stenolog.catalog.query import parse_query
 
-        _check_limit(limit)
-        _check_state(where.state)
-        _check_times(since=where.since, until=where.until)
-        parsed = parse(query)
+        _check_arguments(limit, where.since, where.until, where.state)
+        parsed = parse_query(query)
         if parsed.is_empty:
             return GroupedHits(sessions=(), count=0, session_count=0, exact=True, after=None)
-        busy = self._running(None) if where.state is not None else None
-        of_session = replace(where, since=None, until=None)
-        search_filter = SearchFilter(
-            role=None,
-            sessions=filter_values(of_session, busy) if of_session != SessionFilter() else None,
-            since=where.since,
-            until=where.until,
-        )
+        running = self._find_running(where)
+        sessions = _session_values(replace(where, since=None, until=None), running)
+        times = _optional_microseconds(where.since), _optional_microseconds(where.until)
+        search_filter = SearchFilter(None, sessions, *times)
 
-        def work(transaction: Transaction, database: Database) -> "tuple[FoundGroups, Rows]":
-            found = Search(transaction, database, parsed, search_filter).by_session(
-                limit, min(max(0, after), MAX_INTEGER), size
-            )
-            ids = msgspec.json.encode(list(found.hits)).decode()
-            return found, _read_rows(transaction, database, "entries", (ids,))
+        def read(transaction: Transaction, database: Database) -> "tuple[SessionGroups, Rows]":
+            search = Search(transaction, database, parsed, search_filter)
+            groups = search.find_by_session(limit, min(max(0, after), MAX_INTEGER), size)
+            ids = msgspec.json.encode(list(groups.hits)).decode()
+            return groups, _read_rows(transaction, database, "entries", (ids,))
 
-        found, rows = self._read(work, None)
-        entries = dict(zip((row[0] for row in rows[0]), self._entries(rows, busy), strict=True))
+        groups, rows = self._read(read)
+        ids = (row[0] for row in rows[0])
+        entries = dict(zip(ids, self._to_entries(rows, running), strict=True))
         return GroupedHits(
             sessions=[
-                SessionHits(entry=entries[id_], hits=hits, count=found.counts[id_])
-                for id_, hits in found.hits.items()
+                SessionHits(entry=entries[id_], hits=hits, count=groups.counts[id_])
+                for id_, hits in groups.hits.items()
                 if id_ in entries
             ],
-            count=sum(found.counts.values()),
-            session_count=len(found.counts),
-            exact=found.exact,
-            after=found.after,
+            count=sum(groups.counts.values()),
+            session_count=len(groups.counts),
+            exact=groups.exact,
+            after=groups.after,
         )
 
     def candidates(
@@ -403,35 +389,75 @@ class Catalog:
         between `since` and `until` come first. Raises UsageError if limit is invalid or a time has
         no time zone.
         """
-        # Imported on demand: a list does not need it.
-        from stenolog.catalog.candidates import CandidateQuery, find_candidates
+        # Imported on demand: a list does not need this module.
+        from stenolog.catalog.candidates import CandidateQuery, CandidateSearch
 
-        _check_limit(limit)
-        _check_times(since=since, until=until)
-        query_values = CandidateQuery(
+        _check_arguments(limit, since, until)
+        query = CandidateQuery(
             owner=replace_surrogates(owner),
             threads=threads,
             stems=[replace_surrogates(stem) for stem in stems],
-            agent=None if agent is None else replace_surrogates(agent),
-            exclude_visible_of=None
-            if exclude_visible_of is None
-            else replace_surrogates(exclude_visible_of),
-            since=None if since is None else to_microseconds(since),
-            until=None if until is None else to_microseconds(until),
+            agent=_replace_invalid(agent),
+            exclude_visible_of=_replace_invalid(exclude_visible_of),
+            since=_optional_microseconds(since),
+            until=_optional_microseconds(until),
             limit=min(limit, _MAX_CANDIDATES),
         )
-        return self._read(lambda tx, database: find_candidates(tx, database, query_values), None)
+        return self._read(lambda tx, database: CandidateSearch(tx, database, query).find())
 
     def calibration(self, model: str) -> "Calibration":
-        """Return the calibration of a model's token counts, or the default if none is known."""
-        return self._calibrated().get(model)
+        """Return the calibration of a model's token counts; the default for an unknown model."""
+        from stenolog.tokens import Calibration
+
+        self._check_open()
+        name, database = replace_surrogates(model), self._active.database
+        stored = None
+        with suppress(*_CALIBRATION_FAILURES), database.read_transaction() as transaction:
+            stored = _read_calibration(transaction, database, name)
+        return self._newest_calibration(name, stored) or Calibration()
 
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
         """Add a reported token count and our estimate, and return the new calibration.
 
-        If it cannot be stored, it applies to this process only; losing it only costs accuracy.
+        A write syncs the catalog, and the next turn of the session waits for it. So a report that
+        hardly changes the ratio stays in this process until the difference is worth a write. A
+        calibration that cannot be stored stays in this process, too; losing it only costs accuracy.
         """
-        return self._calibrated().add_report(model, estimated=estimated, reported=reported)
+        from stenolog.tokens import Calibration
+
+        self._check_open()
+        name, database = replace_surrogates(model), self._active.database
+
+        def add_report(stored: Calibration | None) -> Calibration:
+            calibration = self._newest_calibration(name, stored) or Calibration()
+            return calibration.after(estimated=estimated, reported=reported)
+
+        def store() -> Calibration:
+            with database.write_transaction() as transaction:
+                result = add_report(_read_calibration(transaction, database, name))
+                transaction.execute(database.sql["calibrate"], (name, result.ratio, result.weight))
+            self._stored_calibrations[name] = result
+            self._unstored_calibrations.pop(name, None)
+            return result
+
+        stored = self._stored_calibrations.get(name)
+        result = add_report(stored)
+        if stored is None or result.weight != stored.weight or _differs(result.ratio, stored.ratio):
+            with suppress(*_CALIBRATION_FAILURES):
+                try:
+                    return store()
+                except CatalogDamaged:
+                    # The tables are missing if nothing was listed yet.
+                    database.rebuild()
+                    return store()
+        self._unstored_calibrations[name] = result
+        return result
+
+    def _newest_calibration(self, model: str, stored: "Calibration | None") -> "Calibration | None":
+        """Return the calibration of this process, or the stored one if another process wrote it."""
+        if stored is None or stored == self._stored_calibrations.get(model):
+            return self._unstored_calibrations.get(model, stored)
+        return stored
 
     def close(self) -> None:
         """Close the catalog, but not the store. A second call does nothing."""
@@ -448,69 +474,63 @@ class Catalog:
 
     # --- recovery ----------------------------------------------------------------------------
 
-    def _running(self, progress: Progress | None) -> set[str]:
-        def work(transaction: Transaction, database: Database) -> list[str]:
-            return [key for key, _ in transaction.execute(database.sql["stamps"])]
+    def _find_running(
+        self, where: SessionFilter, progress: Progress | None = None
+    ) -> set[str] | None:
+        """Return the keys of the running sessions; None if the filter has no state."""
+        if where.state is None:
+            return None
+        rows = self._read(lambda tx, database: list(tx.execute(database.sql["stamps"])), progress)
+        return leased_keys(self._store, [key for key, _ in rows])
 
-        return leased_keys(self._store, self._read(work, progress))
-
-    def _read(self, work: "CatalogRead[T]", progress: Progress | None) -> T:
+    def _read(self, work: "CatalogRead[T]", progress: Progress | None = None) -> T:
         """Refresh the catalog and return the result of `work`, after repairs if necessary."""
         for attempt in range(_MAX_ATTEMPTS):
             self._check_open()
-            current = self._active
+            refresher = self._active
             try:
-                catalog_id = current.refresher.refresh(progress)
+                catalog_id = refresher.refresh(progress)
                 self._check_open()
-                with current.database.read() as transaction:
-                    if current.refresher.is_same_catalog(transaction, catalog_id):
-                        return work(transaction, current.database)
+                with refresher.database.read_transaction() as transaction:
+                    if refresher.is_same_catalog(transaction, catalog_id):
+                        return work(transaction, refresher.database)
             except CatalogDamaged as error:
                 if attempt < _MAX_REBUILDS:
-                    self._rebuild(current, error)
+                    self._rebuild(refresher, error)
                 else:
-                    self._use_memory(current, error)
+                    self._use_memory(refresher, error)
             except CatalogUnusable as error:
                 if not isinstance(error, CatalogBusy) or attempt >= _MAX_WAITS:
-                    self._use_memory(current, error)
+                    self._use_memory(refresher, error)
         raise StoreUnavailable("the catalog was damaged repeatedly; check the disk")
-
-    def _calibrated(self) -> "Calibrations":
-        from stenolog.catalog.calibrations import Calibrations
-
-        self._check_open()
-        with self._mutex:
-            if self._calibrations is None:
-                self._calibrations = Calibrations(lambda: self._active.database)
-            return self._calibrations
 
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the catalog is closed")
 
-    def _rebuild(self, broken: "ActiveDatabase", reason: CatalogDamaged) -> None:
+    def _rebuild(self, broken_refresher: "Refresher", reason: CatalogDamaged) -> None:
         log_reports.info("rebuilding the catalog: %s", reason)
         try:
-            broken.database.rebuild()
+            broken_refresher.database.rebuild()
         except (CatalogDamaged, CatalogBusy):
             pass  # the next attempt finds the current state
         except CatalogUnusable as error:
-            self._use_memory(broken, error)
+            self._use_memory(broken_refresher, error)
 
-    def _use_memory(self, failed: "ActiveDatabase", reason: Exception) -> None:
+    def _use_memory(self, failed_refresher: "Refresher", reason: Exception) -> None:
         """Continue in memory. Raises StoreUnavailable if the catalog in memory failed."""
         with self._mutex:
             self._check_open()
-            if self._active is not failed:
+            if self._active is not failed_refresher:
                 return  # another thread has already done it
             if isinstance(reason, DatabaseUnreachable):
-                # Building it in memory needs the server too, and the server will be back.
+                # A catalog in memory needs the server, too, and the server will be back.
                 raise StoreUnavailable(str(reason)) from reason
-            if isinstance(failed.database, MemoryDatabase):
+            if isinstance(failed_refresher.database, MemoryDatabase):
                 raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason
-            memory = MemoryDatabase(failed.database)
-            failed.database.close()
-            self._use(memory)
+            memory = MemoryDatabase(failed_refresher.database)
+            failed_refresher.database.close()
+            self._use_database(memory)
             if not self._keep:
                 return
             problem = f"the catalog cannot be stored and was built in memory: {reason}"
@@ -544,13 +564,9 @@ class _KnownStamps(Struct, frozen=True):
 
     catalog_id: int | None
     """Random number that identifies the catalog."""
-    writes: int
+    write_count: int
     """Number of writes to the catalog so far."""
     stamps: dict[str, str | None]
-
-    def select(self, keys: set[str]) -> "_KnownStamps":
-        """Return the same with only these sessions."""
-        return _KnownStamps(self.catalog_id, self.writes, _select_keys(self.stamps, keys))
 
 
 class Refresher:
@@ -560,14 +576,15 @@ class Refresher:
     taken before its session is read, so that concurrent writes are at worst read again.
 
     Several processes may refresh one catalog at the same time. Each session has a version. If two
-    processes read the same version, only the first can write the next; the other one starts again
-    with the new row. The store is never called during a transaction: the tables may be in the
-    store's database.
+    processes read the same version, only the first can write the next version; the other process
+    starts again with the new row. The store is never called during a transaction: the tables may be
+    in the store's database.
     """
 
     def __init__(self, store: Store, database: Database) -> None:
         self._store = store
-        self._database = database
+        self.database = database
+        """Database with the tables that are updated."""
         self._sql = database.sql
         self._known = _KnownStamps(None, 0, {})
         self._price_list = price_list_version()
@@ -575,64 +592,61 @@ class Refresher:
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
 
-        Raises CatalogDamaged and CatalogUnusable.
-        Raises CatalogBusy if other processes were faster every time; then the
-        catalog may be older than the call.
+        Raises CatalogDamaged and CatalogUnusable. Raises CatalogBusy if other processes were faster
+        every time; then the catalog may be older than the call.
         """
         catalog_id: int | None = None
-        missed: set[str] | None = None
+        missed_keys: set[str] | None = None
         for _ in range(_MAX_ROUNDS):
-            # First the rows, then the stamps: a session with a row and without a stamp is deleted.
+            # Read the rows before the stamps: a session with a row but without a stamp was deleted.
             known = self._read_known()
             stamps = self._store.stamps()
             if known.stamps == stamps:
                 return known.catalog_id
-            if missed is not None and known.catalog_id == catalog_id:
+            if missed_keys is not None and known.catalog_id == catalog_id:
                 # The other sessions are up to date: their stamps were read during this call.
-                known, stamps = known.select(missed), _select_keys(stamps, missed)
-            missed, catalog_id = (
-                self._index(known, stamps, progress or _ignore_progress),
-                known.catalog_id,
-            )
-            if not missed:
+                known = replace(known, stamps=_select_keys(known.stamps, missed_keys))
+                stamps = _select_keys(stamps, missed_keys)
+            catalog_id = known.catalog_id
+            missed_keys = self._update(known, stamps, progress or (lambda _done, _total: None))
+            if not missed_keys:
                 return catalog_id
             # Another process changed these rows, perhaps with older stamps than ours.
         raise CatalogBusy("other processes kept changing the catalog")
 
     def is_same_catalog(self, transaction: Transaction, catalog_id: int | None) -> bool:
-        """Whether the catalog is still the same: a purge may have emptied it."""
-        [(found, _)] = transaction.execute(self._sql["about"])
-        return bool(found == catalog_id)
+        """Return whether the catalog still has this id. A purge may have emptied the catalog."""
+        [(current_id, _)] = transaction.execute(self._sql["about"])
+        return bool(current_id == catalog_id)
 
-    def _index(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
+    def _update(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
         """Update the rows to these stamps. Return the keys that another process changed first."""
         # Imported only if there are changes.
         from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list
 
-        by_file = isinstance(self._store, JSONLStore)
-        reading = (
-            StampRules(session_list.grew, session_list.write_time) if by_file else StampRules()
-        )
-        intake = Indexer(
+        rules = StampRules()
+        if isinstance(self._store, JSONLStore):
+            rules = StampRules(session_list.has_grown, session_list.write_time)
+        indexer = Indexer(
             self._store,
-            self._database,
-            reading,
+            self.database,
+            rules,
             catalog_id=known.catalog_id,
-            known=known.stamps,
+            known_stamps=known.stamps,
             price_list=self._price_list,
         )
         changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
         if changed:
-            intake.index(changed, progress)
-        intake.remove(known.stamps.keys() - stamps.keys())
-        return intake.missed
+            indexer.index(changed, progress)
+        indexer.remove_sessions(known.stamps.keys() - stamps.keys())
+        return indexer.missed_keys
 
     def _read_known(self) -> _KnownStamps:
         """Return the stamps in the catalog, from the cache if the catalog has not changed."""
-        with self._database.read() as transaction:
+        with self.database.read_transaction() as transaction:
             [(catalog_id, writes)] = transaction.execute(self._sql["about"])
-            if (self._known.catalog_id, self._known.writes) != (catalog_id, writes):
+            if (self._known.catalog_id, self._known.write_count) != (catalog_id, writes):
                 rows = transaction.execute(self._sql["current_stamps"], (self._price_list,))
                 self._known = _KnownStamps(catalog_id, writes, {key: stamp for key, stamp in rows})  # noqa: C416 - rows have any length
         return self._known
@@ -640,17 +654,6 @@ class Refresher:
 
 def _select_keys(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
     return {key: stamp for key, stamp in stamps.items() if key in keys}
-
-
-def _ignore_progress(_done: int, _total: int) -> None:
-    """Ignore the progress."""
-
-
-class ActiveDatabase(Struct, frozen=True):
-    """The catalog in use."""
-
-    database: Database
-    refresher: Refresher
 
 
 def database_of(store: Store, *, keep: bool) -> Database:
@@ -670,13 +673,30 @@ def database_of(store: Store, *, keep: bool) -> Database:
 def price_list_version() -> int:
     """Return a number that is higher for a newer price list; 0 if none is installed.
 
-    It is the time at which the package was installed: importing the package would take too long.
+    The number is the time at which the package was installed, because importing the package would
+    take too long.
     """
     try:
-        found = find_spec("genai_prices")
-        return int(Path(found.origin).stat().st_mtime) if found and found.origin else 0
+        spec = find_spec("genai_prices")
+        return int(Path(spec.origin).stat().st_mtime) if spec and spec.origin else 0
     except (ImportError, ValueError, OSError):
         return 0
+
+
+def _differs(ratio: float, stored_ratio: float) -> bool:
+    return abs(ratio - stored_ratio) > _CALIBRATION_TOLERANCE * stored_ratio
+
+
+def _read_calibration(
+    transaction: Transaction, database: Database, model: str
+) -> "Calibration | None":
+    """Return the stored calibration; None if it is missing or invalid."""
+    from stenolog.tokens import Calibration
+
+    for ratio, weight in transaction.execute(database.sql["calibration"], (model,)):
+        if is_calibration(ratio, weight):
+            return Calibration(ratio=ratio, weight=weight)
+    return None
 
 
 # --- lists -----------------------------------------------------------------------------------
@@ -699,46 +719,52 @@ class _ListQuery(Struct, frozen=True):
     """One page of the list of sessions."""
 
     filter_values: Sequence[Any]
+    running: set[str] | None
+    """Keys of the running sessions; None if the filter has no state."""
     sort: Sort
     limit: int
     cursor: tuple[int | None, str | None]
 
     def read(self, transaction: Transaction, database: Database) -> Rows:
-        """Return one row more than the page has, if there are more."""
+        """Return the rows of the page, and one more row if another page follows."""
         values = (*self.filter_values, *self.cursor, self.limit + 1)
         return _read_rows(transaction, database, "list", values, _ORDERS[self.sort])
 
 
-def filter_values(where: SessionFilter, busy: set[str] | None) -> list[Any]:
-    """Return the values of session_filter. `busy`: the running sessions, if the state matters."""
-    texts = (where.program, where.project, where.model)
+def filter_values(where: SessionFilter, running: set[str] | None = None) -> list[Any]:
+    """Return the values of session_filter. `running`: running sessions, if the state matters."""
     return [
         *prefix_range(where.prefix),
-        *(_cleaned(text) for text in (where.tag, where.channel, where.agent)),
-        None if busy is None else _hex_keys(busy),
+        *map(_replace_invalid, (where.tag, where.channel, where.agent)),
+        None if running is None else _hex_keys(running),
         where.state == "running",
         None if where.state == "running" else where.state,
-        *map(_cleaned, texts),
+        *map(_replace_invalid, (where.program, where.project, where.model)),
         where.failed,
-        *(None if time is None else to_microseconds(time) for time in (where.since, where.until)),
+        *map(_optional_microseconds, (where.since, where.until)),
     ]
 
 
-def _cleaned(text: str | None) -> str | None:
+def _session_values(where: SessionFilter, running: set[str] | None = None) -> list[Any] | None:
+    """Return the values of session_filter; None if all sessions match."""
+    return filter_values(where, running) if where != SessionFilter() else None
+
+
+def _replace_invalid(text: str | None) -> str | None:
     return None if text is None else replace_surrogates(text)
 
 
-def _group(row: Row) -> Group:
+def _optional_microseconds(time: datetime | None) -> int | None:
+    return None if time is None else to_microseconds(time)
+
+
+def _group_from_row(row: Row) -> Group:
     value, count, cost, with_cost = row
-    return Group(value=value, count=count, cost=cost / NANO if with_cost else None)
+    return Group(value=value, count=count, cost=cost / NANODOLLARS if with_cost else None)
 
 
 def _read_rows(
-    transaction: Transaction,
-    database: Database,
-    name: str,
-    values: Sequence[Any],
-    order: str = "",
+    transaction: Transaction, database: Database, name: str, values: Sequence[Any], order: str = ""
 ) -> Rows:
     """Return the rows of a statement, and the tags of each session."""
     rows = list(transaction.execute(database.sql[name].replace("{order}", order), values))
@@ -749,43 +775,23 @@ def _read_rows(
     return rows, tags
 
 
+@cache
+def _entry_columns() -> list[str]:
+    return load_statements()["entry_columns"].replace(",", " ").split()
+
+
 def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
-    (_, key, uid, title, state, visible, count, tokens, created, updated, agent, channel, *rest) = (
-        row
+    _, *columns = zip(_entry_columns(), row, strict=True)
+    fields = dict(columns)
+    ownership = Ownership(fields.pop("owner"), bool(fields.pop("mixed")))
+    for name in ("created", "updated", "last_message"):
+        is_known = fields["problem"] is None
+        fields[name] = from_microseconds(fields[name]) if is_known else None
+    fields["cost"] = (
+        fields["cost"] / NANODOLLARS if fields.pop("answers") > fields["unpriced"] else None
     )
-    prompt, lost, damaged, problem, owner, mixed, program, project, model, *rest = rest
-    forked_from, forked_at, last_message, answers, unpriced, *used = rest
-    input_tokens, output_tokens, cost, failed = used
-    return Entry(
-        key=key,
-        uid=uid,
-        title=title,
-        prompt=prompt,
-        state="running" if running else state,
-        visible=visible,
-        count=count,
-        tokens=tokens,
-        created=from_microseconds(created) if problem is None else None,
-        updated=from_microseconds(updated) if problem is None else None,
-        tags=tuple(tags),
-        agent=agent,
-        channel=channel,
-        lost=lost,
-        damaged=damaged,
-        problem=problem,
-        sender=Ownership(owner, bool(mixed)).sender,
-        last_message=from_microseconds(last_message) if problem is None else None,
-        program=program,
-        project=project,
-        model=model,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cost=cost / NANO if answers > unpriced else None,
-        unpriced=unpriced,
-        failed=failed,
-        forked_from=forked_from,
-        forked_at=forked_at,
-    )
+    fields["state"] = "running" if running else fields["state"]
+    return Entry(**fields, tags=tuple(tags), sender=ownership.sender)
 
 
 def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
@@ -795,7 +801,7 @@ def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
     last = 0 if time is None else to_microseconds(time)
     value = {
         "oldest": -last,
-        "cost": round((entry.cost or 0) * NANO),
+        "cost": round((entry.cost or 0) * NANODOLLARS),
         "tokens": entry.input_tokens + entry.output_tokens,
         "length": entry.count,
     }.get(sort, last)
@@ -816,22 +822,18 @@ def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
 
 
 def _hex_keys(keys: Iterable[str]) -> str:
-    """Encode keys for SQLite's JSON: old versions end a text at a NUL."""
+    """Encode keys in hexadecimal for SQLite's JSON: old versions end a text at a NUL."""
     encoded = (replace_surrogates(key).encode().hex().upper() for key in keys)
     return msgspec.json.encode(sorted(encoded)).decode()
 
 
-def _check_limit(limit: int) -> None:
+def _check_arguments(
+    limit: int, since: datetime | None, until: datetime | None, state: str | None = None
+) -> None:
     if type(limit) is not int or not 1 <= limit <= MAX_INTEGER:
         raise UsageError(f"limit must be from 1 to {MAX_INTEGER}, not {limit!r}")
-
-
-def _check_state(state: str | None) -> None:
     if state is not None and state not in _STATES:
         raise UsageError(f"state must be one of {', '.join(_STATES)}, not {state!r}")
-
-
-def _check_times(**times: datetime | None) -> None:
-    for name, time in times.items():
+    for name, time in (("since", since), ("until", until)):
         if time is not None and time.tzinfo is None:
             raise UsageError(f"{name} must have a time zone, not {time.isoformat()}")

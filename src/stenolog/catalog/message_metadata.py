@@ -9,7 +9,9 @@ In a message with tool calls, `of_client` lists the calls that the client runs, 
 
 An answer has the name of its model as `model`, the token counts of the provider as `usage`
 (`prompt`, `answer` and `cached`), and its duration as `seconds`. The result of a tool has
-`seconds`, and `failed` if the tool failed.
+`seconds`, and `failed` if the tool failed. If an imported response consists of several messages,
+all have its id as `response`, and one of them has the usage. Messages that a fork of another
+program copied have `copied` where such a fork is shown; they are not imported.
 
 A user message that a stenolog agent accepted has `received`, the mark of docs/decisions/0012, with
 `sender` if a channel or the command line knows its author. A message from a chat app also has
@@ -29,19 +31,22 @@ from stenolog.catalog.catalog_database import replace_surrogates
 from stenolog.records import Message
 
 FIELD: Final = "stenolog"
-_SEEN: Final = "seen"
-_INTERRUPTED: Final = "interrupted"
-_ORIGIN: Final = "origin"
-_REQUEST: Final = "request"
-_ID: Final = "id"
-_DIGEST: Final = "digest"
-_RECEIVED: Final = "received"
-_SENDER: Final = "sender"
-_OF_CLIENT: Final = "of_client"
-_MODEL: Final = "model"
-_USAGE: Final = "usage"
-_SECONDS: Final = "seconds"
-_FAILED: Final = "failed"
+"""Name of the field with the metadata."""
+RESPONSE: Final = "response"
+PROGRAM_FIELDS: Final = frozenset(
+    {
+        "aider",
+        "chatgpt",
+        "claude_ai",
+        "claude_code",
+        "codex",
+        "gemini_cli",
+        "llm",
+        "open_webui",
+        "opencode",
+    }
+)
+"""Fields of imported messages that hold the rest of the original record."""
 _MAX_PLAUSIBLE: Final = 1e15
 """Upper limit of plausible token counts and seconds."""
 
@@ -49,16 +54,13 @@ _MAX_PLAUSIBLE: Final = 1e15
 def mark_seen(
     body: Mapping[str, Any], *, seen: int | None, interrupted: str = ""
 ) -> dict[str, Any]:
-    """Return the message with `seen` and `interrupted`. `seen` None: all messages before it."""
-    of_itself: dict[str, Any] = {} if seen is None else {_SEEN: seen}
-    if interrupted:
-        of_itself[_INTERRUPTED] = interrupted
-    return {**body, FIELD: {**_metadata(body), **of_itself}} if of_itself else dict(body)
+    """Return the message with `seen` and `interrupted`. `seen`: None means all earlier messages."""
+    return _add_metadata(body, seen=seen, interrupted=interrupted or None)
 
 
 def last_seen_seq(body: Mapping[str, Any], seq: int) -> int:
     """Return the last seq that the message at `seq` takes into account."""
-    stored = _metadata(body).get(_SEEN)
+    stored = _metadata(body).get("seen")
     if isinstance(stored, int) and not isinstance(stored, bool) and 0 <= stored < seq:
         return stored
     return seq - 1
@@ -66,42 +68,33 @@ def last_seen_seq(body: Mapping[str, Any], seq: int) -> int:
 
 def interruption(body: Mapping[str, Any]) -> str:
     """Return the reason why the answer is incomplete, or an empty string."""
-    stored = _metadata(body).get(_INTERRUPTED)
+    stored = _metadata(body).get("interrupted")
     return stored if isinstance(stored, str) else ""
 
 
 def mark_client_calls(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, Any]:
     """Return the message with the ids of the tool calls that the client runs."""
-    return {**body, FIELD: {**_metadata(body), _OF_CLIENT: list(ids)}} if ids else dict(body)
+    return _add_metadata(body, of_client=list(ids) or None)
 
 
 def client_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the tool calls in a message that the client runs."""
-    stored = _metadata(body).get(_OF_CLIENT)
-    listed = stored if isinstance(stored, list) else []
-    return frozenset(one for one in listed if isinstance(one, str))
+    stored = _metadata(body).get("of_client")
+    ids = stored if isinstance(stored, list) else []
+    return frozenset(id for id in ids if isinstance(id, str))
 
 
 def mark_model(
-    body: Mapping[str, Any],
-    *,
-    model: str,
-    seconds: float,
-    usage: Mapping[str, int] | None = None,
+    body: Mapping[str, Any], *, model: str, seconds: float, usage: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Return the message with its model, duration and token counts."""
-    of_itself: dict[str, Any] = {_MODEL: model, _SECONDS: round(seconds, 3)}
-    if usage is not None:
-        of_itself[_USAGE] = dict(usage)
-    return {**body, FIELD: {**_metadata(body), **of_itself}}
+    counts = None if usage is None else dict(usage)
+    return _add_metadata(body, model=model, seconds=round(seconds, 3), usage=counts)
 
 
 def mark_tool_outcome(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[str, Any]:
     """Return the result of a tool with its duration and whether it failed."""
-    of_itself: dict[str, Any] = {_SECONDS: round(seconds, 3)}
-    if failed:
-        of_itself[_FAILED] = True
-    return {**body, FIELD: {**_metadata(body), **of_itself}}
+    return _add_metadata(body, seconds=round(seconds, 3), failed=failed or None)
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:
@@ -109,8 +102,8 @@ def model_of(body: Mapping[str, Any]) -> str | None:
 
     Other programs write the name into the field `model` of the message.
     """
-    stored = _metadata(body).get(_MODEL) or body.get("model")
-    return stored if isinstance(stored, str) and stored else None
+    name = _metadata(body).get("model") or body.get("model")
+    return name if isinstance(name, str) and name else None
 
 
 def model_label(name: str) -> str:
@@ -121,17 +114,23 @@ def model_label(name: str) -> str:
 
 def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
     """Return the provider's token counts: `prompt`, `answer`, `cached`; None if unknown."""
-    stored = _metadata(body).get(_USAGE)
+    stored = _metadata(body).get("usage")
     if not isinstance(stored, Mapping):
         # Messages of other programs may have the counts in the form of a provider.
-        stored = _provider_usage(body.get(_USAGE))
+        stored = _provider_usage(body.get("usage"))
     if stored is None:
         return None
     return {
         name: value
         for name in ("prompt", "answer", "cached")
-        if isinstance(value := stored.get(name, 0), int) and _is_sane(value)
+        if isinstance(value := stored.get(name, 0), int) and _is_plausible(value)
     }
+
+
+def response_of(body: Mapping[str, Any]) -> str:
+    """Return the id of the response that the message is a part of, or an empty string."""
+    stored = _metadata(body).get(RESPONSE)
+    return stored if isinstance(stored, str) else ""
 
 
 def _provider_usage(usage: Any) -> dict[str, int] | None:
@@ -140,8 +139,9 @@ def _provider_usage(usage: Any) -> dict[str, int] | None:
         return None
 
     def count(fields: Any, *names: str) -> int | None:
-        found = (fields.get(name) for name in names) if isinstance(fields, Mapping) else ()
-        return next((one for one in found if isinstance(one, int) and _is_sane(one)), None)
+        values = (fields.get(name) for name in names) if isinstance(fields, Mapping) else ()
+        counts = (value for value in values if isinstance(value, int) and _is_plausible(value))
+        return next(counts, None)
 
     prompt = count(usage, "prompt_tokens", "input_tokens")
     answer = count(usage, "completion_tokens", "output_tokens")
@@ -161,18 +161,32 @@ def _provider_usage(usage: Any) -> dict[str, int] | None:
 
 def seconds_of(body: Mapping[str, Any]) -> float | None:
     """Return the duration of an answer or a tool call in seconds, or None if unknown."""
-    stored = _metadata(body).get(_SECONDS)
-    return float(stored) if isinstance(stored, int | float) and _is_sane(stored) else None
+    seconds = _metadata(body).get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) and _is_plausible(seconds) else None
 
 
-def _is_sane(number: float) -> bool:
-    """Whether the number is plausible: any program can write a message."""
+def _is_plausible(number: float) -> bool:
+    """Return whether a number is plausible, because any program can write a message."""
     return not isinstance(number, bool) and 0 <= number <= _MAX_PLAUSIBLE
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
-    """Whether the message is the result of a tool that failed."""
-    return _metadata(body).get(_FAILED) is True
+    """Return whether the message is the result of a tool that failed."""
+    return _metadata(body).get("failed") is True
+
+
+def without_usage(body: Mapping[str, Any], *, copied: bool = False) -> dict[str, Any]:
+    """Return the message without its usage, which counts for another message.
+
+    `copied`: mark it as a copy that a fork of another program made.
+    """
+    metadata = {name: value for name, value in _metadata(body).items() if name != "usage"}
+    return _add_metadata({**body, FIELD: metadata}, copied=copied or None)
+
+
+def is_copied(body: Mapping[str, Any]) -> bool:
+    """Return whether a fork of another program copied the message."""
+    return _metadata(body).get("copied") is True
 
 
 def mark_received(
@@ -183,38 +197,39 @@ def mark_received(
     `sender`: the user or group chat, if the caller has verified it. `origin`: the destination of
     the answer; None if only the caller waits for it. Replaces a mark that is already there.
     """
-    mark: dict[str, Any] = {_RECEIVED: {_SENDER: sender} if sender else {}}
+    mark: dict[str, Any] = {"received": {"sender": sender} if sender else {}}
     if origin is not None:
-        mark[_ORIGIN] = dict(origin)
+        mark["origin"] = dict(origin)
     return {**body, FIELD: mark}
 
 
 def is_received(body: Mapping[str, Any]) -> bool:
-    """Whether a stenolog agent accepted this user message."""
-    return body.get("role") == "user" and isinstance(_metadata(body).get(_RECEIVED), Mapping)
+    """Return whether a stenolog agent accepted this user message."""
+    return body.get("role") == "user" and isinstance(_metadata(body).get("received"), Mapping)
 
 
 def sender_of(body: Mapping[str, Any]) -> str:
     """Return the verified sender of a user message, or an empty string."""
-    mark = _metadata(body).get(_RECEIVED)
-    sender = mark.get(_SENDER) if isinstance(mark, Mapping) and is_received(body) else None
+    mark = _metadata(body).get("received")
+    sender = mark.get("sender") if isinstance(mark, Mapping) and is_received(body) else None
     return sender if isinstance(sender, str) else ""
 
 
 def mark_request(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
     """Return the message with the HTTP request that it came in.
 
-    `id`: the idempotency key of the client, or empty. `digest`: of all messages of the request.
+    `id`: the idempotency key of the client, or empty. `digest`: digest of all messages of the
+    request.
     """
-    return {**body, FIELD: {**_metadata(body), _REQUEST: {_ID: id, _DIGEST: digest}}}
+    return _add_metadata(body, request={"id": id, "digest": digest})
 
 
 def request_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the idempotency key and digest of the HTTP request of a message, or None."""
-    mark = _metadata(body).get(_REQUEST)
+    mark = _metadata(body).get("request")
     if not isinstance(mark, Mapping):
         return None
-    id, digest = mark.get(_ID), mark.get(_DIGEST)
+    id, digest = mark.get("id"), mark.get("digest")
     return (id, digest) if isinstance(id, str) and isinstance(digest, str) else None
 
 
@@ -225,8 +240,14 @@ def without_marks(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def origin_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the destination of the answer, or None if the message is not from a chat app."""
-    stored = _metadata(body).get(_ORIGIN)
+    stored = _metadata(body).get("origin")
     return stored if isinstance(stored, Mapping) else None
+
+
+def _add_metadata(body: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the message with these fields in its metadata. Fields that are None are not added."""
+    added = {name: value for name, value in fields.items() if value is not None}
+    return {**body, FIELD: {**_metadata(body), **added}} if added else dict(body)
 
 
 def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -248,7 +269,7 @@ class Ownership(Struct, frozen=True):
     owner: str = ""
     """The sender of the first user message; empty without a sender or without user messages."""
     mixed: bool = False
-    """Whether a user message has no sender, or a different one than the first."""
+    """Whether a user message has no sender, or another sender than the first message."""
 
     @property
     def is_open(self) -> bool:
@@ -260,7 +281,7 @@ class Ownership(Struct, frozen=True):
         """The sender of all user messages, or an empty string."""
         return "" if self.mixed else self.owner
 
-    def after(self, messages: Iterable[Message]) -> Self:
+    def with_messages(self, messages: Iterable[Message]) -> Self:
         """Return the ownership after additional messages."""
         now = self
         for message in messages:

@@ -2,8 +2,9 @@
 
 The cost of a search is bounded, regardless of the number of matches.
 
-Few matches are all read. Of many, the newest are found block by block (schema.sql), starting with
-the blocks that may contain the newest, so that a word in every message is as fast as a rare one.
+If there are few matches, all are read. If there are many, the newest matches are found block by
+block (schema.sql), starting with the blocks that may contain the newest messages. So a search for a
+word that every message has is as fast as a search for a rare word.
 Ranking is limited to the newest thousand matches. Only if a filter excludes almost all matches of a
 common word are all of them read.
 """
@@ -11,8 +12,7 @@ common word are all of them read.
 import json
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from stenolog.catalog.catalog_database import (
     Row,
     Transaction,
     from_microseconds,
-    to_microseconds,
 )
 from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import Query
@@ -37,23 +36,24 @@ from stenolog.records import Span
 from stenolog.stores import spans
 
 MAX_RANKED: Final = 1_000
-"""Maximum number of matches that are ranked; of more, the newest."""
+"""Maximum number of matches that are ranked. If there are more, the newest are ranked."""
 
 _MAX_SESSION_MARKS: Final = 64
-"""Maximum number of sessions in the full-text query; more are filtered afterwards."""
+"""Maximum number of sessions in a full-text query. With more, matches are filtered later."""
 
 _MAX_BLOCKS: Final = 32
 """Maximum number of blocks per query."""
 
 
-class SearchFilter(Struct, frozen=True, kw_only=True):
+class SearchFilter(Struct, frozen=True):
     """Conditions besides the query."""
 
     role: str | None
     sessions: Sequence[Any] | None
     """Values of session_filter; None: all sessions."""
-    since: datetime | None
-    until: datetime | None
+    since: int | None
+    """Earliest time in microseconds since 1970; `until` has the same unit."""
+    until: int | None
 
 
 class _Match(Struct, frozen=True, order=True):
@@ -61,26 +61,20 @@ class _Match(Struct, frozen=True, order=True):
     id: int
 
 
-class _Block(Struct, frozen=True):
-    block: int
-    oldest: int
-    newest: int
-
-
 class _MatchPage(Struct, frozen=True):
-    newest: Sequence[_Match]
+    matches: Sequence[_Match]
     """Matches, newest first."""
-    complete: bool
+    is_complete: bool
     """Whether these are all matches."""
 
 
-class FoundGroups(Struct, frozen=True):
+class SessionGroups(Struct, frozen=True):
     """Search results by session."""
 
     hits: dict[int, list[Hit]]
     """The best hits of each session of the page, by its id."""
     counts: dict[int, int]
-    """Number of matches in each session, also of other pages."""
+    """Number of matches in each session, including sessions on other pages."""
     exact: bool
     after: int | None
 
@@ -99,86 +93,76 @@ class Search:
         self._sql = database.sql
         self._fulltext = database.fulltext
         self._query = query
-        self._filter = search_filter
-        self._sessions = self._filtered_sessions()
-        few = self._sessions is not None and len(self._sessions) <= _MAX_SESSION_MARKS
+        self._sessions: set[int] | None = None
+        """Ids of the selected sessions; None: all sessions."""
+        if search_filter.sessions is not None:
+            rows = transaction.execute(self._sql["sessions_of"], search_filter.sessions)
+            self._sessions = {id_ for (id_,) in rows}
+        self._has_no_sessions = self._sessions is not None and not self._sessions
+        session_ids = sorted(self._sessions or ())
         self._match_values = self._fulltext.match_values(
-            query, role=search_filter.role, sessions=sorted(self._sessions or ()) if few else ()
+            query,
+            role=search_filter.role,
+            sessions=session_ids if len(session_ids) <= _MAX_SESSION_MARKS else (),
         )
-        self._since = (
-            to_microseconds(search_filter.since) if search_filter.since is not None else None
-        )
-        self._until = (
-            to_microseconds(search_filter.until) if search_filter.until is not None else None
-        )
+        self._since, self._until = search_filter.since, search_filter.until
         self._unlisted = {id_ for (id_,) in transaction.execute(self._sql["unlisted"])}
 
-    def newest(self, limit: int, after: str | None) -> Hits:
+    def find_newest(self, limit: int, after: str | None) -> Hits:
         """Return the newest matches first."""
         start = None if after is None else _decode_cursor(after)
-        if self._sessions is not None and not self._sessions:
+        if self._has_no_sessions:
             return Hits(hits=(), count=0, exact=True, after=None)
-        found = self._find_newest(limit + 1, start)
-        page = found.newest[:limit]
+        matches = self._find_newest(limit + 1, start)
+        page = matches.matches[:limit]
         return Hits(
-            hits=[hit for one in page for hit in self._hit(one.id)],
-            count=len(found.newest),
-            exact=found.complete and start is None,
-            after=_encode_cursor(page[-1]) if len(found.newest) > limit else None,
+            hits=self._read_hits(match.id for match in page),
+            count=len(matches.matches),
+            exact=matches.is_complete and start is None,
+            after=f"{page[-1].at}.{page[-1].id}" if len(matches.matches) > limit else None,
         )
 
-    def best(self, limit: int, after: str | None) -> Hits:
-        """Return the best matches first: speech before tools, by BM25; of equal ones the newest."""
-        start = _decode_offset(after) if after is not None else 0
-        if self._sessions is not None and not self._sessions:
-            return Hits(hits=(), count=0, exact=True, after=None)
-        found = self._find_newest(MAX_RANKED, None)
-        ranked = [one for one, _ in self._ranked(found)]
+    def find_best(self, limit: int, after: str | None) -> Hits:
+        """Return the best matches first: speech before tools, then by BM25, then the newest."""
+        start = max(0, _decode_number(after, after)) if after is not None else 0
+        matches = self._find_newest(MAX_RANKED, None)
+        ranked = [id_ for id_, _ in self._rank_matches(matches)]
         page = ranked[start : start + limit]
         end = start + len(page)
         return Hits(
-            hits=[hit for one in page for hit in self._hit(one.id)],
+            hits=self._read_hits(page),
             count=len(ranked),
-            exact=found.complete,
+            exact=matches.is_complete,
             after=str(end) if page and end < len(ranked) else None,
         )
 
-    def by_session(self, limit: int, start: int, size: int) -> "FoundGroups":
+    def find_by_session(self, limit: int, start: int, size: int) -> SessionGroups:
         """Return the best matches of each session, the session with the best match first."""
-        if self._sessions is not None and not self._sessions:
-            return FoundGroups({}, {}, exact=True, after=None)
-        found = self._find_newest(MAX_RANKED, None)
+        matches = self._find_newest(MAX_RANKED, None)
         groups: dict[int, list[int]] = {}
-        for match, session in self._ranked(found):
-            groups.setdefault(session, []).append(match.id)
+        for id_, session in self._rank_matches(matches):
+            groups.setdefault(session, []).append(id_)
         page = list(groups)[start : start + limit]
-        return FoundGroups(
-            {one: [hit for id_ in groups[one][:size] for hit in self._hit(id_)] for one in page},
-            {one: len(ids) for one, ids in groups.items()},
-            exact=found.complete,
+        return SessionGroups(
+            {session: self._read_hits(groups[session][:size]) for session in page},
+            {session: len(ids) for session, ids in groups.items()},
+            exact=matches.is_complete,
             after=start + limit if start + limit < len(groups) else None,
         )
 
-    def _ranked(self, found: "_MatchPage") -> "list[tuple[_Match, int]]":
-        """Return the matches with their sessions, the best first."""
-        ids = [one.id for one in found.newest]
-        ranks = self._ranks(ids)
+    def _rank_matches(self, matches: _MatchPage) -> list[tuple[int, int]]:
+        """Return message id and session of each match, the best first."""
+        ids = [match.id for match in matches.matches]
+        ranks = self._read_ranks(ids)
         rows = self._transaction.execute(self._sql["found_in"], (json.dumps(ids),))
-        places = {id_: (session, speech) for id_, session, speech in rows}
+        sessions = {id_: (session, speech) for id_, session, speech in rows}
         ranked = sorted(
-            (one for one in found.newest if one.id in places),
-            key=lambda one: (-places[one.id][1], ranks.get(one.id, 0.0), -one.at, -one.id),
+            (match for match in matches.matches if match.id in sessions),
+            key=lambda m: (-sessions[m.id][1], ranks.get(m.id, 0.0), -m.at, -m.id),
         )
-        return [(one, places[one.id][0]) for one in ranked]
+        return [(match.id, sessions[match.id][0]) for match in ranked]
 
     # --- matches -----------------------------------------------------------------------------
-
-    def _filtered_sessions(self) -> set[int] | None:
-        """Return the selected sessions, or None for all sessions."""
-        values = self._filter.sessions
-        if values is None:
-            return None
-        return {id_ for (id_,) in self._transaction.execute(self._sql["sessions_of"], values)}
 
     def _passes_filter(self, at: int, session: int) -> bool:
         return (
@@ -190,19 +174,21 @@ class Search:
 
     def _find_newest(self, count: int, start: _Match | None) -> _MatchPage:
         """Return up to `count` of the newest matches after `start`."""
+        if self._has_no_sessions:
+            return _MatchPage((), is_complete=True)
         rows = list(
             self._transaction.execute(self._sql["matches"], (*self._match_values, MAX_RANKED + 1))
         )
         if len(rows) > MAX_RANKED:
             ids = [row[0] for row in rows]
-            near = (max(ids) - min(ids) + 1) / len(ids) * count / BLOCK_SIZE
-            return self._find_newest_by_blocks(count, start, 1 + int(near))
-        found = sorted(self._accepted(rows, start), reverse=True)
-        return _MatchPage(found[:count], complete=len(found) <= count)
+            blocks_needed = (max(ids) - min(ids) + 1) / len(ids) * count / BLOCK_SIZE
+            return self._find_newest_by_blocks(count, start, 1 + int(blocks_needed))
+        matches = sorted(self._filter_matches(rows, start), reverse=True)
+        return _MatchPage(matches[:count], is_complete=len(matches) <= count)
 
-    def _accepted(self, rows: Sequence[Row], start: _Match | None) -> list[_Match]:
-        found = [_Match(at, id_) for id_, at, session in rows if self._passes_filter(at, session)]
-        return [one for one in found if one < start] if start is not None else found
+    def _filter_matches(self, rows: Iterable[Row], start: _Match | None) -> list[_Match]:
+        matches = [_Match(at, id_) for id_, at, session in rows if self._passes_filter(at, session)]
+        return [match for match in matches if match < start] if start is not None else matches
 
     def _find_newest_by_blocks(self, count: int, start: _Match | None, batch: int) -> _MatchPage:
         """Read blocks, newest first, until no other block can have newer matches.
@@ -210,35 +196,28 @@ class Search:
         `batch`: the estimated number of blocks. Reading several at once is cheaper, especially for
         prefixes.
         """
-        blocks = self._blocks(start)
-        found: list[_Match] = []
-        while blocks:
-            if len(found) >= count and found[count - 1].at > blocks[0].newest:
-                return _MatchPage(found[:count], complete=False)
-            size = min(batch, _MAX_BLOCKS)
-            rank_query, blocks = blocks[:size], blocks[size:]
-            found += self._accepted(self._matches_in([one.block for one in rank_query]), start)
-            found = sorted(found, reverse=True)[: count + 1]
-            batch *= 2
-        return _MatchPage(found[:count], complete=len(found) <= count)
-
-    def _blocks(self, start: _Match | None) -> list[_Block]:
-        """Return the blocks that may have matches."""
-        found = [_Block(*row) for row in self._transaction.execute(self._sql["blocks"])]
-        return [
-            one
-            for one in found
-            if (self._since is None or one.newest >= self._since)
-            and (self._until is None or one.oldest < self._until)
-            and (start is None or one.oldest <= start.at)
+        blocks = [
+            (block, newest)
+            for block, oldest, newest in self._transaction.execute(self._sql["blocks"])
+            if (self._since is None or newest >= self._since)
+            and (self._until is None or oldest < self._until)
+            and (start is None or oldest <= start.at)
         ]
+        matches: list[_Match] = []
+        while blocks:
+            if len(matches) >= count and matches[count - 1].at > blocks[0][1]:
+                return _MatchPage(matches[:count], is_complete=False)
+            size = min(batch, _MAX_BLOCKS)
+            numbers = [block for block, _ in blocks[:size]]
+            ids = (min(numbers) * BLOCK_SIZE, (max(numbers) + 1) * BLOCK_SIZE - 1)
+            values = (*self._match_values, *ids, BLOCK_SIZE, json.dumps(numbers))
+            rows = self._transaction.execute(self._sql["matches_in"], values)
+            matches += self._filter_matches(rows, start)
+            matches = sorted(matches, reverse=True)[: count + 1]
+            blocks, batch = blocks[size:], batch * 2
+        return _MatchPage(matches[:count], is_complete=len(matches) <= count)
 
-    def _matches_in(self, blocks: Sequence[int]) -> list[Row]:
-        first, last = min(blocks) * BLOCK_SIZE, (max(blocks) + 1) * BLOCK_SIZE - 1
-        values = (*self._match_values, first, last, BLOCK_SIZE, json.dumps(blocks))
-        return list(self._transaction.execute(self._sql["matches_in"], values))
-
-    def _ranks(self, ids: Sequence[int]) -> dict[int, float]:
+    def _read_ranks(self, ids: Sequence[int]) -> dict[int, float]:
         """Return the rank of each message, lower is better; empty without terms for ranking."""
         rank_query = self._fulltext.rank_values(self._query)
         if not ids or rank_query is None:
@@ -248,8 +227,8 @@ class Search:
 
     # --- results -----------------------------------------------------------------------------
 
-    def _hit(self, id_: int) -> list[Hit]:
-        """Return the hit, or nothing if its session is gone."""
+    def _read_hits(self, ids: Iterable[int]) -> list[Hit]:
+        """Return the hits with these ids, without those whose session was deleted."""
         return [  # guard: search-shows-hidden
             Hit(
                 key=key,
@@ -258,31 +237,25 @@ class Search:
                 seq=seq,
                 role=role,
                 at=from_microseconds(at),
-                hidden=not spans.contains(msgspec.json.decode(sight, type=list[Span]), seq),
+                hidden=not spans.contains(msgspec.json.decode(visible_json, type=list[Span]), seq),
                 snippet=(snippet := make_snippet(text, self._query)).text,
                 marks=snippet.marks,
             )
-            for key, uid, title, sight, seq, role, at, text in self._transaction.execute(
+            for id_ in ids
+            for key, uid, title, visible_json, seq, role, at, text in self._transaction.execute(
                 self._sql["hit"], (id_,)
             )
         ]
 
 
-def _encode_cursor(last: _Match) -> str:
-    return f"{last.at}.{last.id}"
-
-
 def _decode_cursor(after: str) -> _Match:
     at, _, id_ = after.partition(".")
-    try:
-        return _Match(min(int(at), MAX_INTEGER), min(int(id_), MAX_INTEGER))
-    except ValueError:
-        raise UsageError(f"after={after!r} is not the `after` of a previous page") from None
+    return _Match(_decode_number(at, after), _decode_number(id_, after))
 
 
-def _decode_offset(after: str) -> int:
+def _decode_number(text: str, after: str) -> int:
     try:
-        return min(max(0, int(after)), MAX_INTEGER)
+        return min(int(text), MAX_INTEGER)
     except ValueError:
         raise UsageError(f"after={after!r} is not the `after` of a previous page") from None
 
@@ -290,8 +263,8 @@ def _decode_offset(after: str) -> int:
 # --- snippets --------------------------------------------------------------------------------
 
 
-WIDTH: Final = 160
-_MAX_BEFORE: Final = 40
+SNIPPET_WIDTH: Final = 160
+_MAX_BEFORE_MATCH: Final = 40
 """Maximum number of characters before the first matching word."""
 _ELLIPSIS: Final = "…"
 _MAX_POSITIONS: Final = 200
@@ -310,17 +283,17 @@ class _WordPosition(Struct, frozen=True):
     tokens: frozenset[str]
 
 
-def make_snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
+def make_snippet(text: str, query: Query, *, width: int = SNIPPET_WIDTH) -> Snippet:
     """Return the part of a text with the most matching words, or else its start."""
     positions = _find_positions(text, query)
-    start, end = _window(text, positions, width)
-    # One character for another, so that positions do not change.
+    start, end = _choose_window(text, positions, width)
+    # Replace each space by one character, so that positions do not change.
     line = "".join(" " if char.isspace() else char for char in text[start:end])
     before, after = _ELLIPSIS * (start > 0), _ELLIPSIS * (end < len(text))
     shift = len(before) - start
     marks: list[tuple[int, int]] = []
-    for place in positions:
-        first, last = max(place.start, start) + shift, min(place.end, end) + shift
+    for position in positions:
+        first, last = max(position.start, start) + shift, min(position.end, end) + shift
         if first < last and marks and first <= marks[-1][1]:
             marks[-1] = (marks[-1][0], max(last, marks[-1][1]))
         elif first < last:
@@ -338,57 +311,57 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
             if term.is_prefix:
                 prefixes.append(term.words[-1].parts[-1])
                 prefixes += term.words[-1].joined[-1:]
-    found: list[_WordPosition] = []
+    positions: list[_WordPosition] = []
     for start, end, word in tokenizer.word_positions(text):
-        if len(found) >= _MAX_POSITIONS:
+        if len(positions) >= _MAX_POSITIONS:
             break
         # One character may normalize to several, such as ㌔: then the pairs have other positions.
         plain = unicodedata.is_normalized("NFKC", text[start:end])
         if word.singles and plain and len(word.parts) == max(1, end - start - 1):
-            # Such a run may be as long as the text.
-            found += islice(
-                _pair_positions(text, start, word, tokens_to_find), _MAX_POSITIONS - len(found)
+            # Limit the number of positions: such a run may be as long as the text.
+            positions += islice(
+                _pair_positions(text, start, word, tokens_to_find), _MAX_POSITIONS - len(positions)
             )
             continue
         tokens = word.parts + word.joined
         matches = tokens_to_find.intersection(tokens)
         matches |= {begin for begin in prefixes if any(t.startswith(begin) for t in tokens)}
         if matches:
-            found.append(_WordPosition(start, end, frozenset(matches)))
-    return found
+            positions.append(_WordPosition(start, end, frozenset(matches)))
+    return positions
 
 
-def _pair_positions(text: str, start: int, word: Word, wanted: set[str]) -> Iterator[_WordPosition]:
+def _pair_positions(text: str, start: int, word: Word, tokens: set[str]) -> Iterator[_WordPosition]:
     """Yield the matching pairs and characters in a script without spaces."""
     for at, pair in enumerate(word.parts, start):
-        if pair in wanted:
+        if pair in tokens:
             yield _WordPosition(at, at + len(pair), frozenset([pair]))
         for single in range(at, at + len(pair)):
-            if text[single] in wanted:
+            if text[single] in tokens:
                 yield _WordPosition(single, single + 1, frozenset(text[single]))
 
 
-def _window(text: str, positions: Sequence[_WordPosition], width: int) -> tuple[int, int]:
+def _choose_window(text: str, positions: Sequence[_WordPosition], width: int) -> tuple[int, int]:
     """Return start and end of the first window with the most different words."""
     if len(text) <= width:
         return 0, len(text)
     best, start = -1, 0
-    starts = [place.start for place in positions]
-    for index, place in enumerate(positions):
-        reach = bisect_left(starts, place.start + width - _MAX_BEFORE)
-        different = len(frozenset().union(*(near.tokens for near in positions[index:reach])))
+    starts = [first.start for first in positions]
+    for index, first in enumerate(positions):
+        end = bisect_left(starts, first.start + width - _MAX_BEFORE_MATCH)
+        different = len(frozenset().union(*(position.tokens for position in positions[index:end])))
         if different > best:
-            best, start = different, place.start
-    start = max(0, min(start - _MAX_BEFORE, len(text) - width))
+            best, start = different, first.start
+    start = max(0, min(start - _MAX_BEFORE_MATCH, len(text) - width))
     return _align_to_words(text, start, min(len(text), start + width))
 
 
 def _align_to_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Shrink the window at both ends if that avoids cutting a word."""
     if start > 0:
-        space = text.find(" ", start, start + _MAX_BEFORE // 2)
+        space = text.find(" ", start, start + _MAX_BEFORE_MATCH // 2)
         start = space + 1 if space >= 0 else start
     if end < len(text):
-        space = text.rfind(" ", end - _MAX_BEFORE // 2, end)
+        space = text.rfind(" ", end - _MAX_BEFORE_MATCH // 2, end)
         end = space if space > start else end
     return start, end

@@ -72,10 +72,9 @@ WHERE id = ?;
 -- The limit prevents an overflow: any program can write token counts.
 UPDATE catalog_session
 SET model = coalesce(?, model), last_message = max(last_message, ?), answers = answers + ?,
-    unpriced = unpriced + ?, priced = min(priced, ?),
-    input_tokens = min(input_tokens + ?, 4000000000000000000),
+    unpriced = unpriced + ?, input_tokens = min(input_tokens + ?, 4000000000000000000),
     output_tokens = min(output_tokens + ?, 4000000000000000000),
-    cost = min(cost + ?, 9000000000000000), failed = failed + ?
+    cost = min(cost + ?, 9000000000000000), failed = failed + ?, priced = min(priced, ?)
 WHERE id = ?;
 
 -- name: remove_row
@@ -139,11 +138,15 @@ listed
   AND (?13 IS NULL OR last_message >= ?13)
   AND (?14 IS NULL OR last_message < ?14);
 
+-- name: entry_columns
+-- The columns of an entry, with these names in index.py.
+id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel, prompt,
+lost, damaged, problem, owner, mixed, program, project, model, forked_from, forked_at,
+last_message, answers, unpriced, input_tokens, output_tokens, cost, failed;
+
 -- name: list
 -- The caller replaces {order} by a column.
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM catalog_session
 WHERE {session_filter}
   AND (?15 IS NULL OR {order} < ?15 OR {order} = ?15 AND key > ?16)
@@ -172,9 +175,7 @@ GROUP BY project ORDER BY max(last_message) DESC, project LIMIT ?15 OFFSET ?16;
 
 -- name: of_projects
 -- The newest sessions of each of these projects.
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM (
     SELECT *, row_number() OVER (PARTITION BY project ORDER BY last_message DESC, key) AS place
     FROM catalog_session
@@ -183,9 +184,7 @@ FROM (
 WHERE place <= ?16 ORDER BY last_message DESC, key;
 
 -- name: entry
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM catalog_session WHERE listed AND key = ?;
 
 -- name: tags
@@ -227,9 +226,7 @@ WHERE catalog_words MATCH ? AND rowid BETWEEN ? AND ?
 SELECT id, session, speech FROM catalog_message WHERE id IN (SELECT value FROM json_each(?));
 
 -- name: entries
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM catalog_session WHERE listed AND id IN (SELECT value FROM json_each(?));
 
 -- name: hit

@@ -43,31 +43,31 @@ class Query(Struct, frozen=True):
         return all(term.is_excluded for term in self.terms)
 
     @property
-    def ranked(self) -> list[Term]:
+    def ranked_terms(self) -> list[Term]:
         """The terms for ranking: neither excluded nor prefixes."""
         return [term for term in self.terms if not term.is_excluded and not term.is_prefix]
 
 
 class TokenRun(Struct, frozen=True):
-    """Consecutive tokens."""
+    """Tokens that follow each other in a text."""
 
     tokens: Sequence[str]
     is_prefix: bool = False
     """Whether the last token is a prefix."""
 
 
-def parse(text: str) -> Query:
+def parse_query(text: str) -> Query:
     """Parse the terms of a query. Duplicates and terms after the maximum are ignored."""
     result: list[Term] = []
-    seen: set[tuple[str | None, ...]] = set()
+    seen_terms: set[tuple[str | None, ...]] = set()
     for match in _TERM.finditer(text):
-        if match.groups() in seen:
+        if match.groups() in seen_terms:
             continue
         if len(result) == MAX_TERMS:
             break
-        seen.add(match.groups())
+        seen_terms.add(match.groups())
         body = match["phrase"] if match["phrase"] is not None else match["word"]
-        words = tokenizer.words(body)
+        words = tokenizer.split_words(body)
         if any(word.parts for word in words):
             is_prefix = bool(match["begins"]) or body.endswith("*")
             result.append(Term(words, bool(match["not"]), is_prefix))
@@ -75,9 +75,9 @@ def parse(text: str) -> Query:
 
 
 def term_forms(term: Term) -> list[list[TokenRun]]:
-    """Return a term as written, and with each word joined into one, if that is different.
+    """Return a term as written, and also with each word as one joined token, if that differs.
 
-    A message matches a form if it has all its runs.
+    A message matches a form if it has all runs of the form.
     """
     written = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
@@ -128,7 +128,7 @@ def _split_runs(tokens: Sequence[str], singles: set[str], *, is_prefix: bool) ->
         else:
             run.append(token)
     if run:
-        # A pair of characters is not a prefix; words that start with it have it as a token.
+        # Tokens of these scripts have at most two characters, so a pair needs no search by prefix.
         result.append(
             TokenRun(run, is_prefix=is_prefix and not (singles and set(run[-1]) <= singles))
         )
@@ -139,7 +139,7 @@ def _split_runs(tokens: Sequence[str], singles: set[str], *, is_prefix: bool) ->
 
 
 Values = tuple[Any, ...]
-"""First values of a statement that searches for words."""
+"""Values of a statement on the full-text index; for a search, only the first values."""
 
 
 class MessageTokens(Struct, frozen=True):
@@ -147,7 +147,7 @@ class MessageTokens(Struct, frozen=True):
 
     id: int
     parts: str
-    more: str
+    extra: str
     marks: str
     """Additional tokens, such as session and role (query.py)."""
 
@@ -157,25 +157,20 @@ class FullTextDialect(Protocol):
 
     def tokens_to_add(self, messages: Sequence[MessageTokens]) -> list[Values]:
         """Return the values of the statement `add_words`, for each message."""
-        ...
 
     def tokens_to_remove(
-        self, ids: Sequence[int], again: Callable[[], Sequence[MessageTokens]]
+        self, ids: Sequence[int], read_added: Callable[[], Sequence[MessageTokens]]
     ) -> list[Values]:
-        """Return the values of the statement `remove_words`. `again` returns what was added."""
-        ...
+        """Return the values of `remove_words`. `read_added` returns the tokens that were added."""
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return a search for a query, optionally limited to a role and to sessions."""
-        ...
+        """Return the values of a search for a query, optionally in a role and in sessions."""
 
     def rank_values(self, query: Query) -> Values | None:
-        """Return the part of a query that is used for ranking, or None if there is none."""
-        ...
+        """Return the part of a query that is used for ranking; None without such a part."""
 
-    def mark_values(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
-        """Return a search for messages with a mark of each group in `every`, and none in `but`."""
-        ...
+    def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
+        """Return the values of a search for a mark of each required group and no excluded mark."""
 
 
 # --- fts5 -----------------------------------------------------------------------------------------
@@ -187,63 +182,56 @@ class FTS5:
 
     def tokens_to_add(self, messages: Sequence[MessageTokens]) -> list[Values]:
         """Return the columns of the index."""
-        return [(one.id, one.parts, one.more, one.marks) for one in messages]
+        return [(message.id, message.parts, message.extra, message.marks) for message in messages]
 
     def tokens_to_remove(
-        self, ids: Sequence[int], again: Callable[[], Sequence[MessageTokens]]
+        self, ids: Sequence[int], read_added: Callable[[], Sequence[MessageTokens]]
     ) -> list[Values]:
-        """Return the same columns: FTS5 removes words only if they are given again."""
-        return self.tokens_to_add(again()) if ids else []
+        """Return the columns that were added: FTS5 needs them again to remove the words."""
+        return self.tokens_to_add(read_added()) if ids else []
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return a search for a query, optionally limited to a role and to sessions."""
-        return (expression(query, role=role, sessions=sessions),)
+        """Return the values of a search for a query, optionally in a role and in sessions."""
+        return (match_expression(query, role=role, sessions=sessions),)
 
     def rank_values(self, query: Query) -> Values | None:
-        """Return the part of a query that is used for ranking, or None if there is none."""
-        ranked_terms = rank_expression(query)
+        """Return the part of a query that is used for ranking; None without such a part."""
+        # Leave out prefixes: FTS5 would collect all words with the prefix again for each count.
+        ranked_terms = " AND ".join(map(_term_expression, query.ranked_terms))
         return (ranked_terms,) if ranked_terms else None
 
-    def mark_values(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
-        """Return a search for messages with a mark of each group in `every`, and none in `but`."""
-        condition = " AND ".join(f"({_any_of(group)})" for group in every)
-        return (f"({condition}) NOT ({_any_of(but)})" if but else condition,)
+    def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
+        """Return the values of a search for a mark of each required group and no excluded mark."""
+        condition = " AND ".join(f"({_any_of(group)})" for group in required)
+        return (f"({condition}) NOT ({_any_of(excluded)})" if excluded else condition,)
 
 
-def expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
+def match_expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
     """Return the expression of a query, limited to a role and to sessions."""
-    conditions = [_term(term) for term in query.terms if not term.is_excluded]
+    conditions = [_term_expression(term) for term in query.terms if not term.is_excluded]
     if role is not None:
-        conditions.append(_quoted([role_mark(role)]))
+        conditions.append(_quote([role_mark(role)]))
     marks = [session_mark(session) for session in sessions]
     if marks:
         conditions.append(f"({_any_of(marks)})")
     text = " AND ".join(conditions)
-    excluded = [_term(term) for term in query.terms if term.is_excluded]
+    excluded = [_term_expression(term) for term in query.terms if term.is_excluded]
     return f"({text}) NOT ({' OR '.join(excluded)})" if excluded else text
 
 
-def rank_expression(query: Query) -> str:
-    """Return the expression for ranking; empty if there is none.
-
-    Prefixes are left out: FTS5 would collect all their words again for each count.
-    """
-    return " AND ".join(map(_term, query.ranked))
+def _term_expression(term: Term) -> str:
+    forms = [_form_expression(form) for form in term_forms(term)]
+    return f"({' OR '.join(forms)})" if len(forms) > 1 else forms[0]
 
 
-def _term(term: Term) -> str:
-    found = [_form(form) for form in term_forms(term)]
-    return f"({' OR '.join(found)})" if len(found) > 1 else found[0]
-
-
-def _form(runs: Sequence[TokenRun]) -> str:
-    found = [_quoted(run.tokens) + (" *" if run.is_prefix else "") for run in runs]
-    return f"({' AND '.join(found)})" if len(found) > 1 else found[0]
+def _form_expression(runs: Sequence[TokenRun]) -> str:
+    phrases = [_quote(run.tokens) + (" *" if run.is_prefix else "") for run in runs]
+    return f"({' AND '.join(phrases)})" if len(phrases) > 1 else phrases[0]
 
 
 def _any_of(marks: Iterable[str]) -> str:
-    return " OR ".join(_quoted([mark]) for mark in marks)
+    return " OR ".join(_quote([mark]) for mark in marks)
 
 
-def _quoted(tokens: Sequence[str]) -> str:
+def _quote(tokens: Sequence[str]) -> str:
     return f'"{" ".join(tokens)}"'

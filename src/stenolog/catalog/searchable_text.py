@@ -32,10 +32,10 @@ LONGEST_NAME: Final = 500
 """Maximum number of characters of a program, project or model."""
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
-_NO_VALUES: Final = {"{}", "[]"}
+_EMPTY_JSON: Final = {"{}", "[]"}
 """Arguments or results of a tool without content."""
 _LONGEST_WORD: Final = 200
-"""Maximum length of a word in a part of unknown type; longer ones are encoded data."""
+"""Maximum length of a word in a part of unknown type; longer words are encoded data."""
 
 
 def text_of(fields: Mapping[str, Any], parts: Iterable[Part] | None = None) -> str:
@@ -43,34 +43,34 @@ def text_of(fields: Mapping[str, Any], parts: Iterable[Part] | None = None) -> s
 
     `parts`: the result of read_message, if the caller has it.
     """
-    said: list[str] = []
-    attached: list[str] = []
+    texts: list[str] = []
+    last_texts: list[str] = []
     for part in read_message(fields) if parts is None else parts:
-        # Last: a prompt, from which a title is made, starts with the user's own words.
-        last = isinstance(part, FilePart | UnknownPart)
-        (attached if last else said).extend(_texts(part))
-    return replace_surrogates("\n".join(said + attached)[:LONGEST_TEXT])
+        # Files come last: a title is made from the first words, which should be the user's own.
+        is_last = isinstance(part, FilePart | UnknownPart)
+        (last_texts if is_last else texts).extend(_texts_of_part(part))
+    return replace_surrogates("\n".join(texts + last_texts)[:LONGEST_TEXT])
 
 
 def role_of(fields: Mapping[str, Any]) -> str:
-    """Return the role of a message; empty if it has none."""
+    """Return the role of a message; empty for a message without a role."""
     role = fields.get("role")
     return replace_surrogates(role) if isinstance(role, str) else ""
 
 
-def prompt_from(said: Iterable[tuple[str, str]]) -> str:
+def prompt_from(messages: Iterable[tuple[str, str]]) -> str:
     """Return the start of the first user message of (role, text) pairs, or an empty string."""
-    for role, text in said:
-        if role == "user" and (words := text[:LONGEST_PROMPT].strip()):
-            return words
+    for role, text in messages:
+        if role == "user" and (prompt := text[:LONGEST_PROMPT].strip()):
+            return prompt
     return ""
 
 
 def title_from(meta: Mapping[str, Any], prompt: str) -> str:
     """Return the title in meta, or else the first prompt in one line, cut at a word."""
-    given = meta.get("title")
-    if isinstance(given, str) and given.strip():
-        return replace_surrogates(" ".join(given.split()))
+    meta_title = meta.get("title")
+    if isinstance(meta_title, str) and meta_title.strip():
+        return replace_surrogates(" ".join(meta_title.split()))
     line = " ".join(prompt.split())
     if len(line) <= LONGEST_TITLE:
         return line
@@ -83,8 +83,8 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
 def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the different tags, sorted."""
     tags = meta.get("tags")
-    given = tags if isinstance(tags, list) else [tags]
-    return tuple(sorted({replace_surrogates(tag) for tag in given if isinstance(tag, str) and tag}))
+    items = tags if isinstance(tags, list) else [tags]
+    return tuple(sorted({replace_surrogates(tag) for tag in items if isinstance(tag, str) and tag}))
 
 
 def agent_from(meta: Mapping[str, Any]) -> str | None:
@@ -95,33 +95,38 @@ def agent_from(meta: Mapping[str, Any]) -> str | None:
 
 def program_from(meta: Mapping[str, Any]) -> str:
     """Return the program that an imported session came from, or an empty string."""
-    return _name(_transcript(meta).get("program"))
+    return _as_name(_transcript_facts(meta).get("program"))
 
 
 def project_from(meta: Mapping[str, Any]) -> str:
     """Return the first working directory of the session, or an empty string."""
-    folders = _transcript(meta).get("folders")
-    return _name(folders[0] if isinstance(folders, list) and folders else meta.get("cwd"))
+    folders = _transcript_facts(meta).get("folders")
+    return _as_name(folders[0] if isinstance(folders, list) and folders else meta.get("cwd"))
 
 
 def source_from(meta: Mapping[str, Any]) -> str | None:
     """Return the session from which another program forked this one, or None."""
-    return _name(_transcript(meta).get("forked_from")) or None
+    return _as_name(_transcript_facts(meta).get("forked_from")) or None
 
 
-def _transcript(meta: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = meta.get("transcript")
-    return found if isinstance(found, Mapping) else {}
+def last_copied_from(meta: Mapping[str, Any]) -> str:
+    """Return the identity of the last message that a fork of another program copied, or empty."""
+    return _as_name(_transcript_facts(meta).get("forked_after"))
 
 
-def _name(value: Any) -> str:
+def _transcript_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    facts = meta.get("transcript")
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def _as_name(value: Any) -> str:
     return replace_surrogates(value[:LONGEST_NAME]) if isinstance(value, str) else ""
 
 
 def is_speech(fields: Mapping[str, Any], parts: Iterable[Part]) -> bool:
-    """Whether a user or a model said something in a message.
+    """Return whether a user or a model said something in a message.
 
-    It is not for tool calls, results of tools, and user messages that a program wrote.
+    False for tool calls, results of tools, and user messages that a program wrote.
     """
     marks = fields.get(FIELD)
     if fields.get("role") not in ("user", "assistant") or (
@@ -140,77 +145,77 @@ def channel_of(key: str) -> str | None:
 def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
     """Return whether the last turn is finished, or None if the tail is too short to decide.
 
-    It is interrupted if the last message is from the user or a tool, has tool calls, or is an
+    The turn is interrupted if the last message is from the user or a tool, has tool calls, or is an
     answer that does not take an earlier user message into account. `whole`: the tail is the whole
     session.
     """
-    seen: int | None = None
+    seen_seq: int | None = None
     for message in reversed(tail):
         fields = message.to_dict()
-        if seen is not None and message.seq <= seen:
+        if seen_seq is not None and message.seq <= seen_seq:
             return "idle"
         if fields.get("role") == "user":
             return "interrupted"
-        if seen is None:
+        if seen_seq is None:
             if fields.get("role") == "tool" or calls_of(fields):
                 return "interrupted"
-            seen = last_seen_seq(fields, message.seq)
+            seen_seq = last_seen_seq(fields, message.seq)
     return "idle" if whole else None
 
 
 # --- text of messages ------------------------------------------------------------------------
 
 
-def _texts(part: Part, *, of_tool: bool = False) -> Iterator[str]:
+def _texts_of_part(part: Part, *, of_tool: bool = False) -> Iterator[str]:
     """Yield the texts of a part. Text of tools is often JSON."""
     match part:
         case TextPart():
-            yield _told(part.text) if of_tool else part.text
+            yield _words_of_json(part.text) if of_tool else part.text
         case ToolCall():
-            yield from _call("" if part.name == UNNAMED else part.name, part.arguments)
+            yield from _call_text("" if part.name == UNNAMED else part.name, part.arguments)
         case ToolResult():
             for inner in read_content(part.content):
-                yield from _texts(inner, of_tool=True)
+                yield from _texts_of_part(inner, of_tool=True)
         case FilePart():
             if part.name:
                 yield part.name
             for inner in read_content(part.content):
-                yield from _texts(inner, of_tool=of_tool)
+                yield from _texts_of_part(inner, of_tool=of_tool)
         case UnknownPart() if part.field not in REASONING_FIELDS:
             if part.text is not None:
-                yield _told(part.text) if of_tool else part.text
-            elif words := _words(part.value):
+                yield _words_of_json(part.text) if of_tool else part.text
+            elif words := _collect_words(part.value):
                 yield words
 
 
-def _words(value: Any) -> str:
+def _collect_words(value: Any) -> str:
     """Return the names and values of a part of unknown type, without encoded data."""
     if isinstance(value, dict):
         value = {name: inner for name, inner in value.items() if name not in ("type", FIELD)}
-    words = _flat(value).split() if isinstance(value, dict | list) else []
+    words = _flatten_json(value).split() if isinstance(value, dict | list) else []
     return " ".join(word for word in words if len(word) <= _LONGEST_WORD)
 
 
-def _call(name: str, arguments: Any) -> Iterator[str]:
-    told = _told(arguments) if isinstance(arguments, str) else _flat(arguments)
-    if words := " ".join(filter(None, (name, told))):
-        yield words
+def _call_text(name: str, arguments: Any) -> Iterator[str]:
+    words = _words_of_json(arguments) if isinstance(arguments, str) else _flatten_json(arguments)
+    if text := " ".join(filter(None, (name, words))):
+        yield text
 
 
-def _told(text: str) -> str:
+def _words_of_json(text: str) -> str:
     """Return JSON text with its structure removed, so that every word in it can be found.
 
     An escaped line end would otherwise stick to the next word. Other text is returned unchanged.
     """
     if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
         try:
-            return _flat(msgspec.json.decode(text)) or ("" if text in _NO_VALUES else text)
+            return _flatten_json(msgspec.json.decode(text)) or ("" if text in _EMPTY_JSON else text)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             pass
     return text
 
 
-def _flat(value: Any) -> str:
+def _flatten_json(value: Any) -> str:
     """Return the values and names of a JSON value in one line.
 
     Uses a stack instead of recursion: the depth that recursion allows differs between Python
@@ -219,17 +224,17 @@ def _flat(value: Any) -> str:
     pieces: list[str] = []
     stack = [value]
     while stack:
-        one = stack.pop()
-        if isinstance(one, str):
-            pieces.append(one)
-        elif isinstance(one, dict):
-            for name, inner in reversed(one.items()):
+        current = stack.pop()
+        if isinstance(current, str):
+            pieces.append(current)
+        elif isinstance(current, dict):
+            for name, inner in reversed(current.items()):
                 stack += (inner, f"{name}: ", ", ")
-            del stack[len(stack) - bool(one) :]  # no comma before the first
-        elif isinstance(one, list):
-            for inner in reversed(one):
+            del stack[len(stack) - bool(current) :]  # no comma before the first
+        elif isinstance(current, list):
+            for inner in reversed(current):
                 stack += (inner, ", ")
-            del stack[len(stack) - bool(one) :]
-        elif one is not None:
-            pieces.append(msgspec.json.encode(one).decode())
+            del stack[len(stack) - bool(current) :]
+        elif current is not None:
+            pieces.append(msgspec.json.encode(current).decode())
     return "".join(pieces)

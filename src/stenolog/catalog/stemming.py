@@ -3,7 +3,7 @@
 Handles English suffixes and common irregular forms; words of other languages stay unchanged. The
 rules are similar to Porter's: a suffix is removed only if enough of the word is left. A stem need
 not be a word; it only has to be the same for all forms. The catalog stores stems: if a change gives
-any word another stem, change `database.VERSION`.
+any word another stem, change `catalog_database.VERSION`.
 """
 
 import re
@@ -34,7 +34,7 @@ _STOP_WORD_LIST: Final = """
 """
 
 STOP_WORDS: Final = frozenset(_STOP_WORD_LIST.split())
-"""In the form of tokens: lower case, without accents."""
+"""Words without a stem, in the form of tokens: lower case, without accents."""
 
 
 _MIN_LENGTH: Final = 4
@@ -43,97 +43,31 @@ _MIN_LENGTH: Final = 4
 _CACHE_SIZE: Final = 100_000
 _MAX_CACHED_LENGTH: Final = 32
 
+_IRREGULAR_FORMS: Final = """
+    allergy allergic allergies, begin began begun, break broke broken, bring brought, build built,
+    buy bought, catch caught, child children, choose chose chosen choice choices, come came, decide
+    decision decisions, draw drew drawn, drink drank drunk, drive drove driven, eat ate eaten, fall
+    fell fallen, feel felt, fight fought, find found, fly flew flown flight flights, foot feet,
+    forget forgot forgotten, freeze froze frozen, give gave given, go went gone goes, grow grew
+    grown, hear heard, hide hid hidden, hold held, keep kept, knife knives, know knew known, learn
+    learnt, leave left, lend lent, lose lost, make made, man men, marry marriage marriages, mean
+    meant, meet met, mouse mice, pay paid, person people persons, ride rode ridden, ring rang rung,
+    run ran, say said, see saw seen, sell sold, send sent, shake shook shaken, show shown, sing sang
+    sung song songs, sink sank sunk, sit sat, sleep slept, speak spoke spoken, spend spent, stand
+    stood, steal stole stolen, swim swam swum, take took taken, teach taught, tear tore torn, tell
+    told, think thought, throw threw thrown, tooth teeth, understand understood, wake woke woken,
+    wear wore worn, wife wives, win won, woman women, write wrote written
+"""
 _IRREGULAR: Final = {
-    form: base
-    for base, *forms in (
-        line.split()
-        for line in """
-        allergy allergic allergies
-        begin began begun
-        break broke broken
-        bring brought
-        build built
-        buy bought
-        catch caught
-        child children
-        choose chose chosen choice choices
-        come came
-        decide decision decisions
-        draw drew drawn
-        drink drank drunk
-        drive drove driven
-        eat ate eaten
-        fall fell fallen
-        feel felt
-        fight fought
-        find found
-        fly flew flown flight flights
-        foot feet
-        forget forgot forgotten
-        freeze froze frozen
-        give gave given
-        go went gone goes
-        grow grew grown
-        hear heard
-        hide hid hidden
-        hold held
-        keep kept
-        knife knives
-        know knew known
-        learn learnt
-        leave left
-        lend lent
-        lose lost
-        make made
-        man men
-        marry marriage marriages
-        mean meant
-        meet met
-        mouse mice
-        pay paid
-        person people persons
-        ride rode ridden
-        ring rang rung
-        run ran
-        say said
-        see saw seen
-        sell sold
-        send sent
-        shake shook shaken
-        show shown
-        sing sang sung song songs
-        sink sank sunk
-        sit sat
-        sleep slept
-        speak spoke spoken
-        spend spent
-        stand stood
-        steal stole stolen
-        swim swam swum
-        take took taken
-        teach taught
-        tear tore torn
-        tell told
-        think thought
-        throw threw thrown
-        tooth teeth
-        understand understood
-        wake woke woken
-        wear wore worn
-        wife wives
-        win won
-        woman women
-        write wrote written
-        """.splitlines()
-        if line.strip()
-    )
-    for form in forms
+    form: base for base, *forms in map(str.split, _IRREGULAR_FORMS.split(",")) for form in forms
 }
+"""The base of each irregular form."""
 
 _VOWELS: Final = "aeiouy"
 _AGENT_NOUN: Final = re.compile("[aeiou][^aeiou]+er$")
 _LONG_ENDINGS: Final = (
-    # The longest first: only the first match is removed.
+    # Ending, replacement, and minimum length of the rest of the word. The longest ending comes
+    # first, because only the first match is replaced.
     ("ization", "ize", 2),
     ("isation", "ize", 2),
     ("ational", "ate", 2),
@@ -163,23 +97,23 @@ class _Stems(dict[str, str]):
 
     def __missing__(self, token: str) -> str:
         is_letter = len(token) < 2 and token.isascii()
-        found = "" if is_letter or token in STOP_WORDS else _stem(token)
+        stem = "" if is_letter or token in STOP_WORDS else _stem(token)
         if len(self) >= _CACHE_SIZE:
             self.clear()
-        self[token] = found
-        return found
+        self[token] = stem
+        return stem
 
 
 class _NameStems(dict[str, tuple[str, ...]]):
     """Cache of stems by name. A name, such as `getUserName`, may consist of several words."""
 
     def __missing__(self, name: str) -> tuple[str, ...]:
-        found = tuple(stem_tokens(tokenizer.parts(name)))
+        stems = tuple(stem_tokens(tokenizer.name_tokens(name)))
         if len(self) >= _CACHE_SIZE:
             self.clear()
         if len(name) <= _MAX_CACHED_LENGTH:
-            self[name] = found
-        return found
+            self[name] = stems
+        return stems
 
 
 _stems: Final = _Stems()
@@ -198,24 +132,23 @@ def stems(text: str) -> list[str]:
 
 def stem_tokens(tokens: Iterable[str]) -> list[str]:
     """Return the stems of these tokens in order, without stop words."""
-    return [found for found in map(_stems.__getitem__, tokens) if found]
+    return [stem for stem in map(_stems.__getitem__, tokens) if stem]
 
 
 def _stem(token: str) -> str:
     if not token.isascii() or not token.isalpha():
         return token
     if token in _IRREGULAR:
-        return _normalize(_IRREGULAR[token])
+        return _normalize_ending(_IRREGULAR[token])
     if len(token) < _MIN_LENGTH:
-        return _normalize(token)
-    word = _without_plural(token)
-    word = _without_tense(word)
-    for ending, instead, left in _LONG_ENDINGS:
+        return _normalize_ending(token)
+    word = _without_tense(_without_plural(token))
+    for ending, replacement, min_length in _LONG_ENDINGS:
         if word.endswith(ending):
-            if len(word) - len(ending) >= left:
-                word = word[: -len(ending)] + instead
+            if len(word) - len(ending) >= min_length:
+                word = word[: -len(ending)] + replacement
             break
-    return _normalize(word)
+    return _normalize_ending(word)
 
 
 def _without_plural(word: str) -> str:
@@ -237,21 +170,21 @@ def _without_tense(word: str) -> str:
     for ending in ("ing", "ed"):
         head = word.removesuffix(ending)
         if head != word and len(head) > 1 and any(vowel in head for vowel in _VOWELS):
-            return _base(head)
+            return _restore_base(head)
     return word
 
 
-def _base(head: str) -> str:
+def _restore_base(head: str) -> str:
     """Restore the base form: `planning` gives plan, not plann; but `calling` gives call."""
     if len(head) > 3 and head[-1] == head[-2] and head[-1] not in "aeioulsz":
         return head[:-1]
     return f"{head}e" if head.endswith("at") else head
 
 
-def _normalize(word: str) -> str:
+def _normalize_ending(word: str) -> str:
     """Remove `-er` of agent nouns, `-ate`, a mute e and a double l; replace y by i."""
     if len(word) > 6 and _AGENT_NOUN.search(word):
-        word = _base(word[:-2])
+        word = _restore_base(word[:-2])
     if len(word) > 7 and word.endswith("ate"):
         word = word[:-3]
     if word.endswith("e") and len(word) > 2:

@@ -5,16 +5,25 @@ The process may end between any two steps; the next refresh continues from there
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stenolog.catalog import searchable_text, stemming, tokenizer
 from stenolog.catalog.answer_prices import Price
 from stenolog.catalog.catalog_database import replace_surrogates, to_microseconds
-from stenolog.catalog.entries import NANO, State
-from stenolog.catalog.message_metadata import Ownership, has_failed, model_of, usage_of
+from stenolog.catalog.entries import NANODOLLARS, State
+from stenolog.catalog.message_metadata import (
+    PROGRAM_FIELDS,
+    Ownership,
+    has_failed,
+    is_copied,
+    model_of,
+    usage_of,
+)
 from stenolog.catalog.query import stem_mark
 from stenolog.catalog.searchable_text import LONGEST_NAME
 from stenolog.messages import Part, ToolResult, read_message
@@ -26,7 +35,7 @@ from stenolog.tokens import message_tokens
 
 MAX_MESSAGES: Final = 2_000
 MAX_BYTES: Final = 2_000_000
-"""Limits of one transaction."""
+"""Maximum numbers of messages and bytes in one transaction."""
 _MAX_PRICE: Final = 1e6
 """Maximum price of one answer in US dollars: any program can write token counts."""
 
@@ -56,6 +65,12 @@ class CatalogRow(Struct, frozen=True):
     """Whether a newer price list may know prices that were unknown."""
 
     @property
+    def is_complete(self) -> bool:
+        """Whether new messages can be added: the row is neither being emptied nor outdated."""
+        is_emptied = bool(self.count) and not self.indexed
+        return bool(self.uid) and not is_emptied and not self.is_outdated
+
+    @property
     def ownership(self) -> Ownership:
         """The ownership according to the messages in the catalog."""
         return Ownership(self.owner, bool(self.mixed)) if self.count else Ownership()
@@ -65,7 +80,7 @@ def decode_row(columns: Sequence[Any]) -> CatalogRow:
     """Return the row with these columns. Raises msgspec.DecodeError if the row is damaged."""
     visible_spans = columns[CatalogRow.__struct_fields__.index("visible_spans")]
     seqs = msgspec.json.decode(visible_spans, type=list[Span])
-    return msgspec.structs.replace(CatalogRow(*columns), visible_spans=seqs)
+    return replace(CatalogRow(*columns), visible_spans=seqs)
 
 
 class IndexedMessage(Struct, frozen=True):
@@ -79,11 +94,11 @@ class IndexedMessage(Struct, frozen=True):
     lines: tokenizer.Lines
     stems: str
     speech: bool
-    """Whether a user or a model said it; not tool calls, their results, or text of a program."""
+    """Whether a user or a model wrote the text: not a tool or another program."""
 
 
-class UsageSums(Struct, frozen=True, kw_only=True):
-    """What some messages add to the columns of their session."""
+class UsageSums(Struct, kw_only=True):
+    """Numbers that some messages add to the columns of their session."""
 
     model: str | None = None
     """The model of the last answer; None if no model is named."""
@@ -93,7 +108,7 @@ class UsageSums(Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cost: int = 0
-    """In nanodollars."""
+    """Cost of the answers in nanodollars."""
     failed: int = 0
 
 
@@ -113,7 +128,7 @@ class SessionColumns(Struct, frozen=True, kw_only=True):
     """Tokens of the visible messages; None if they have to be counted."""
     state: State = "idle"
     prompt: str | None = ""
-    """None if the prompt may be in messages that another process added."""
+    """Start of the first user message; None if another process may have added that message."""
     created: int = 0
     updated: int = 0
     meta: Mapping[str, Any] = {}
@@ -124,34 +139,28 @@ class SessionColumns(Struct, frozen=True, kw_only=True):
     forked_at: int = 0
 
 
-class SessionStart(Struct, frozen=True):
-    """The session that is read from its start."""
-
-    uid: str = ""
-    generation: int = 0
-    archived: int = 0
-
-
-_NO_SESSION: Final = SessionStart()
+SessionStart = tuple[str, int, int]
+"""Uid, generation and archived seq of a session that is read from its start."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
     """A change of one session in the catalog, small enough for one transaction."""
 
     key: str
-    version: int | None
+    version: int | None = None
     """Version of the row that the step starts from; None if the row must not exist."""
     start: SessionStart | None = None
-    """Reset the row. Its messages are removed in the next steps."""
-    remove: int = 0
+    """If set, reset the row. The next steps remove its messages."""
+    remove_count: int = 0
     """Number of newest messages to remove."""
-    add: Sequence[IndexedMessage] = ()
+    messages: Sequence[IndexedMessage] = ()
+    """Messages to add."""
     ownership: Ownership = Ownership()
     """Ownership after all messages that were read; used only if messages are added."""
-    usage: UsageSums = UsageSums()
-    """What the added messages used."""
+    usage: UsageSums = field(default_factory=UsageSums)
+    """Tokens and costs of the added messages."""
     columns: SessionColumns | None = None
-    """Set in the last step."""
+    """Other columns of the session; None except in the last step."""
     delete_row: bool = False
     """Whether to delete the row."""
 
@@ -175,29 +184,62 @@ def update_steps(
 ) -> Iterator[Step]:
     """Yield the steps from the row in the catalog to the session as read."""
     info = content.info
-    copied = forked_at(info)
-    known = None if content.from_start else row
-    if known is None:
-        beginning = SessionStart(info.uid, info.generation, info.archived)
-        yield from empty_steps(key, row, beginning=beginning)
-    version = _emptied_version(row) if known is None else known.version
-    prompt = known.prompt if known is not None else ""
+    kept_row = None if content.from_start else row
+    start = info.uid, info.generation, info.archived
+    emptying = _emptying_steps(key, row, start) if kept_row is None else ()
+    return _with_versions(row, chain(emptying, _adding_steps(key, stamp, kept_row, content, price)))
+
+
+def empty_steps(key: str, row: CatalogRow | None, columns: SessionColumns) -> Iterator[Step]:
+    """Yield the steps that lead to a row without messages."""
+    return _with_versions(row, chain(_emptying_steps(key, row), [Step(key=key, columns=columns)]))
+
+
+def removal_steps(key: str, row: CatalogRow) -> Iterator[Step]:
+    """Yield the steps that remove a deleted session."""
+    return _with_versions(row, chain(_emptying_steps(key, row), [Step(key=key, delete_row=True)]))
+
+
+def _with_versions(row: CatalogRow | None, steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield the steps with the versions that they start from. Each step increases the version."""
+    version = row.version if row is not None else None
+    for step in steps:
+        yield replace(step, version=version)
+        version = 1 if version is None else version + 1
+
+
+def _emptying_steps(
+    key: str, row: CatalogRow | None, start: SessionStart = ("", 0, 0)
+) -> Iterator[Step]:
+    yield Step(key=key, start=start)
+    count = row.count if row is not None else 0
+    for _ in range(0, count, MAX_MESSAGES):
+        yield Step(key=key, remove_count=MAX_MESSAGES)
+
+
+def _adding_steps(
+    key: str, stamp: str, row: CatalogRow | None, content: SessionContent, price: Price | None
+) -> Iterator[Step]:
+    info = content.info
+    fork_seq = forked_at(info)
+    prompt, last_seq, tokens = "", 0, 0
+    if row is not None:
+        prompt, last_seq, tokens = row.prompt, row.indexed, row.tokens
     # Another process may have been stopped before it stored the prompt.
-    is_partial = known is not None and (not known.listed or known.stamp is None)
-    last_seq = known.indexed if known is not None else 0
-    tokens = known.tokens if known is not None else 0
-    ownership = (Ownership() if known is None else known.ownership).after(content.messages)
-    parts = list(_split_messages(content.messages)) or [()]
-    for number, part in enumerate(parts, 1):
-        bodies = [message.to_dict() for message in part]
-        parts_of = [list(read_message(body)) for body in bodies]
-        messages = list(map(_index_message, part, bodies, parts_of))
+    is_partial = row is not None and (not row.listed or row.stamp is None)
+    ownership = (Ownership() if row is None else row.ownership).with_messages(content.messages)
+    groups = list(_split_messages(content.messages)) or [()]
+    for number, group in enumerate(groups, 1):
+        bodies = [message.to_dict() for message in group]
+        parts = [list(read_message(body)) for body in bodies]
+        messages = list(map(_index_message, group, bodies, parts))
         if not is_partial:
-            prompt = prompt or searchable_text.prompt_from((one.role, one.text) for one in messages)
+            texts = ((message.role, message.text) for message in messages)
+            prompt = prompt or searchable_text.prompt_from(texts)
         last_seq = messages[-1].seq if messages else last_seq
-        tokens += sum(one.tokens for one in messages)
+        tokens += sum(message.tokens for message in messages)
         columns = None
-        if number == len(parts):
+        if number == len(groups):
             columns = SessionColumns(
                 stamp=stamp,
                 uid=info.uid,
@@ -206,7 +248,7 @@ def update_steps(
                 indexed=last_seq,
                 visible_spans=content.visible_spans,
                 withdrawn=_withdrawn_spans(info),
-                tokens=tokens if _only_grew(known, content) else None,
+                tokens=tokens if _has_only_grown(row, content) else None,
                 state=content.state,
                 prompt=prompt or (None if is_partial else ""),
                 created=to_microseconds(info.created),
@@ -215,122 +257,81 @@ def update_steps(
                 lost=info.lost,
                 damaged=info.damaged,
                 forked_from=info.forked_from,
-                forked_at=copied,
+                forked_at=fork_seq,
             )
         yield Step(
             key=key,
-            version=version,
-            add=messages,
+            messages=messages,
             ownership=ownership,
-            usage=_usage_of(zip(messages, bodies, parts_of, strict=True), copied, price),
+            usage=_usage_of(zip(messages, bodies, parts, strict=True), fork_seq, price),
             columns=columns,
         )
-        version += 1
 
 
 def _usage_of(
     messages: Iterable[tuple[IndexedMessage, Mapping[str, Any], Sequence[Part]]],
-    copied: int,
+    fork_seq: int,
     price: Price | None,
 ) -> UsageSums:
-    """Return what these messages used. Answers that a fork copied count for its source only."""
-    model: str | None = None
-    last_message = answers = unpriced = input_tokens = output_tokens = cost = failed = 0
+    """Return tokens, costs and failures of these messages.
+
+    Answers and failures that a fork copied count only for the session that was forked.
+    """
+    sums = UsageSums()
     for message, body, parts in messages:
-        last_message = max(last_message, message.at)
-        failed += _failed_calls(body, parts)
+        sums.last_message = max(sums.last_message, message.at)
+        is_copy = message.seq <= fork_seq or is_copied(body)
+        if not is_copy:
+            failed_results = sum(isinstance(part, ToolResult) and part.is_error for part in parts)
+            sums.failed += max(failed_results, int(has_failed(body)))
         if body.get("role") != "assistant":
             continue
         name = model_of(body)
-        model = replace_surrogates(name[:LONGEST_NAME]) if name is not None else model
+        if name is not None:
+            sums.model = replace_surrogates(name[:LONGEST_NAME])
         usage = usage_of(body)
-        if usage is None or message.seq <= copied:
+        if usage is None or is_copy:
             continue
         dollars = price(name or "", usage) if price is not None else None
-        answers += 1
-        unpriced += dollars is None
-        input_tokens += usage.get("prompt", 0)
-        output_tokens += usage.get("answer", 0)
-        cost += round(min(dollars or 0.0, _MAX_PRICE) * NANO)
-    return UsageSums(
-        model=model,
-        last_message=last_message,
-        answers=answers,
-        unpriced=unpriced,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cost=cost,
-        failed=failed,
-    )
-
-
-def _failed_calls(body: Mapping[str, Any], parts: Sequence[Part]) -> int:
-    """Return the number of failed tool calls whose results are in a message."""
-    errors = sum(isinstance(one, ToolResult) and one.is_error for one in parts)
-    return max(errors, int(has_failed(body)))
+        sums.answers += 1
+        sums.unpriced += dollars is None
+        sums.input_tokens += usage.get("prompt", 0)
+        sums.output_tokens += usage.get("answer", 0)
+        sums.cost += round(min(dollars or 0.0, _MAX_PRICE) * NANODOLLARS)
+    return sums
 
 
 def _withdrawn_spans(info: SessionInfo) -> list[Span]:
     """Return the seqs whose hidden messages were withdrawn: those that no summary covers.
 
-    The floor alone does not show it: a message that was hidden by hand is below the floor too, as
-    soon as all messages before it are hidden.
+    The floor alone does not show whether a message was withdrawn: a message that was hidden by hand
+    is below the floor too, as soon as all messages before it are hidden.
     """
     summarized = info.floor if info.summary else 0
     unsummarized = [(summarized + 1, info.last_seq)] if summarized < info.last_seq else []
     return spans.union(withdrawn_seqs(info.meta), unsummarized)
 
 
-def _only_grew(known: CatalogRow | None, content: SessionContent) -> bool:
-    """Whether exactly the new messages became visible and none was hidden."""
-    old = known.visible_spans if known is not None else ()
-    return spans.union(old, ((m.seq, m.seq) for m in content.messages)) == list(
+def _has_only_grown(row: CatalogRow | None, content: SessionContent) -> bool:
+    """Return whether exactly the new messages became visible and none was hidden."""
+    old_spans = row.visible_spans if row is not None else ()
+    return spans.union(old_spans, ((m.seq, m.seq) for m in content.messages)) == list(
         content.visible_spans
     )
-
-
-def empty_steps(
-    key: str,
-    row: CatalogRow | None,
-    *,
-    beginning: SessionStart = _NO_SESSION,
-    columns: SessionColumns | None = None,
-) -> Iterator[Step]:
-    """Yield steps to a row without messages; final if `columns` is given."""
-    version = row.version if row is not None else None
-    yield Step(key=key, version=version, start=beginning)
-    version = 1 if version is None else version + 1
-    for _ in range(_removals(row)):
-        yield Step(key=key, version=version, remove=MAX_MESSAGES)
-        version += 1
-    if columns is not None:
-        yield Step(key=key, version=version, columns=columns)
-
-
-def _emptied_version(row: CatalogRow | None) -> int:
-    return 1 if row is None else row.version + 1 + _removals(row)
-
-
-def _removals(row: CatalogRow | None) -> int:
-    return 0 if row is None else -(-row.count // MAX_MESSAGES)
-
-
-def removal_steps(key: str, row: CatalogRow) -> Iterator[Step]:
-    """Yield the steps that remove a deleted session."""
-    yield from empty_steps(key, row)
-    yield Step(key=key, version=_emptied_version(row), delete_row=True)
 
 
 def _index_message(
     message: Message, fields: Mapping[str, Any], parts: Sequence[Part]
 ) -> IndexedMessage:
     text = searchable_text.text_of(fields, parts)
-    lines = tokenizer.lines(text)
+    lines = tokenizer.index_lines(text)
     return IndexedMessage(
         seq=message.seq,
         role=searchable_text.role_of(fields),
         at=to_microseconds(message.at),
-        tokens=message_tokens(fields),
+        tokens=message_tokens(
+            {name: fields[name] for name in fields if name not in PROGRAM_FIELDS}
+        ),
         text=text,
         lines=lines,
         stems=stem_marks(lines),

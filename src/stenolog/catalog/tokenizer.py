@@ -12,7 +12,8 @@ form that it has in lower case, so that `getusername` finds `getUserName`, and e
 of a script without spaces.
 
 Tokens consist of letters, digits and marks only. Additional tokens of the catalog are marked with a
-character that no word has. If a change gives any text other tokens, change `database.VERSION`.
+character that no word has. If a change gives any text other tokens, change
+`catalog_database.VERSION`.
 """
 
 import re
@@ -23,12 +24,14 @@ from typing import Final
 
 from msgspec import Struct
 
+from stenolog.lazy_loading import lazy_pattern
+
 MAX_TOKEN_LENGTH: Final = 64
 """Maximum number of characters of a token; longer words are truncated."""
 
 _MAX_PARTS: Final = 12
 _MAX_DIGIT_RUNS: Final = 4
-"""A name with more parts is a hash or an encoding, not an identifier. It is not split."""
+"""A name with more parts or runs of digits is a hash or an encoding, and is not split."""
 
 _MAX_NAME_LENGTH: Final = 256
 
@@ -42,25 +45,25 @@ _RANGES: Final = (
     "\uac00-\ud7ff\uf900-\ufaff\U0001b000-\U0001b2ff\U00020000-\U0003ffff"
 )
 _CYRILLIC_IO: Final = "\u0435\u0308"  # Cyrillic io, mostly written as ie
-_LATIN_OR_GREEK: Final = re.compile("[A-Za-z\u00c0-\u024f\u0370-\u03ff\u1e00-\u1fff]")
-_DIGITS: Final = re.compile(r"\d+|\D+")
-_UNSPACED: Final = re.compile(f"[{_RANGES}]")
+_LATIN_OR_GREEK: Final = lazy_pattern("[A-Za-z\u00c0-\u024f\u0370-\u03ff\u1e00-\u1fff]")
+_DIGITS: Final = lazy_pattern(r"\d+|\D+")
+_UNSPACED: Final = lazy_pattern(f"[{_RANGES}]")
 
 
 class Word(Struct, frozen=True):
     """The tokens of one word."""
 
     parts: tuple[str, ...]
-    """Its tokens in order."""
+    """Tokens of the word, in order."""
     joined: tuple[str, ...]
-    """Its tokens if its names were in lower case and without underscores; empty if equal."""
+    """Tokens of the word in lower case and without underscores; empty if equal to `parts`."""
     singles: tuple[str, ...]
     """The single characters of scripts without spaces."""
     line: str
     """`parts`, separated by spaces."""
-    small: str
+    joined_line: str
     """`joined`, separated by spaces."""
-    rich: bool
+    has_more_tokens: bool
     """Whether the word has tokens besides its parts."""
 
 
@@ -68,7 +71,7 @@ class Lines(Struct, frozen=True):
     """The tokens of a text in indexed form, separated by spaces."""
 
     parts: str
-    more: str
+    extra: str
 
 
 class _Separators(dict[int, str]):
@@ -85,16 +88,16 @@ class _Unspaced(dict[str, bool]):
     """Cache: whether a character is a pictograph or belongs to a script without spaces."""
 
     def __missing__(self, char: str) -> bool:
-        found = bool(_UNSPACED.match(char)) or unicodedata.category(char) == "So"
-        self[char] = found
-        return found
+        is_unspaced = bool(_UNSPACED.match(char)) or unicodedata.category(char) == "So"
+        self[char] = is_unspaced
+        return is_unspaced
 
 
 class _Names(dict[str, Word]):
     """Cache of words without signs."""
 
     def __missing__(self, text: str) -> Word:
-        word = _analyze(text)
+        word = _tokenize_word(text)
         if len(text) <= _MAX_CACHED_LENGTH:
             if len(self) >= _CACHE_SIZE:
                 self.clear()
@@ -107,28 +110,28 @@ _unspaced: Final = _Unspaced()
 _names: Final = _Names()
 
 
-def lines(text: str) -> Lines:
+def index_lines(text: str) -> Lines:
     """Return the tokens of a text for the index."""
     spaced = text.translate(_separators)
     names = spaced.split()
-    found = [_names[name] for name in names]
-    parts = " ".join([name.line for name in found if name.line])
+    words = [_names[name] for name in names]
+    parts = " ".join([word.line for word in words if word.line])
     more: dict[str, None] = {}
-    rich = {name for name, word in zip(names, found, strict=True) if word.rich}
-    if rich:
+    rich_names = {name for name, word in zip(names, words, strict=True) if word.has_more_tokens}
+    if rich_names:
         for run in spaced.split(" "):
-            inside = run.split() if run else ()
-            if not rich.isdisjoint(inside):
-                own = [_names[name] for name in inside]
-                if any(word.small for word in own):
-                    joined = [word.small or word.line for word in own]
+            run_names = run.split() if run else ()
+            if not rich_names.isdisjoint(run_names):
+                run_words = [_names[name] for name in run_names]
+                if any(word.joined_line for word in run_words):
+                    joined = [word.joined_line or word.line for word in run_words]
                     more[" ".join(filter(None, joined))] = None
-                for word in own:
+                for word in run_words:
                     more.update(dict.fromkeys(word.singles))
     return Lines(parts, " ".join(more))
 
 
-def words(text: str) -> list[Word]:
+def split_words(text: str) -> list[Word]:
     """Return the words of a text or a query."""
     runs = [run.split() for run in text.translate(_separators).split(" ")]
     return [_join_words([_names[name] for name in run]) for run in runs if run]
@@ -139,7 +142,7 @@ def split_names(text: str) -> list[str]:
     return text.translate(_separators).split()
 
 
-def parts(name: str) -> tuple[str, ...]:
+def name_tokens(name: str) -> tuple[str, ...]:
     """Return the tokens of one name."""
     return _names[name].parts
 
@@ -149,24 +152,24 @@ def word_positions(text: str) -> Iterator[tuple[int, int, Word]]:
 
     Runs of characters of a script without spaces are yielded separately.
     """
-    for found in re.finditer("[^ \t]+", text.translate(_separators)):
-        at = found.start()
-        for _, piece in _runs(found[0]):
+    for match in re.finditer("[^ \t]+", text.translate(_separators)):
+        at = match.start()
+        for _, piece in _split_runs(match[0]):
             yield at, at + len(piece), _names[piece]
             at += len(piece)
 
 
-def _analyze(text: str) -> Word:
+def _tokenize_word(text: str) -> Word:
     """Split a word into its tokens (see the module docstring)."""
     if text.isascii() and text.isalpha() and text.islower():
-        return _word([text[:MAX_TOKEN_LENGTH]], [], [])
+        return _make_word([text[:MAX_TOKEN_LENGTH]], [], [])
     parts: list[str] = []
     joined: list[str] = []
     singles: list[str] = []
     # Normalization can introduce separators: ½ becomes 1/2.
     plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
     for name in plain.translate(_separators).split():
-        for unspaced, piece in _runs(name):
+        for unspaced, piece in _split_runs(name):
             if unspaced:
                 pairs = [piece[at : at + 2] for at in range(len(piece) - 1)] or [piece]
                 parts += pairs
@@ -174,8 +177,8 @@ def _analyze(text: str) -> Word:
                 singles += piece
             else:
                 parts += _split_name(piece)
-                joined += _split_name(_fold(piece).replace("_", ""))
-    return _word(parts, joined if joined != parts else [], singles)
+                joined += _split_name(_fold_case(piece).replace("_", ""))
+    return _make_word(parts, joined if joined != parts else [], singles)
 
 
 def _join_words(names: Sequence[Word]) -> Word:
@@ -185,38 +188,39 @@ def _join_words(names: Sequence[Word]) -> Word:
     parts = [part for name in names for part in name.parts]
     joined = [part for name in names for part in name.joined or name.parts]
     singles = [single for name in names for single in name.singles]
-    return _word(parts, joined if joined != parts else [], singles)
+    return _make_word(parts, joined if joined != parts else [], singles)
 
 
-def _runs(name: str) -> Iterable[tuple[bool, str]]:
+def _split_runs(name: str) -> Iterable[tuple[bool, str]]:
     """Split a name into runs with and without characters of scripts without spaces."""
     if name.isascii():
         return [(False, name)]
-    return [(found, "".join(run)) for found, run in groupby(name, _unspaced.__getitem__)]
+    runs = groupby(name, _unspaced.__getitem__)
+    return [(is_unspaced, "".join(run)) for is_unspaced, run in runs]
 
 
-def _word(parts: list[str], joined: list[str], singles: list[str]) -> Word:
+def _make_word(parts: list[str], joined: list[str], singles: list[str]) -> Word:
     return Word(
         parts=tuple(parts),
         joined=tuple(joined),
         singles=tuple(dict.fromkeys(singles)),
         line=" ".join(parts),
-        small=" ".join(joined),
-        rich=bool(joined or singles),
+        joined_line=" ".join(joined),
+        has_more_tokens=bool(joined or singles),
     )
 
 
 def _split_name(piece: str) -> list[str]:
     """Split a name at underscores, changes of case, and digits."""
     piece = piece[:_MAX_NAME_LENGTH]
-    found: list[str] = []
+    runs_of_name: list[str] = []
     for name in piece.split("_"):
         runs = [name] if name.isalpha() else _DIGITS.findall(name)
-        found += [name] if len(runs) > _MAX_DIGIT_RUNS else runs
-    cut = [part for run in found for part in _split_case(run)]
-    if len(cut) > _MAX_PARTS:
-        cut = [piece.replace("_", "")]
-    return [folded[:MAX_TOKEN_LENGTH] for part in cut if (folded := _fold(part))]
+        runs_of_name += [name] if len(runs) > _MAX_DIGIT_RUNS else runs
+    parts = [part for run in runs_of_name for part in _split_case(run)]
+    if len(parts) > _MAX_PARTS:
+        parts = [piece.replace("_", "")]
+    return [folded[:MAX_TOKEN_LENGTH] for part in parts if (folded := _fold_case(part))]
 
 
 def _split_case(run: str) -> list[str]:
@@ -233,7 +237,7 @@ def _split_case(run: str) -> list[str]:
     return [run[start:end] for start, end in zip(starts, [*starts[1:], len(run)], strict=True)]
 
 
-def _fold(text: str) -> str:
+def _fold_case(text: str) -> str:
     """Fold case, and remove the accents of Latin and Greek letters."""
     if text.isascii():
         return text.lower()
@@ -252,7 +256,7 @@ def _fold(text: str) -> str:
 
 
 def _is_word_char(char: str) -> bool:
-    """Whether a character is part of words: letters, digits, marks, pictographs."""
+    """Return whether a character is part of words: letters, digits, marks, pictographs."""
     if "\ufe00" <= char <= "\ufe0f":  # variation selectors
         return False
     category = unicodedata.category(char)

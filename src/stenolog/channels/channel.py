@@ -3,23 +3,22 @@
 Telegram and webhooks implement the interface. Another app only needs its own `Channel`.
 """
 
-import asyncio
 import ipaddress
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from stenolog.sessions.keys import Scope
 
-Destination = Mapping[str, Any]
-"""Destination of an answer, in the app's format.
+if TYPE_CHECKING:
+    from stenolog.channels.inbox import Inbox
 
-A destination is JSON and stored with the user's message. The field `channel` is the name of the
-channel.
-"""
+# JSON in the app's format, stored with the user's message.
+Destination = Mapping[str, Any]
+"""Destination of an answer. Its field `channel` is the name of the channel."""
 
 
 class IncomingMessage(Struct, frozen=True, kw_only=True):
@@ -36,38 +35,7 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     origin: Destination | None = None
     """Destination of the answer; None if the answer is returned to the caller."""
     number: int = 0
-    """Position of the message in its chat; 0 if the app has no numbers and the inbox assigns one.
-    """
-
-
-class AcceptedMessage(Struct, frozen=True, kw_only=True):
-    """A message that is being processed."""
-
-    durable: asyncio.Future[bool]
-    """Whether the message is stored or settled, so that the app may forget it.
-
-    False means that the app must resend the message.
-    """
-
-
-class MessageReceiver(Protocol):
-    """The receiver of messages that arrive through a channel."""
-
-    def accept(self, arrival: IncomingMessage) -> AcceptedMessage:
-        """Start to store and answer a message. Messages of one session keep their order."""
-        ...
-
-    async def wait_for_capacity(self) -> None:
-        """Wait until another message can be accepted."""
-        ...
-
-    async def tell(self, origin: Destination, text: str) -> None:
-        """Send a text that is not an answer. Raises nothing."""
-        ...
-
-    def recover(self) -> None:
-        """Start to deliver answers that a killed process did not deliver."""
-        ...
+    """Position of the message in its chat; 0 if the app has none, and the inbox assigns it."""
 
 
 class Channel(Protocol):
@@ -76,38 +44,32 @@ class Channel(Protocol):
     @property
     def name(self) -> str:
         """Name of the channel: the first part of its session keys."""
-        ...
 
     @property
     def limit(self) -> int:
         """Maximum length of a message in UTF-16 code units."""
-        ...
 
-    async def run(self, receiver: MessageReceiver) -> None:
-        """Receive messages until the task is cancelled or the channel can never work.
+    async def run(self, inbox: "Inbox") -> None:
+        """Pass messages to the inbox until the task is cancelled or the channel fails for ever.
 
         Raises no exceptions except CancelledError.
         """
-        ...
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send one message to the app. Raises NotSent, MaybeSent, Undeliverable."""
-        ...
 
-    async def typing(self, origin: Destination) -> None:
+    async def show_typing(self, origin: Destination) -> None:
         """Show for a few seconds that an answer is being written. Raises nothing."""
-        ...
 
     async def close(self) -> None:
         """Close connections. A second call does nothing."""
-        ...
 
 
 class NotSent(Exception):
     """The app certainly did not get the message, so the message may be sent again."""
 
-    def __init__(self, message: str, *, after: float = 0.0) -> None:
-        self.after = after
+    def __init__(self, message: str, *, pause: float = 0.0) -> None:
+        self.pause = pause
         """Seconds to wait before the next attempt, as the app asked."""
         super().__init__(message)
 
@@ -117,15 +79,11 @@ class MaybeSent(Exception):
 
 
 class Undeliverable(Exception):
-    """The app will never accept the message: the chat is gone, or the user blocked the bot."""
-
-
-# --- addresses ------------------------------------------------------------------------------------
-# Properties of URLs that channels send to.
+    """The app will never accept the message: the chat was deleted, or the user blocked the bot."""
 
 
 def uses_tls(url: str) -> bool:
-    """Return whether the URL uses TLS, so that certificates are verified: not plain `http`."""
+    """Return whether the URL uses TLS, so that certificates are verified; false for `http`."""
     return urlsplit(url).scheme != "http"
 
 
@@ -139,11 +97,7 @@ def is_local(url: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-# --- allowing -------------------------------------------------------------------------------------
-# The allow list. An empty list allows no sender.
-
-
-_REMEMBERED: Final = 1_000
+_MAX_LOGGED_REJECTIONS: Final = 1_000
 _logger = logging.getLogger("stenolog")
 
 
@@ -159,9 +113,10 @@ class AllowList:
         self._ids = {entry for entry in stripped if entry and not entry.startswith("@")}
         self._names = {entry[1:].casefold() for entry in stripped if entry.startswith("@")} - {""}
         self._setting = setting
-        self._refused: set[str] = set()
+        self._rejected: set[str] = set()
+        """Ids of rejected senders that were logged."""
 
-    def has(self, id: str) -> bool:
+    def contains_id(self, id: str) -> bool:
         """Return whether the list contains this id. Logs nothing."""
         return id in self._ids
 
@@ -169,10 +124,10 @@ class AllowList:
         """Return whether the list allows this sender. A rejected sender is logged once."""
         if id in self._ids or (name and name.casefold() in self._names):  # guard: empty-allow-list
             return True
-        if id not in self._refused and len(self._refused) < _REMEMBERED:
-            self._refused.add(id)
-            called = f" (@{name})" if name else ""
+        if id not in self._rejected and len(self._rejected) < _MAX_LOGGED_REJECTIONS:
+            self._rejected.add(id)
+            name = f" (@{name})" if name else ""
             _logger.warning(
-                "ignored a message from %r%s, who is not in %s", id, called, self._setting
+                "ignored a message from %r%s, who is not in %s", id, name, self._setting
             )
         return False

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -54,12 +55,8 @@ class Channels:
         self._pause = pause
         self._tasks: list[asyncio.Task[Any]] = []
         self._setups: list[_ChannelSetup] = []
-        token = _secret(
-            settings,
-            settings.channels.telegram.token,
-            settings.channels.telegram.token_env,
-            "channels.telegram.token_env",
-        )
+        bot = settings.channels.telegram
+        token = _read_secret(settings, bot.token, bot.token_env, "channels.telegram.token_env")
         secrets = {name: _webhook_secret(settings, name) for name in settings.webhooks}
         store = _open_claims(loop, settings) if token or secrets else None
         try:
@@ -67,11 +64,11 @@ class Channels:
             hooks: list[tuple[Webhook, Inbox]] = []
             for name, secret in secrets.items():
                 hook = Webhook(name, settings.webhooks[name], secret)
-                hooks.append((hook, self._set_up(hook, delivers=hook.replies)))
+                hooks.append((hook, self._set_up(hook, delivers=hook.sends_replies)))
             self.routes: list[Route] = webhook_routes(hooks)
             """Routes of the webhooks, for the gateway. The routes check signatures."""
             if token:
-                self._set_up(_telegram(settings, token, self._claims, pause), delivers=True)
+                self._set_up(_make_telegram(settings, token, self._claims, pause), delivers=True)
         except BaseException:
             if store is not None:
                 store.close()
@@ -84,8 +81,7 @@ class Channels:
 
     async def start(self) -> None:
         """Start to receive messages."""
-        for setup in self._setups:
-            self._tasks.append(asyncio.create_task(_run(setup)))
+        self._tasks += [asyncio.create_task(_run(setup)) for setup in self._setups]
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
         """Deliver answers to messages of these channels. Raises nothing.
@@ -93,14 +89,13 @@ class Channels:
         The log contains the destination of each answer. An answer that a killed process had started
         to send is not sent again.
         """
-        for key in dict.fromkeys(answer.key for answer in answers):
-            for instance in self._loop.registry:
-                for setup in self._setups:
-                    if setup.delivery is not None:
-                        try:
-                            await setup.delivery.catch_up(instance, key)
-                        except StenologError as error:
-                            _logger.warning("an answer in %r was not sent: %s", key, error)
+        keys = dict.fromkeys(answer.key for answer in answers)
+        for key, instance, setup in product(keys, self._loop.registry, self._setups):
+            if setup.delivery is not None:
+                try:
+                    await setup.delivery.catch_up(instance, key)
+                except StenologError as error:
+                    _logger.warning("an answer in %r was not sent: %s", key, error)
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Stop receiving, and wait at most `wait_seconds` for answers to be sent."""
@@ -113,10 +108,8 @@ class Channels:
 
     async def stop_sending(self) -> None:
         """Stop sending before the stores are closed, so that unsent answers can be recorded."""
-        sending = (
-            setup.delivery.stop_sending() for setup in self._setups if setup.delivery is not None
-        )
-        await asyncio.gather(*sending)
+        deliveries = [setup.delivery for setup in self._setups if setup.delivery is not None]
+        await asyncio.gather(*(delivery.stop_sending() for delivery in deliveries))
 
     async def close(self) -> None:
         """Cancel all remaining work, and close the channels. A second call does nothing."""
@@ -148,7 +141,7 @@ async def _run(setup: _ChannelSetup) -> None:
         _logger.exception("channel %s stopped after an error", setup.channel.name)
 
 
-def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
+def _make_telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
     try:
         # Import the library only if a bot is configured.
         from stenolog.channels.telegram import Telegram
@@ -169,7 +162,7 @@ def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
 
 def _webhook_secret(settings: Settings, name: str) -> str:
     hook = settings.webhooks[name]
-    secret = _secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
+    secret = _read_secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
     if len(secret) < MIN_SECRET:
         raise UsageError(
             f"webhooks.{name} needs a secret of at least {MIN_SECRET} characters: set secret, or "
@@ -178,7 +171,7 @@ def _webhook_secret(settings: Settings, name: str) -> str:
     return secret
 
 
-def _secret(settings: Settings, secret: str, variable: str, setting: str) -> str:
+def _read_secret(settings: Settings, secret: str, variable: str, setting: str) -> str:
     """Return a secret from the setting or the environment.
 
     Raises UsageError if the variable is empty.

@@ -15,21 +15,21 @@ from weakref import WeakValueDictionary
 from stenolog.agent.scheduler import acquire_lease, renewed_lease
 from stenolog.agent.threads import Threads
 from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
-from stenolog.stores.base import Lease, Store
+from stenolog.stores.base import Lease, Store, find_info
 from stenolog.stores.in_memory import InMemoryStore
 
-_TTL: Final = 20.0
+_TTL_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.1
-"""Seconds between two checks whether another holder has ended."""
+"""Seconds between two checks whether another process still holds a claim."""
 
 
 class Claims:
     """Leases for exclusive work. Owns the store and its threads."""
 
-    def __init__(self, store: Store | None = None, *, ttl: float = _TTL) -> None:
+    def __init__(self, store: Store | None = None, *, ttl: float = _TTL_SECONDS) -> None:
         """Create the claims inside a running event loop.
 
-        `ttl`: maximum seconds to wait for a killed holder.
+        `ttl`: seconds after which the claim of a killed process expires.
         """
         self.ttl: Final = ttl
         self._store = InMemoryStore() if store is None else store
@@ -38,12 +38,12 @@ class Claims:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def held(
-        self, name: str, *, wait: bool = True, lost: Callable[[], None] = lambda: None
+    async def hold_claim(
+        self, name: str, *, wait: bool = True, on_lost: Callable[[], None] = lambda: None
     ) -> AsyncIterator[None]:
         """Hold the claim `name`. Raises StoreBusy if the claim is taken and `wait` is false.
 
-        `lost` is called if another process takes over the claim. Raises errors of the store.
+        `on_lost` is called if another process takes over the claim. Raises errors of the store.
         """
         self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
@@ -51,27 +51,25 @@ class Claims:
             raise StoreBusy(f"this process already holds the claim {name}")
         async with lock:
             self._check_open()
-            lease = await self._take(self._store, name, wait=wait)
-            async with renewed_lease(self._threads, lease, ttl=self.ttl, lost=lost):
+            lease = await self._acquire(name, wait=wait)
+            async with renewed_lease(self._threads, lease, ttl=self.ttl, lost=on_lost):
                 yield
 
-    async def note(self, name: str, **fields: Any) -> None:
-        """Store data for the next holder. Raises errors of the store."""
+    async def save(self, name: str, **fields: Any) -> None:
+        """Store data for the next holder of the claim. Raises errors of the store."""
         self._check_open()
         await self._threads.run(self._store.set_meta, name, **fields)
 
-    async def read_note(self, name: str) -> Mapping[str, Any]:
-        """Return the stored data. Raises errors of the store."""
+    async def read_saved(self, name: str) -> Mapping[str, Any]:
+        """Return the data that `save` stored. Raises errors of the store."""
         self._check_open()
-        try:
-            return (await self._threads.run(self._store.info, name)).meta
-        except NoSuchSession:
-            return {}
+        info = await self._threads.run(find_info, self._store, name)
+        return {} if info is None else info.meta
 
     async def number_for(self, name: str, token: str, content: str) -> int:
         """Return the number for an idempotency key. A new key gets the next number.
 
-        Raises OnceConflict for other content, and errors of the store.
+        Raises OnceConflict if the key was used for other content, and errors of the store.
         """
         self._check_open()
         return await self._threads.run(self._store.add_message, name, "user", content, once=token)
@@ -88,12 +86,12 @@ class Claims:
         if self._closed:
             raise StoreClosed("the channels are closed")
 
-    async def _take(self, store: Store, name: str, *, wait: bool) -> Lease:
+    async def _acquire(self, name: str, *, wait: bool) -> Lease:
         while True:
             try:
-                return await acquire_lease(self._threads, store, name, ttl=self.ttl)
+                return await acquire_lease(self._threads, self._store, name, ttl=self.ttl)
             except NoSuchSession:
-                await self._threads.run(store.set_meta, name, title=name)
+                await self._threads.run(self._store.set_meta, name, title=name)
             except StoreBusy:
                 if not wait:
                     raise
@@ -102,13 +100,13 @@ class Claims:
 
 def delivery_claim(agent: str | None, key: str) -> str:
     """Return the name of the claim to deliver in a session, of fixed length."""
-    return f"delivery-{_place(agent, key)}"
+    return f"delivery-{_place_digest(agent, key)}"
 
 
 def register_name(agent: str | None, key: str) -> str:
     """Return the name of the session that lists the messages of a chat."""
-    return f"said-{_place(agent, key)}"
+    return f"said-{_place_digest(agent, key)}"
 
 
-def _place(agent: str | None, key: str) -> str:
+def _place_digest(agent: str | None, key: str) -> str:
     return hashlib.sha256(f"{agent or ''}\0{key}".encode()).hexdigest()[:32]

@@ -2,16 +2,17 @@
 
 The log contains every answer exactly once, but an app cannot guarantee the same: a message that was
 sent just before a crash may or may not have arrived. So a mark in the session's meta is set to
-`sending` before the first piece and to `sent` after the last one. A process that finds `sending`
+`sending` before the first piece and to `sent` after the last piece. A process that finds `sending`
 notifies the user and does not send the answer again. An answer without a mark was never sent, and
-is delivered at the next start.
+is delivered at the next start. Answers that were certainly not sent are owed, even if later answers
+are sent.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 import msgspec
 from msgspec import Struct, field
@@ -19,30 +20,26 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.threads import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.agent.turn_events import Answer
 from stenolog.agent.turn_ownership import read_forked_at
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, origin_of
 from stenolog.channels.channel import Channel, Destination, MaybeSent, NotSent, Undeliverable
 from stenolog.channels.claims import Claims, delivery_claim
-from stenolog.channels.splitting import split
+from stenolog.channels.splitting import split_text
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
 from stenolog.messages import text_parts_of
 from stenolog.records import Message
 
 # --- marks ----------------------------------------------------------------------------------------
-# Delivery marks in a session's meta, and the answers that are due. The mark is `sending` before the
-# first piece of an answer is sent, and `sent` after the last one. So `sending` after a crash means
-# that the outcome is unknown. Answers that were certainly not sent are owed, even if later answers
-# are sent.
 
 
-FIELD: Final = "delivery"
+MARK_FIELD: Final = "delivery"
 """Meta field of a session that contains its delivery mark."""
 
-State = Literal["sending", "sent", "unsure", "refused", "owed"]
+DeliveryState = Literal["sending", "sent", "unsure", "refused", "owed"]
 """State of an answer. owed: certainly not sent. unsure: may have arrived; the user was notified."""
 MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest are kept."""
@@ -53,16 +50,11 @@ class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     seq: int
     """Seq of the newest answer that a process started to send."""
-    state: State = field(name="mark")
-    """State of the last attempt, which may concern an older, owed answer."""
+    state: DeliveryState = field(name="mark")
+    """State of the last answer that was tried, which may be an owed answer older than `seq`."""
     origin: Destination
-    owed: tuple[int, ...] = ()
-    """Seqs of owed answers up to `seq`, in order."""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the mark as stored in meta."""
-        owed = {"owed": list(self.owed)} if self.owed else {}
-        return {**msgspec.to_builtins(self), **owed}
+    owed: list[int] = []
+    """Seqs of the answers up to `seq` that were certainly not sent, in order."""
 
 
 class DueAnswer(Struct, frozen=True, kw_only=True):
@@ -75,7 +67,7 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
 
 def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
-    stored = meta.get(FIELD)
+    stored = meta.get(MARK_FIELD)
     if not isinstance(stored, Mapping):
         return None
     listed = stored.get("owed")
@@ -88,26 +80,25 @@ def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
 
 
 def is_due(mark: DeliveryMark | None, seq: int) -> bool:
-    """Whether no process has started to send the answer at `seq`."""
+    """Return whether no process has started to send the answer at `seq`."""
     return mark is None or seq > mark.seq or seq in mark.owed
 
 
-def sending_mark(mark: DeliveryMark | None, answer: DueAnswer) -> DeliveryMark:
-    """Return the mark for an answer that is being sent."""
-    if mark is None:
-        return DeliveryMark(seq=answer.seq, state="sending", origin=answer.origin)
+def sending_mark(
+    mark: DeliveryMark | None, answer: DueAnswer, due: Sequence[DueAnswer]
+) -> DeliveryMark:
+    """Return the mark for an answer that is being sent. The earlier of the due answers are owed."""
+    last = answer.seq if mark is None else max(mark.seq, answer.seq)
+    owed = {other.seq for other in due if other.seq <= last}.union(mark.owed if mark else ())
+    owed.discard(answer.seq)
     return DeliveryMark(
-        seq=max(mark.seq, answer.seq),
-        state="sending",
-        origin=answer.origin,
-        owed=tuple(seq for seq in mark.owed if seq != answer.seq),
+        seq=last, state="sending", origin=answer.origin, owed=sorted(owed)[-MAX_OWED:]
     )
 
 
 def owed_mark(mark: DeliveryMark, seq: int) -> DeliveryMark:
     """Return the mark after an answer was certainly not sent."""
-    owed = sorted({*mark.owed, seq})[-MAX_OWED:]
-    return replace(mark, state="owed", owed=tuple(owed))
+    return replace(mark, state="owed", owed=sorted({*mark.owed, seq})[-MAX_OWED:])
 
 
 def due_answers(
@@ -119,12 +110,12 @@ def due_answers(
     after: int = 0,
     allows: Callable[[Destination], bool] = lambda _: False,
 ) -> list[DueAnswer]:
-    """Return the answers to send to a channel, by seq, so that owed answers come first.
+    """Return the answers to send to a channel, sorted by seq, so that owed answers come first.
 
     The result has only answers to messages above seq `after` that were stored at or after `since`.
     The origin of a message is trusted if an agent received the message: the agent writes origin and
     mark in one append. Older versions wrote the origin without a mark. Answers to such messages are
-    sent if `allows` agrees.
+    sent if `allows` returns True for the origin.
     """
     answers: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
@@ -146,7 +137,7 @@ def due_answers(
 # --- delivery -------------------------------------------------------------------------------------
 
 
-UNSURE: Final = (
+UNSURE_NOTICE: Final = (
     "An answer may not have reached you: I was interrupted while sending it. "
     "Send /retry to get your last message answered again."
 )
@@ -155,8 +146,7 @@ _MAX_AGE: Final = timedelta(days=1)
 _MAX_RETRY_SECONDS: Final = 120.0
 """Maximum seconds of retries for a message, in addition to delays that the app asks for."""
 _MAX_ATTEMPTS: Final = 5
-_PAGE: Final = 200
-_REMEMBERED: Final = 10_000
+_PAGE_SIZE: Final = 200
 
 _logger = logging.getLogger("stenolog")
 
@@ -185,8 +175,8 @@ class Delivery:
         self._pause = pause
         self._stopping = asyncio.Event()
         self._stopped_sending = False
-        self._running: set[asyncio.Task[Any]] = set()
-        """Answers that this process is sending now."""
+        self._sending_tasks: set[asyncio.Task[Any]] = set()
+        """Tasks that send answers now."""
 
     async def deliver(
         self, instance: AgentInstance, answer: Answer, text: str, origin: Destination
@@ -198,7 +188,7 @@ class Delivery:
         if not text.strip():
             return
         if answer.seq is None:
-            await self.tell(origin, text)
+            await self.send_notice(origin, text)
             return
         due = DueAnswer(seq=answer.seq, text=text, origin=origin)
         if await self._try_deliver(instance, answer.key, due):
@@ -214,10 +204,10 @@ class Delivery:
         """Stop sending while marks can still be written; the next start continues."""
         self._stopped_sending = True
         self._stopping.set()
-        if await cancel_and_wait(self._running):
+        if await cancel_and_wait(self._sending_tasks):
             raise asyncio.CancelledError
 
-    async def tell(self, origin: Destination, text: str) -> None:
+    async def send_notice(self, origin: Destination, text: str) -> None:
         """Send a text that is not an answer in the log. Raises nothing."""
         try:
             await self._send(origin, text, [])
@@ -247,13 +237,13 @@ class Delivery:
         while remaining and not await self._is_stopping_within(self._claims.ttl):
             remaining = [item for item in remaining if not await self._recover_session(*item)]
 
-    async def _recover_session(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
+    async def _recover_session(self, instance: AgentInstance, key: str, is_recent: bool) -> bool:
         """Recover one session; return False if another process is sending there."""
         if self._stopping.is_set():
             return True
         try:
             await self._notify_if_unsure(instance, key)
-            if fresh:
+            if is_recent:
                 await self.catch_up(instance, key)
         except StoreBusy:
             return False
@@ -274,30 +264,33 @@ class Delivery:
 
     async def catch_up(self, instance: AgentInstance, key: str, *, only_owed: bool = False) -> None:
         """Deliver the answers of a session that are owed, or that no process started to send."""
-        mark = await self._mark(instance, key)
+        mark = await self._read_mark(instance, key)
         if only_owed and (mark is None or not mark.owed):
             return
-        history = await self._loop.run(instance.sessions.get_history, key)
-        since = datetime.now(UTC) - _MAX_AGE
-        waiting = due_answers(
-            history,
+        for due in await self._find_due_answers(instance, key, mark):
+            if only_owed and mark is not None and due.seq not in mark.owed:
+                continue  # the task that wrote the answer is about to send it
+            await self._try_deliver(instance, key, due)
+
+    async def _find_due_answers(
+        self, instance: AgentInstance, key: str, mark: DeliveryMark | None
+    ) -> list[DueAnswer]:
+        due = due_answers(
+            # Of the store: the facade returns an empty history if it cannot be read.
+            await self._loop.run(instance.store.get_history, key),
             mark=mark,
             channel=self.channel.name,
-            since=since,
+            since=datetime.now(UTC) - _MAX_AGE,
             after=await self._loop.run(read_forked_at, instance.sessions, key),
             allows=self._allows,
         )
-        for due in waiting:
-            if only_owed and mark is not None and due.seq not in mark.owed:
-                continue  # the task that wrote the answer is about to send it
-            if due.text.strip():
-                await self._try_deliver(instance, key, due)
+        return [answer for answer in due if answer.text.strip()]
 
     async def _entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
         after: str | None = None
         while True:
             try:
-                page = await self._loop.run(instance.catalog.list, limit=_PAGE, after=after)
+                page = await self._loop.run(instance.catalog.list, limit=_PAGE_SIZE, after=after)
             except StenologError as error:
                 _logger.warning("could not search for unsent answers: %s", error)
                 return
@@ -308,24 +301,25 @@ class Delivery:
                 return
 
     async def _notify_if_unsure(self, instance: AgentInstance, key: str) -> None:
-        if not self._is_sending(await self._mark(instance, key)):
+        if not self._is_sending(await self._read_mark(instance, key)):
             return
-        async with self._claims.held(delivery_claim(instance.id, key), wait=False):
-            mark = await self._mark(instance, key)
-            if mark is not None and self._is_sending(mark):
+        async with self._claims.hold_claim(delivery_claim(instance.id, key), wait=False):
+            mark = await self._read_mark(instance, key)
+            if self._is_sending(mark):
                 _logger.warning(
                     "it is unknown whether answer %s in %r was delivered", mark.seq, key
                 )
                 await self._notify_unsure(instance, key, mark)
 
-    def _is_sending(self, mark: DeliveryMark | None) -> bool:
-        is_own = mark is not None and mark.origin.get("channel") == self.channel.name
-        return is_own and mark is not None and mark.state == "sending"
+    def _is_sending(self, mark: DeliveryMark | None) -> TypeGuard[DeliveryMark]:
+        if mark is None or mark.state != "sending":
+            return False
+        return mark.origin.get("channel") == self.channel.name
 
     async def _notify_unsure(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         # The mark is written first, so that the user is notified at most once.
         await self._set_mark(instance, key, replace(mark, state="unsure"))
-        await self.tell(mark.origin, UNSURE)
+        await self.send_notice(mark.origin, UNSURE_NOTICE)
 
     # --- one answer --------------------------------------------------------------------------
 
@@ -334,11 +328,8 @@ class Delivery:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             if self._stopped_sending:
                 return False
-            running = asyncio.create_task(self._deliver(instance, key, answer))
-            self._running.add(running)
-            running.add_done_callback(self._running.discard)
             try:
-                return await running
+                return await start_task(self._deliver(instance, key, answer), self._sending_tasks)
             except StoreUnavailable as error:
                 # The mark could not be written, so the answer must not be sent.
                 _logger.warning("answer %s in %r is sent later: %s", answer.seq, key, error)
@@ -350,15 +341,17 @@ class Delivery:
         return False
 
     async def _deliver(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
-        async with self._claims.held(delivery_claim(instance.id, key)):
-            before = await self._mark(instance, key)
-            if not is_due(before, answer.seq):
+        async with self._claims.hold_claim(delivery_claim(instance.id, key)):
+            previous_mark = await self._read_mark(instance, key)
+            if not is_due(previous_mark, answer.seq):
                 return False
-            if before is not None and self._is_sending(before):
+            if self._is_sending(previous_mark):
                 # The process that sent the earlier answer is gone, and the new mark would replace
                 # the only record of that answer.
-                await self._notify_unsure(instance, key, before)
-            mark = sending_mark(before, answer)
+                await self._notify_unsure(instance, key, previous_mark)
+            # A killed process may have left earlier answers. The new mark must not hide them.
+            due = await self._find_due_answers(instance, key, previous_mark)
+            mark = sending_mark(previous_mark, answer, due)
             sent_pieces: list[str] = []
             try:
                 await self._set_mark(instance, key, mark)
@@ -376,23 +369,19 @@ class Delivery:
                     await self._set_mark(instance, key, owed_mark(mark, answer.seq))
             except asyncio.CancelledError:
                 if not sent_pieces:
-                    await self._owe(instance, key, owed_mark(mark, answer.seq))
+                    try:
+                        await self._set_mark(instance, key, owed_mark(mark, answer.seq))
+                    except Exception:
+                        _logger.exception("could not record that an answer in %r was not sent", key)
                 raise
             else:
                 await self._set_mark(instance, key, replace(mark, state="sent"))
                 return True
         return False
 
-    async def _owe(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
-        """Record that an answer was not sent. Raises only CancelledError."""
-        try:
-            await self._set_mark(instance, key, mark)
-        except Exception:
-            _logger.exception("could not record that an answer in %r was not sent", key)
-
     async def _send(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
         """Send a text in pieces. Each piece that may have arrived is added to `sent_pieces`."""
-        for piece in split(text, self.channel.limit):
+        for piece in split_text(text, self.channel.limit):
             waited, pause = 0.0, self._pause
             while True:
                 sent_pieces.append(piece)
@@ -400,11 +389,11 @@ class Delivery:
                     await self.channel.send(origin, piece)
                 except NotSent as error:
                     sent_pieces.pop()
-                    if not error.after:
+                    if not error.pause:
                         waited += pause
                     if waited > _MAX_RETRY_SECONDS:
                         raise
-                    await asyncio.sleep(error.after or pause)
+                    await asyncio.sleep(error.pause or pause)
                     pause = min(2 * pause, _MAX_RETRY_SECONDS / 4)
                 except (MaybeSent, Undeliverable):
                     raise
@@ -415,7 +404,7 @@ class Delivery:
 
     # --- marks -------------------------------------------------------------------------------
 
-    async def _mark(self, instance: AgentInstance, key: str) -> DeliveryMark | None:
+    async def _read_mark(self, instance: AgentInstance, key: str) -> DeliveryMark | None:
         try:
             info = await self._loop.run(instance.store.info, key)
         except NoSuchSession:
@@ -425,4 +414,6 @@ class Delivery:
         return None if mark is not None and mark.seq > info.last_seq else mark
 
     async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
-        await self._loop.run(instance.store.set_meta, key, **{FIELD: mark.fields()})
+        await self._loop.run(
+            instance.store.set_meta, key, **{MARK_FIELD: msgspec.to_builtins(mark)}
+        )

@@ -9,9 +9,9 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from typing import Annotated, Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -21,17 +21,16 @@ from msgspec.structs import replace
 from stenolog.agent import commands
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.scheduler import CLOSING, TAKEN_OVER
-from stenolog.agent.threads import cancel_and_wait
+from stenolog.agent.scheduler import CLOSING_TEXT, TAKEN_OVER_TEXT
+from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored, SaveFailed
-from stenolog.channels.channel import AcceptedMessage, Destination, IncomingMessage
+from stenolog.channels.channel import Destination, IncomingMessage
 from stenolog.channels.claims import Claims, register_name
 from stenolog.channels.delivery import Delivery
 from stenolog.errors import (
     ContextTooSmall,
     ModelRefused,
     ModelUnavailable,
-    NoSuchSession,
     OnceConflict,
     StenologError,
     StoreClosed,
@@ -39,22 +38,21 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.sessions.keys import Origin, key_for, owner_for
+from stenolog.stores.base import find_info
 
-# --- going on -------------------------------------------------------------------------------------
-# The session in which a chat continues after /new, /resume and /fork, stored in the meta of the
-# chat's first session. A message that an app sends again after a move belongs to the session in
-# which it was first sent. So the number of the command in its chat is stored, too.
+# --- moves of chats -------------------------------------------------------------------------------
 
 
-FIELD: Final = "goes_on_in"
-_MAX_EARLIER: Final = 50
+MOVE_FIELD: Final = "goes_on_in"
+"""Meta field of a chat's first session that contains the last move of the chat."""
+_MAX_EARLIER_MOVES: Final = 50
 """Maximum number of earlier moves that are stored."""
-_REMEMBERED_CHATS: Final = 10_000
+_MAX_UNSAVED_MOVES: Final = 10_000
 _logger = logging.getLogger("stenolog")
 
 
 class ChatMove(Struct, frozen=True, kw_only=True):
-    """The move of a chat to another session, with the command's number and the earlier session."""
+    """The move of a chat from session `before` to session `key`, by command number `number`."""
 
     key: Annotated[str, Meta(min_length=1)]
     before: Annotated[str, Meta(min_length=1)]
@@ -63,68 +61,67 @@ class ChatMove(Struct, frozen=True, kw_only=True):
     earlier: tuple[tuple[int, str], ...] = ()
     """Earlier moves of this chat: number of the command, and the session before the move."""
 
+    @property
+    def all_moves(self) -> tuple[tuple[int, str], ...]:
+        """Earlier moves and this move, oldest first."""
+        return (*self.earlier, (self.number, self.before))
 
-def session_of(root: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
+
+def session_of(root: str, last_move: ChatMove | None, message: IncomingMessage) -> str | None:
     """Return the session of a message, or None for a command that was already executed."""
     if last_move is None:
         return root
-    if not arrival.number or not last_move.number or (arrival.chat or "") != last_move.chat:
+    if not message.number or not last_move.number or (message.chat or "") != last_move.chat:
         return last_move.key
-    for number, before in (*last_move.earlier, (last_move.number, last_move.before)):
-        if arrival.number == number:
+    for number, before in last_move.all_moves:
+        if message.number == number:
             return None
-        if arrival.number < number:
+        if message.number < number:
             return before
     return last_move.key
-
-
-def _moves(last_move: ChatMove | None, chat: str) -> tuple[tuple[int, str], ...]:
-    """Return the moves of a chat so far, oldest first."""
-    if last_move is None or last_move.chat != chat or not last_move.number:
-        return ()
-    return (*last_move.earlier, (last_move.number, last_move.before))[-_MAX_EARLIER:]
 
 
 class ChatSessions:
     """Sessions in which chats continue after /new, /resume and /fork.
 
-    The moves are stored in the meta of the chat's first session. A message that an app sends again
-    after a move belongs to the session before the move. So the number of the command is stored,
-    too.
+    The moves are stored in the meta of the chat's first session, its root. A message that an app
+    sends again after a move belongs to the session before the move. So the number of the command
+    is stored, too.
     """
 
     def __init__(self, loop: AgentLoop) -> None:
         self._loop = loop
-        self._kept: dict[tuple[str | None, str], ChatMove] = {}
-        """Moves that could not be stored."""
+        self._unsaved_moves: dict[tuple[str | None, str], ChatMove] = {}
+        """Moves that could not be stored, by agent and root."""
 
     async def session_of(
-        self, instance: AgentInstance, root: str, arrival: IncomingMessage
+        self, instance: AgentInstance, root: str, message: IncomingMessage
     ) -> str | None:
-        """Return the session of a message; `root` is the first session of its chat."""
-        return session_of(root, await self._found(instance, root), arrival)
+        """Return the session of a message, or None for a command that was already executed."""
+        return session_of(root, await self._last_move(instance, root), message)
 
     async def current_session(self, instance: AgentInstance, root: str) -> str:
         """Return the session in which the chat continues now."""
-        last_move = await self._found(instance, root)
+        last_move = await self._last_move(instance, root)
         return root if last_move is None else last_move.key
 
     async def move(
-        self, instance: AgentInstance, root: str, arrival: IncomingMessage, *, before: str, key: str
+        self, instance: AgentInstance, root: str, message: IncomingMessage, *, before: str, key: str
     ) -> None:
         """Record that the chat continues in another session from this message on."""
-        chat = arrival.chat or ""
+        chat = message.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
-        with suppress(StenologError):  # this command was executed before
-            earlier = _moves(await self._found(instance, root), chat)
-        place = ChatMove(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
-        self._kept[instance.id, root] = place
-        while len(self._kept) > _REMEMBERED_CHATS:
-            del self._kept[next(iter(self._kept))]
+        with suppress(StenologError):  # the command was executed, so its move must be recorded
+            last = await self._last_move(instance, root)
+            if last is not None and last.chat == chat and last.number:
+                earlier = last.all_moves[-_MAX_EARLIER_MOVES:]
+        move = ChatMove(key=key, before=before, chat=chat, number=message.number, earlier=earlier)
+        self._unsaved_moves[instance.id, root] = move
+        while len(self._unsaved_moves) > _MAX_UNSAVED_MOVES:
+            del self._unsaved_moves[next(iter(self._unsaved_moves))]
         try:
-            await self._loop.run(
-                instance.store.set_meta, root, **{FIELD: msgspec.to_builtins(place)}
-            )
+            fields = {MOVE_FIELD: msgspec.to_builtins(move)}
+            await self._loop.run(instance.store.set_meta, root, **fields)
         except StenologError as error:
             _logger.warning(
                 "could not store which session %r continues in; a restart returns to the old one: "
@@ -133,22 +130,19 @@ class ChatSessions:
                 error,
             )
         else:
-            del self._kept[instance.id, root]
+            del self._unsaved_moves[instance.id, root]
 
-    async def _found(self, instance: AgentInstance, root: str) -> ChatMove | None:
-        return self._kept.get((instance.id, root)) or await self._stored(instance, root)
-
-    async def _stored(self, instance: AgentInstance, root: str) -> ChatMove | None:
-        try:
-            return read_move((await self._loop.run(instance.store.info, root)).meta)
-        except NoSuchSession:
-            return None
+    async def _last_move(self, instance: AgentInstance, root: str) -> ChatMove | None:
+        if (instance.id, root) in self._unsaved_moves:
+            return self._unsaved_moves[instance.id, root]
         # Temporary errors are not caught: the message would be stored in the wrong session.
+        info = await self._loop.run(find_info, instance.store, root)
+        return None if info is None else read_move(info.meta)
 
 
 def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
     """Return the move in a session's meta, or None."""
-    stored = meta.get(FIELD)
+    stored = meta.get(MOVE_FIELD)
     if not isinstance(stored, Mapping):
         return None
     # If details are damaged, the chat still continues in its newest session.
@@ -165,8 +159,8 @@ def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
 # stored in a session of the claims store, in the order of their arrival.
 
 
-_UNDONE: Final = "undone-"
-"""Prefix of the meta field of a command that was started and not executed."""
+_UNDONE_PREFIX: Final = "undone-"
+"""Prefix of the meta field of a command that was started, but rejected before it ran."""
 
 
 class MessageRegister:
@@ -175,101 +169,99 @@ class MessageRegister:
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
 
-    async def number_of(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> int:
+    async def number_of(self, register_session: str, message: IncomingMessage) -> int:
         """Return the number of a message in its chat, or 0 if the number cannot be stored.
 
+        `register_session`: the chat's session in the claims store, from `register_name`.
         Raises OnceConflict if another message had this id.
         """
-        content = _digest(arrival.sender, arrival.text)
-        place = register_name(instance.id, root)
+        content = _digest(message.sender, message.text)
         try:
-            return await self._claims.number_for(place, _digest(arrival.id), content)
+            return await self._claims.number_for(register_session, _digest(message.id), content)
         except UsageError:
             raise
         except StenologError as error:
             # Accept the message without a number, as if the log could not be written.
             _logger.warning(
-                "could not store the id of a message in %r; if it is sent again, it may be "
-                "answered twice: %s",
-                root,
+                "could not store the id of message %r; if it is sent again, it may be answered "
+                "twice: %s",
+                message.id,
                 error,
             )
             return 0
 
-    async def begin(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> bool:
+    async def begin_command(self, register_session: str, message: IncomingMessage) -> bool:
         """Return whether to execute a command: False if any process has started the command before.
 
         A command is not executed again after a crash, because it may have had an effect.
         """
-        if not arrival.number:
+        if not message.number:
             return True
-        place = register_name(instance.id, root)
         try:
             # Each attempt has different content, so only one process succeeds.
-            await self._claims.number_for(
-                place, f"{_digest(arrival.id)}-begun", secrets.token_hex(8)
-            )
+            token = f"{_digest(message.id)}-begun"
+            await self._claims.number_for(register_session, token, secrets.token_hex(8))
         except OnceConflict:
-            undone = f"{_UNDONE}{arrival.number}"
-            if not (await self._claims.read_note(place)).get(undone):
+            undone = f"{_UNDONE_PREFIX}{message.number}"
+            if not (await self._claims.read_saved(register_session)).get(undone):
                 return False
-            await self._claims.note(place, **{undone: None})
+            await self._claims.save(register_session, **{undone: None})
         except UsageError:
             raise
         except StenologError as error:
             _logger.warning(
-                "could not store that a command in %r was run; if it is sent again, it runs "
-                "again: %s",
-                root,
+                "could not store that command %r was run; if it is sent again, it runs again: %s",
+                message.id,
                 error,
             )
         return True
 
-    async def undo(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> None:
+    async def undo_command(self, register_session: str, message: IncomingMessage) -> None:
         """Record that a command was rejected, so that it runs when the app sends it again."""
-        if arrival.number:
+        if message.number:
             with suppress(StenologError):
-                place = register_name(instance.id, root)
-                await self._claims.note(place, **{f"{_UNDONE}{arrival.number}": True})
+                await self._claims.save(
+                    register_session, **{f"{_UNDONE_PREFIX}{message.number}": True}
+                )
 
 
-def _digest(*words: str) -> str:
+def _digest(*texts: str) -> str:
     # An id or text becomes an idempotency key.
-    content = "\0".join(words).encode("utf-8", "surrogatepass")
+    content = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()
 
 
 # --- inbox ----------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
-_QUIET: Final = (CLOSING, TAKEN_OVER)
-"""Outcomes that send no text to the user, because the resumed turn's answer is delivered later."""
-_EMPTY_ANSWER: Final = "(The model returned an empty answer.)"
-_NOT_SAVED: Final = "This is not saved yet, because storage is not available right now."
-_REASONS: Final[Mapping[type[StenologError], str]] = {
+_SILENT_ANSWERS: Final = (CLOSING_TEXT, TAKEN_OVER_TEXT)
+"""Answers that are not sent to the user, because the resumed turn's answer is delivered later."""
+_EMPTY_ANSWER_TEXT: Final = "(The model returned an empty answer.)"
+_NOT_SAVED_TEXT: Final = "This is not saved yet, because storage is not available right now."
+_REASON_TEXTS: Final[Mapping[type[StenologError], str]] = {
     ContextTooSmall: "the conversation is too long for the model",
     ModelRefused: "the model did not accept the request",
     ModelUnavailable: "the model cannot be reached right now",
     StoreUnavailable: "storage is not available right now",
 }
-_UNKNOWN: Final = "something went wrong"
-_INTERNAL_ERROR: Final = "Your message could not be answered because of an internal error."
+_UNKNOWN_REASON_TEXT: Final = "something went wrong"
+_INTERNAL_ERROR_TEXT: Final = "Your message could not be answered because of an internal error."
 _MAX_CRASHES: Final = 3
-_REMEMBERED: Final = 1_000
-_TYPING: Final = 4.0
+_MAX_REMEMBERED_IDS: Final = 1_000
+_TYPING_SECONDS: Final = 4.0
 """Seconds between typing indicators, which apps show for about this long."""
 
 
-class PendingAnswer(AcceptedMessage, frozen=True, kw_only=True):
-    """A message that is being processed, and its answer."""
+class PendingMessage(Struct, frozen=True, kw_only=True):
+    """A message that is being processed.
 
-    answer: "asyncio.Task[Answer | None]"
-    """Future of the answer; its result is None if no answer is due.
-
-    Without a delivery, the future raises UsageError for a message that can never be stored.
+    Without a delivery, `answer` raises UsageError for a message that can never be stored.
     """
+
+    durable: asyncio.Future[bool]
+    """Whether the app may forget the message. False: the app must send the message again."""
+    answer: "asyncio.Task[Answer | None]"
+    """Task whose result is the answer, or None if no answer is due."""
 
 
 class Inbox:
@@ -286,14 +278,14 @@ class Inbox:
     ) -> None:
         """Create the inbox of a channel.
 
-        Without a `delivery`, answers are returned to the caller. `most`: maximum number of messages
-        that are processed at once. `register`: assigns numbers, if the app has no numbers.
+        Without a `delivery`, answers are returned to the caller. `limit`: maximum number of
+        messages that are processed at once. `register`: assigns numbers, if the app has none.
         """
         self._loop = loop
         self._channel = channel
         self._delivery = delivery
         self._register = register
-        self._most = limit
+        self._limit = limit
         self._chat_sessions = ChatSessions(loop)
         self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
             WeakValueDictionary()
@@ -301,41 +293,43 @@ class Inbox:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._recovering: set[asyncio.Task[Any]] = set()
         self._crashes: dict[str, int] = {}
-        self._failed: set[str] = set()
+        """Number of crashes while a message was processed, by its id."""
+        self._failed_ids: set[str] = set()
+        """Ids of messages that were neither stored nor answered."""
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the maximum number of messages is being processed."""
-        return len(self._tasks) >= self._most
+        return len(self._tasks) >= self._limit
 
     async def wait_for_capacity(self) -> None:
         """Wait until another message can be accepted."""
-        while self.full:
+        while self.is_full:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    def accept(self, arrival: IncomingMessage) -> PendingAnswer:
+    def accept(self, message: IncomingMessage) -> PendingMessage:
         """Start to store and answer a message. Messages of one session keep their order."""
         durable: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = _start_task(self._process(arrival, durable), self._tasks)
-        return PendingAnswer(durable=durable, answer=task)
+        task = start_task(self._process_message(message, durable), self._tasks)
+        return PendingMessage(durable=durable, answer=task)
 
-    async def tell(self, origin: Destination, text: str) -> None:
+    async def send_notice(self, origin: Destination, text: str) -> None:
         """Send a text that is not an answer. Raises nothing."""
         if self._delivery is not None:
-            await self._delivery.tell(origin, text)
+            await self._delivery.send_notice(origin, text)
 
     def recover(self) -> None:
         """Start to deliver answers that a killed process did not deliver."""
         if self._delivery is not None:
             # Use a separate task, so that messages that are being sent still arrive if the caller
             # is cancelled.
-            _start_task(self._delivery.recover(), self._recovering)
+            start_task(self._delivery.recover(), self._recovering)
 
     async def drain(self, wait_seconds: float) -> None:
         """Wait at most `wait_seconds` until all messages are answered and answers delivered."""
         self.stop_recovering()
-        if under_way := self._tasks | self._recovering:
-            await asyncio.wait(under_way, timeout=max(wait_seconds, 0))
+        if tasks := self._tasks | self._recovering:
+            await asyncio.wait(tasks, timeout=max(wait_seconds, 0))
 
     def stop_recovering(self) -> None:
         """Stop recovering answers of a killed process; the next start continues."""
@@ -348,177 +342,176 @@ class Inbox:
 
     # --- one message -------------------------------------------------------------------------
 
-    async def _process(
-        self, arrival: IncomingMessage, durable: asyncio.Future[bool]
+    async def _process_message(
+        self, message: IncomingMessage, durable: asyncio.Future[bool]
     ) -> Answer | None:
         try:
-            return await self._answered(arrival, durable)
+            return await self._store_and_answer(message, durable)
         except StoreClosed:
             return None  # the app sends the message again at the next start
         except UsageError as error:
             # The message can never be stored, however often the app sends it.
-            _settle(durable, True)
+            _set_durable(durable, True)
             if self._delivery is None:
                 raise
-            await self._say(arrival, f"Your message cannot be accepted: {error}.")
+            await self._tell_sender(message, f"Your message cannot be accepted: {error}.")
             return None
         except StenologError as error:
             _logger.warning("%s: a message was not stored: %s", self._channel, error)
             return None
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
-            if (durable.done() and durable.result()) or self._crashes_too_often(arrival):
+            if (durable.done() and durable.result()) or self._crashes_too_often(message):
                 # The app does not send the message again.
-                _settle(durable, True)
-                await self._say(arrival, _INTERNAL_ERROR)
+                _set_durable(durable, True)
+                await self._tell_sender(message, _INTERNAL_ERROR_TEXT)
             return None
         finally:
-            _settle(durable, False)
+            _set_durable(durable, False)
 
-    async def _answered(
-        self, arrival: IncomingMessage, durable: asyncio.Future[bool]
+    async def _store_and_answer(
+        self, message: IncomingMessage, durable: asyncio.Future[bool]
     ) -> Answer | None:
-        instance = self._loop.registry.route(self._channel, arrival.sender)
-        base = key_for(self._origin_of(arrival), scope=arrival.scope)
-        task = _MessageTask(self, arrival, durable)
-        command = commands.parse_command(arrival.text)
-        if command is not None and command.name == "stop":
-            # /stop does not wait, because it ends the turn that other messages wait for.
-            earlier_answer = await self._begin(instance, base, arrival, task)
-        else:
-            order = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
-            async with order:
-                earlier_answer = await self._begin(instance, base, arrival, task)
+        instance = self._loop.registry.route(self._channel, message.sender)
+        base = key_for(self._origin_of(message), scope=message.scope)
+        task = _MessageTask(self, message, durable)
+        command = commands.parse_command(message.text)
+        # /stop does not wait, because it ends the turn that other messages wait for.
+        is_stop = command is not None and command.name == "stop"
+        lock = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
+        async with nullcontext() if is_stop else lock:
+            earlier_answer = await self._pass_to_agent(instance, base, message, task)
         answer = earlier_answer or await task.answer()
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
         if task.not_saved:
             _logger.warning("%s: %r is not stored: %s", self._channel, answer.key, task.not_saved)
         is_durable = answer.outcome != "failed" or answer.saved
-        _settle(durable, is_durable)
-        if not is_durable and not self._is_first(arrival):
+        _set_durable(durable, is_durable)
+        if not is_durable and not self._is_first_failure(message):
             return answer  # the user was notified the first time
-        if self._delivery is not None and arrival.origin is not None:
-            text = text_for_user(answer)
-            await self._delivery.deliver(instance, answer, text, arrival.origin)
+        if self._delivery is not None and message.origin is not None:
+            await self._delivery.deliver(instance, answer, text_for_user(answer), message.origin)
         return answer
 
-    async def _begin(
-        self, instance: AgentInstance, base: str, arrival: IncomingMessage, task: "_MessageTask"
+    async def _pass_to_agent(
+        self, instance: AgentInstance, base: str, message: IncomingMessage, task: "_MessageTask"
     ) -> Answer | None:
         """Pass a message to the agent, and wait until the message is durable or answered.
 
         Return an answer if the agent was not called, because the command was executed before.
         """
         root = await self._loop.run(instance.resolve_key, base)
-        listed = None if arrival.number else self._register
-        if listed is not None:
-            arrival = replace(arrival, number=await listed.number_of(instance, root, arrival))
-        key = await self._chat_sessions.session_of(instance, root, arrival)
-        if commands.parse_command(arrival.text) is None:
-            listed = None
-        if key is None or (listed is not None and not await listed.begin(instance, root, arrival)):
+        register_session = register_name(instance.id, root)
+        register = None if message.number else self._register
+        if register is not None:
+            message = replace(message, number=await register.number_of(register_session, message))
+        key = await self._chat_sessions.session_of(instance, root, message)
+        if commands.parse_command(message.text) is None:
+            register = None
+        if key is None or (
+            register is not None and not await register.begin_command(register_session, message)
+        ):
             now = await self._chat_sessions.current_session(instance, root)
             return Answer(key=now, text="", outcome="again")
         inbound = InboundMessage(
             key=key,
-            content=arrival.text,
-            id=arrival.id,
-            origin=arrival.origin,
-            sender=owner_for(self._origin_of(arrival), scope=arrival.scope),
+            content=message.text,
+            id=message.id,
+            origin=message.origin,
+            sender=owner_for(self._origin_of(message), scope=message.scope),
         )
         try:
-            answer = await task.begin(self._loop, inbound, instance)
+            answer = await task.start(self._loop, inbound, instance)
         except StenologError:
-            if listed is not None:
-                await listed.undo(instance, root, arrival)
+            if register is not None:
+                await register.undo_command(register_session, message)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
-            await self._chat_sessions.move(instance, root, arrival, before=key, key=answer.key)
+            await self._chat_sessions.move(instance, root, message, before=key, key=answer.key)
         return None
 
-    def _origin_of(self, arrival: IncomingMessage) -> Origin:
+    def _origin_of(self, message: IncomingMessage) -> Origin:
         return Origin(
-            channel=self._channel, sender=arrival.sender, chat=arrival.chat, thread=arrival.thread
+            channel=self._channel, sender=message.sender, chat=message.chat, thread=message.thread
         )
 
-    def _crashes_too_often(self, arrival: IncomingMessage) -> bool:
-        """Count a crash while a message was processed; return whether to give the message up."""
-        crashes = self._crashes.pop(arrival.id, 0) + 1
+    def _crashes_too_often(self, message: IncomingMessage) -> bool:
+        """Count a crash while a message was processed; return whether to stop retrying it."""
+        crashes = self._crashes.pop(message.id, 0) + 1
         if crashes >= _MAX_CRASHES:
             return True
-        self._crashes[arrival.id] = crashes
-        while len(self._crashes) > _REMEMBERED:
+        self._crashes[message.id] = crashes
+        while len(self._crashes) > _MAX_REMEMBERED_IDS:
             del self._crashes[next(iter(self._crashes))]
         return False
 
-    def _is_first(self, arrival: IncomingMessage) -> bool:
-        """Whether this is the first time that the message was neither stored nor answered."""
-        known = arrival.id in self._failed
-        if len(self._failed) >= _REMEMBERED:
-            self._failed.clear()
-        self._failed.add(arrival.id)
-        return not known
+    def _is_first_failure(self, message: IncomingMessage) -> bool:
+        """Return whether this is the first time that storing and answering this message failed."""
+        is_first = message.id not in self._failed_ids
+        if len(self._failed_ids) >= _MAX_REMEMBERED_IDS:
+            self._failed_ids.clear()
+        self._failed_ids.add(message.id)
+        return is_first
 
-    async def _say(self, arrival: IncomingMessage, text: str) -> None:
-        if arrival.origin is not None:
-            await self.tell(arrival.origin, text)
+    async def _tell_sender(self, message: IncomingMessage, text: str) -> None:
+        if message.origin is not None:
+            await self.send_notice(message.origin, text)
 
     async def keep_typing(self, origin: Destination) -> None:
         """Show that an answer is being written, until cancelled."""
         while self._delivery is not None:
-            await self._delivery.channel.typing(origin)
-            await asyncio.sleep(_TYPING)
+            await self._delivery.channel.show_typing(origin)
+            await asyncio.sleep(_TYPING_SECONDS)
 
 
 class _MessageTask:
     """The agent's processing of one message."""
 
     def __init__(
-        self, inbox: Inbox, arrival: IncomingMessage, durable: asyncio.Future[bool]
+        self, inbox: Inbox, message: IncomingMessage, durable: asyncio.Future[bool]
     ) -> None:
         self._inbox = inbox
-        self._arrival = arrival
+        self._message = message
         self._durable = durable
         self._task: asyncio.Task[Answer] | None = None
         self._typing: asyncio.Task[None] | None = None
         self.not_saved = ""
 
-    async def begin(
+    async def start(
         self, loop: AgentLoop, inbound: InboundMessage, instance: AgentInstance
     ) -> Answer | None:
         """Start processing.
 
         Return the answer if it is ready before the message is durable, else None.
         """
-        self._task = asyncio.create_task(
-            loop.handle(inbound, on_event=self._heard, agent=instance.id)
-        )
+        turn = loop.handle(inbound, on_event=self._on_event, agent=instance.id)
+        self._task = asyncio.create_task(turn)
         try:
-            waited: list[asyncio.Future[Any]] = [self._task, self._durable]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            futures: list[asyncio.Future[Any]] = [self._task, self._durable]
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             return self._task.result() if self._task.done() else None
         except BaseException:
-            await self._end()
+            await self._cancel_tasks()
             raise
 
     async def answer(self) -> Answer:
-        """Return the answer, after `begin`."""
-        assert self._task is not None, "it was begun"
+        """Return the answer, after `start`."""
+        assert self._task is not None, "`start` was called before"
         try:
             return await self._task
         finally:
-            await self._end()
+            await self._cancel_tasks()
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, MessageStored):
-            _settle(self._durable, True)
-            if self._arrival.origin is not None and self._typing is None:
-                self._typing = asyncio.create_task(self._inbox.keep_typing(self._arrival.origin))
+            _set_durable(self._durable, True)
+            if self._message.origin is not None and self._typing is None:
+                self._typing = asyncio.create_task(self._inbox.keep_typing(self._message.origin))
         elif isinstance(event, SaveFailed):
             self.not_saved = event.text
 
-    async def _end(self) -> None:
+    async def _cancel_tasks(self) -> None:
         await cancel_and_wait(task for task in (self._typing, self._task) if task is not None)
 
 
@@ -530,29 +523,18 @@ def text_for_user(answer: Answer) -> str:
     """
     text = answer.text
     if answer.error is not None or answer.outcome == "failed":
-        if text in _QUIET:
+        if text in _SILENT_ANSWERS:
             return ""
-        saved_text = "Your message is saved." if answer.saved else _NOT_SAVED
-        return f"I could not answer: {_reason(answer.error)}. {saved_text}"
+        saved_text = "Your message is saved." if answer.saved else _NOT_SAVED_TEXT
+        reasons = (text for kind, text in _REASON_TEXTS.items() if isinstance(answer.error, kind))
+        return f"I could not answer: {next(reasons, _UNKNOWN_REASON_TEXT)}. {saved_text}"
     if answer.outcome == "answered" and not text.strip():
-        text = _EMPTY_ANSWER
+        text = _EMPTY_ANSWER_TEXT
     if text and not answer.saved:
-        text += f"\n\n({_NOT_SAVED})"
+        text += f"\n\n({_NOT_SAVED_TEXT})"
     return text
 
 
-def _reason(error: StenologError | None) -> str:
-    return next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), _UNKNOWN)
-
-
-def _start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """Start a task and keep it in `tasks` until it ends."""
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task
-
-
-def _settle(durable: asyncio.Future[bool], is_durable: bool) -> None:
+def _set_durable(durable: asyncio.Future[bool], is_durable: bool) -> None:
     if not durable.done():
         durable.set_result(is_durable)

@@ -14,92 +14,90 @@ from stenolog.errors import UsageError
 MIN_LIMIT: Final = 64
 _FENCE: Final = "```"
 _CLOSE: Final = f"\n{_FENCE}"
-_MOST_OPENING: Final = 24
-"""Maximum length of a block's first line to be repeated in the next message."""
-_CLOSING: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
+_MAX_OPENING_LENGTH: Final = 24
+"""Maximum length of the first line of a code block; of a longer line only the fence is repeated."""
+_CLOSING_PATTERN: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
 _BREAKS: Final = (
     re.compile(r"\n[ \t]*\n"),
     re.compile(r"\n"),
     re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*\s+"),  # noqa: RUF001 - these end sentences, too
     re.compile(r"\s+"),
 )
-_SENTENCE: Final = 2
-_FULL: Final = 3
-"""Minimum length of a message, as 1/N of the limit. No cut makes a message shorter."""
+_SENTENCE_BREAK: Final = 2
+_MIN_LENGTH_DIVISOR: Final = 3
+"""A text is not cut at a break that would make a message shorter than 1/N of the limit."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
     """One message: a part of the text, and the fences added around its code."""
 
-    opens: str = ""
+    opening: str = ""
     body: str
-    closes: str = ""
+    closing: str = ""
 
     @property
     def text(self) -> str:
         """The complete message, with the added fences."""
-        return f"{self.opens}{self.body}{self.closes}"
+        return f"{self.opening}{self.body}{self.closing}"
 
 
-def units(text: str) -> int:
+def utf16_len(text: str) -> int:
     """Return the length of a text in UTF-16 code units, as Telegram and others count."""
     return len(text) + sum(character > "\uffff" for character in text)
 
 
-def split(text: str, limit: int) -> list[str]:
+def split_text(text: str, limit: int) -> list[str]:
     """Split a text into messages, none blank or longer than `limit`.
 
-    Raises UsageError for a tiny limit.
-
-    Only white space is dropped, at the cuts.
+    Only white space at the cuts is dropped. Raises UsageError if `limit` is below MIN_LIMIT.
     """
-    return [piece.text for piece in pieces(text, limit)]
+    return [piece.text for piece in split_pieces(text, limit)]
 
 
-def pieces(text: str, limit: int) -> list[Piece]:
-    """Return the messages, with added fences separate from the text."""
+def split_pieces(text: str, limit: int) -> list[Piece]:
+    """Split a text like `split`, but keep the added fences separate from the text."""
     if limit < MIN_LIMIT:
         raise UsageError(f"limit must be {MIN_LIMIT} or more, not {limit}")
     messages: list[Piece] = []
     rest, fence = text.strip("\n"), ""
     while rest.strip():
-        if fence and (closing := _CLOSING.match(rest)):
+        if fence and (closing := _CLOSING_PATTERN.match(rest)):
             # The previous message has closed the block.
             rest, fence = rest[closing.end() :].lstrip(), ""
             continue
         opens = f"{fence}\n" if fence else ""
-        if units(opens) + units(rest) <= limit:
-            messages.append(Piece(opens=opens, body=rest.rstrip()))
+        if utf16_len(opens) + utf16_len(rest) <= limit:
+            messages.append(Piece(opening=opens, body=rest.rstrip()))
             break
-        cut, skipped = _place_to_cut(rest, limit - units(opens) - len(_CLOSE), in_code=bool(fence))
+        cut, skipped = _find_cut(rest, limit - utf16_len(opens) - len(_CLOSE), in_code=bool(fence))
         body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
-        before, fence = fence, _open_fence(body, fence)
-        if fence and not before and "\n" in between and body.endswith(f"\n{fence}"):
+        fence_before, fence = fence, _open_fence(body, fence)
+        if fence and not fence_before and "\n" in between and body.endswith(f"\n{fence}"):
             # A block's first line moves to the next message with its code.
             body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
         if body.strip():
-            messages.append(Piece(opens=opens, body=body, closes=_CLOSE if fence else ""))
+            messages.append(Piece(opening=opens, body=body, closing=_CLOSE if fence else ""))
         # The indentation of code must be kept.
         rest = rest.lstrip("\n") if fence else rest.lstrip()
     return messages
 
 
-def _place_to_cut(text: str, room: int, *, in_code: bool) -> tuple[int, int]:
+def _find_cut(text: str, max_units: int, *, in_code: bool) -> tuple[int, int]:
     """Return the length of the next message, and of the white space to drop after it."""
-    window = _within(text, room)
+    window = _fitting_length(text, max_units)
     for number, pattern in enumerate(_BREAKS):
-        if in_code and number == _SENTENCE:
+        if in_code and number == _SENTENCE_BREAK:
             continue
         cuts = [*pattern.finditer(text, 0, window + 1)][-1:]
-        if cuts and cuts[0].start() >= max(1, window // _FULL):
+        if cuts and cuts[0].start() >= max(1, window // _MIN_LENGTH_DIVISOR):
             return cuts[0].start(), cuts[0].end() - cuts[0].start()
     return window, 0
 
 
-def _within(text: str, room: int) -> int:
-    """Return the maximum number of characters with at most `room` units."""
-    count = min(len(text), room)
-    while (over := units(text[:count]) - room) > 0:
+def _fitting_length(text: str, max_units: int) -> int:
+    """Return the maximum number of characters with at most `max_units` units."""
+    count = min(len(text), max_units)
+    while (over := utf16_len(text[:count]) - max_units) > 0:
         count -= (over + 1) // 2
     return count
 
@@ -113,7 +111,7 @@ def _open_fence(body: str, fence: str) -> str:
         if not fence:
             # A line such as ```x``` is inline code.
             if _FENCE not in bare.lstrip("`"):
-                fence = bare if units(bare) <= _MOST_OPENING else _FENCE
+                fence = bare if utf16_len(bare) <= _MAX_OPENING_LENGTH else _FENCE
         elif not bare.strip("`"):
             fence = ""
     return fence

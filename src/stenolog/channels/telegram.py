@@ -9,9 +9,10 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 import httpx
@@ -29,37 +30,28 @@ from telegram.error import (
 )
 from telegram.request import HTTPXRequest
 
-from stenolog.agent.threads import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.channels.channel import (
-    AcceptedMessage,
     AllowList,
     Destination,
     IncomingMessage,
     MaybeSent,
-    MessageReceiver,
     NotSent,
     Undeliverable,
     is_local,
     uses_tls,
 )
 from stenolog.channels.claims import Claims
+from stenolog.channels.inbox import Inbox
 from stenolog.errors import StenologError, StoreBusy
 from stenolog.settings.values import TelegramSettings
 
-# --- offsets --------------------------------------------------------------------------------------
-# Progress through the updates of an app that returns all updates from a number on. The app forgets
-# updates below the requested number. So the requested number never passes an update that is not
-# durable, even if later updates are durable.
-
-
-_State = Literal["open", "durable", "left"]
-
 
 class Offsets:
-    """The state of updates: open, durable, or to be fetched again. Pure.
+    """The states of Telegram's updates: open, durable, or to be fetched again. Pure.
 
     Telegram forgets the updates below the requested number. So the requested number never passes an
-    update that is not durable.
+    update that is not durable, even if later updates are durable.
     """
 
     def __init__(self, *, known_below: int = 0) -> None:
@@ -68,60 +60,54 @@ class Offsets:
         `known_below`: an earlier process handled the updates below this number.
         """
         self._known_below = known_below
-        self._states: dict[int, _State] = {}
-        self._next: int | None = None
-
-    @property
-    def next(self) -> int | None:
+        self._states: dict[int, Literal["open", "durable", "retry"]] = {}
+        self.next: int | None = None
         """First update number to request; None if no update is known yet."""
-        return self._next
 
     @property
-    def waiting(self) -> bool:
+    def has_open_updates(self) -> bool:
         """Whether an update is not durable yet."""
         return any(state != "durable" for state in self._states.values())
 
-    def add(self, numbers: Iterable[int]) -> list[int]:
+    def add_updates(self, numbers: Iterable[int]) -> list[int]:
         """Return the numbers to process now, and mark them as open."""
         received = sorted(set(numbers))
-        for number in [known for known, state in self._states.items() if state == "left"]:
-            # Only a page that reaches beyond the number shows that the server no longer has it.
-            if received and number < received[-1] and number not in received:
+        for number, state in self._states.items():
+            # Only a page with a higher number shows that the server no longer has the update.
+            is_missing = received and number < received[-1] and number not in received
+            if state == "retry" and is_missing:
                 self._states[number] = "durable"
-        new = []
+        new_numbers = []
         for number in received:
             if number < self._known_below:
                 self._states[number] = "durable"
-            elif self._states.get(number, "left") == "left" and number >= (self._next or 0):
+            elif self._states.get(number, "retry") == "retry" and number >= (self.next or 0):
                 self._states[number] = "open"
-                new.append(number)
-        self._advance()
-        return new
+                new_numbers.append(number)
+        self._advance_next()
+        return new_numbers
 
-    def settled(self, number: int, *, durable: bool) -> None:
+    def settle_update(self, number: int, *, durable: bool) -> None:
         """Record that an update is durable, or must be fetched again."""
-        self._states[number] = "durable" if durable else "left"
-        self._advance()
+        self._states[number] = "durable" if durable else "retry"
+        self._advance_next()
 
-    def _advance(self) -> None:
+    def _advance_next(self) -> None:
         for number in sorted(self._states):
             if self._states[number] != "durable":
-                self._next = number
+                self.next = number
                 return
             del self._states[number]
-            self._next = max(number + 1, self._next or 0)
-
-
-# --- telegram -------------------------------------------------------------------------------------
+            self.next = max(number + 1, self.next or 0)
 
 
 NAME: Final = "telegram"
 _SERVER: Final = "https://api.telegram.org"
-_TEXT_ONLY: Final = "I can only read text messages."
-_LONG_POLL: Final = 25
+_TEXT_ONLY_NOTICE: Final = "I can only read text messages."
+_LONG_POLL_SECONDS: Final = 25
 """Seconds that the server keeps a request for updates open."""
-_LONGEST: Final = 60.0
-_OFFSET_SECONDS: Final = 86_400.0
+_MAX_PAUSE_SECONDS: Final = 60.0
+_OFFSET_VALID_SECONDS: Final = 86_400.0
 """Seconds for which a stored offset is valid. Telegram may restart its numbers after a week."""
 _URL_LOGGERS: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
 """Loggers of libraries that log complete URLs, which contain the token."""
@@ -129,11 +115,11 @@ _URL_LOGGERS: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
 _logger = logging.getLogger("stenolog")
 
 
-class _Stopped(Exception):
-    """The bot can never work, for example because its token is rejected."""
+class _TokenRejected(Exception):
+    """Telegram rejected the bot's token, so the bot can never work."""
 
 
-class _NoSecret(logging.Filter):
+class _SecretFilter(logging.Filter):
     """A filter that drops log records with the token."""
 
     def __init__(self, secret: str) -> None:
@@ -158,7 +144,7 @@ class Telegram:
         *,
         claims: Claims,
         pause: float = 2.0,
-        long_poll: int = _LONG_POLL,
+        long_poll: int = _LONG_POLL_SECONDS,
     ) -> None:
         """Create the bot.
 
@@ -171,9 +157,10 @@ class Telegram:
         self._pause = pause
         self._long_poll = long_poll
         id = re.match(r"[0-9]+(?=:)", token)
-        self._place = f"{NAME}-{id[0]}" if id else NAME
-        self._telling: set[asyncio.Task[bool]] = set()
-        self._filter = _NoSecret(token)
+        self._claim = f"{NAME}-{id[0]}" if id else NAME
+        self._notice_tasks: set[asyncio.Task[bool]] = set()
+        """Tasks that send a text that is not an answer."""
+        self._filter = _SecretFilter(token)
         for name in _URL_LOGGERS:
             logging.getLogger(name).addFilter(self._filter)
         base = settings.base_url.rstrip("/") or _SERVER
@@ -181,39 +168,39 @@ class Telegram:
             token,
             base_url=f"{base}/bot",
             base_file_url=f"{base}/file/bot",
-            request=_request(base, connections=64),
-            get_updates_request=_request(base, connections=1),
+            request=_make_request(base, connections=64),
+            get_updates_request=_make_request(base, connections=1),
         )
 
     # --- in ----------------------------------------------------------------------------------
 
-    async def run(self, receiver: MessageReceiver) -> None:
+    async def run(self, inbox: Inbox) -> None:
         """Receive messages until the task is cancelled or the token is rejected."""
         while True:
             try:
-                await self._poll_if_free(receiver)
+                await self._poll_if_free(inbox)
             except StoreBusy:
                 await asyncio.sleep(self._pause)
             except StenologError as error:
                 _logger.warning("telegram: %s", error)
                 await asyncio.sleep(self._pause)
-            except _Stopped:
+            except _TokenRejected:
                 break
         _logger.error(
             "Telegram rejected the bot's token, so the bot is off; correct the token and start "
             "the gateway again"
         )
 
-    async def _poll_if_free(self, receiver: MessageReceiver) -> None:
-        """Poll while this gateway holds the claim. Raises StoreBusy, _Stopped."""
+    async def _poll_if_free(self, inbox: Inbox) -> None:
+        """Poll while this gateway holds the claim. Raises StoreBusy, _TokenRejected."""
         polling: asyncio.Task[None] | None = None
 
-        def lost() -> None:
+        def on_lost() -> None:
             if polling is not None:
                 polling.cancel()
 
-        async with self._claims.held(self._place, wait=False, lost=lost):
-            polling = asyncio.create_task(self._poll(receiver))
+        async with self._claims.hold_claim(self._claim, wait=False, on_lost=on_lost):
+            polling = asyncio.create_task(self._poll(inbox))
             try:
                 await asyncio.wait([polling])
             finally:
@@ -221,48 +208,49 @@ class Telegram:
             if not polling.cancelled():
                 polling.result()
 
-    async def _poll(self, receiver: MessageReceiver) -> None:
+    async def _poll(self, inbox: Inbox) -> None:
         await self._with_retries(self._bot.initialize)
-        receiver.recover()
-        under_way: set[asyncio.Task[None]] = set()
+        inbox.recover()
+        unsettled: set[asyncio.Task[Any]] = set()
         try:
-            offsets = Offsets(known_below=await self._hint())
+            offsets = Offsets(known_below=await self._handled_below())
             while True:
-                await receiver.wait_for_capacity()
-                updates: Sequence[Update] = await self._with_retries(
-                    lambda offset=offsets.next: self._bot.get_updates(
-                        offset=offset, timeout=self._long_poll, allowed_updates=["message"]
-                    )
+                await inbox.wait_for_capacity()
+                get_updates = partial(
+                    self._bot.get_updates,
+                    offset=offsets.next,
+                    timeout=self._long_poll,
+                    allowed_updates=["message"],
                 )
-                before = offsets.next
-                new = set(offsets.add(update.update_id for update in updates))
+                updates: Sequence[Update] = await self._with_retries(get_updates)
+                previous_number = offsets.next
+                new_numbers = set(offsets.add_updates(update.update_id for update in updates))
                 for update in updates:
-                    if update.update_id in new:
-                        accepted = self._take_in(update, receiver)
-                        task = asyncio.create_task(_settle(accepted, update.update_id, offsets))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
-                if under_way:
+                    if update.update_id in new_numbers:
+                        durable = self._accept_update(update, inbox)
+                        start_task(_settle(durable, update.update_id, offsets), unsettled)
+                if unsettled:
                     # The wait is limited, because messages of other chats may arrive.
-                    await asyncio.wait(under_way, timeout=self._pause / 2)
-                if offsets.waiting and not new:
+                    await asyncio.wait(unsettled, timeout=self._pause / 2)
+                if offsets.has_open_updates and not new_numbers:
                     # The server returns unconfirmed updates again immediately.
                     await asyncio.sleep(self._pause)
-                if offsets.next != before:
-                    await self._note(offsets.next)
+                if offsets.next != previous_number:
+                    with suppress(StenologError):
+                        await self._claims.save(self._claim, next=offsets.next, at=int(time.time()))
         finally:
-            await cancel_and_wait(under_way)
+            await cancel_and_wait(unsettled)
 
-    async def _with_retries(self, call: Any) -> Any:
-        """Retry a call until it succeeds. Raises _Stopped if the call can never succeed."""
+    async def _with_retries(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Retry a call until it succeeds. Raises _TokenRejected."""
         pause, reported = self._pause, ""
         while True:
             try:
                 return await call()
             except (InvalidToken, Forbidden):
-                raise _Stopped from None
+                raise _TokenRejected from None
             except TelegramError as error:
-                error_text = self._words(error)
+                error_text = self._error_text(error)
                 if isinstance(error, Conflict):
                     error_text = (
                         "another program receives the messages of this bot; waiting until it stops"
@@ -270,13 +258,16 @@ class Telegram:
                 if error_text != reported:
                     reported = error_text
                     _logger.warning("telegram: %s", error_text)
-                wait = _seconds(error) if isinstance(error, RetryAfter) else pause
+                wait = _retry_after_seconds(error) if isinstance(error, RetryAfter) else pause
                 if not isinstance(error, Conflict):
-                    pause = min(2 * pause, _LONGEST)
+                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
             await asyncio.sleep(wait)
 
-    def _take_in(self, update: Update, receiver: MessageReceiver) -> AcceptedMessage | None:
-        """Start to process an update; return None if the update is not for the agent."""
+    def _accept_update(self, update: Update, inbox: Inbox) -> asyncio.Future[bool] | None:
+        """Start to process an update; return None if the update is not for the agent.
+
+        The result of the future is whether the message is durable.
+        """
         message = update.message
         user = None if message is None else message.from_user
         if message is None or user is None or user.is_bot:
@@ -285,42 +276,34 @@ class Telegram:
         if not self._allowed.allows(str(user.id), user.username or ""):
             return None
         text = message.text or message.caption or ""
-        command, at, to = text.partition(" ")[0].partition("@")
-        if command.startswith("/") and at and to.casefold() != self._bot.username.casefold():
+        command, at, bot = text.partition(" ")[0].partition("@")
+        if command.startswith("/") and at and bot.casefold() != self._bot.username.casefold():
             return None
         if not text.strip():
-            telling = asyncio.create_task(_send_text_only(receiver, _origin(message)))
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
-            return AcceptedMessage(durable=telling)
+            return start_task(_send_text_only(inbox, _origin_of(message)), self._notice_tasks)
         if command == "/start":
             text = "/help"
         private = message.chat.type == ChatType.PRIVATE
         thread = message.message_thread_id if message.is_topic_message else None
-        return receiver.accept(
-            IncomingMessage(
-                sender=str(user.id),
-                text=text,
-                id=f"{NAME}-{message.chat.id}-{message.message_id}",
-                chat=None if private else str(message.chat.id),
-                thread=None if thread is None else str(thread),
-                scope=self._scope,
-                origin=_origin(message),
-                number=message.message_id,
-            )
+        incoming = IncomingMessage(
+            sender=str(user.id),
+            text=text,
+            id=f"{NAME}-{message.chat.id}-{message.message_id}",
+            chat=None if private else str(message.chat.id),
+            thread=None if thread is None else str(thread),
+            scope=self._scope,
+            origin=_origin_of(message),
+            number=message.message_id,
         )
+        return inbox.accept(incoming).durable
 
-    async def _hint(self) -> int:
+    async def _handled_below(self) -> int:
         """Return the number below which an earlier process handled all updates, or 0."""
-        noted = await self._claims.read_note(self._place)
-        number, at = noted.get("next"), noted.get("at")
+        note = await self._claims.read_saved(self._claim)
+        number, at = note.get("next"), note.get("at")
         if not isinstance(number, int) or not isinstance(at, int | float):
             return 0
-        return number if 0 <= time.time() - at < _OFFSET_SECONDS else 0
-
-    async def _note(self, number: int | None) -> None:
-        with suppress(StenologError):
-            await self._claims.note(self._place, next=number, at=int(time.time()))
+        return number if 0 <= time.time() - at < _OFFSET_VALID_SECONDS else 0
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -333,7 +316,7 @@ class Telegram:
             try:
                 await self._send(origin, error.new_chat_id, text)
             except ChatMigrated as again:
-                raise Undeliverable(self._words(again)) from None
+                raise Undeliverable(self._error_text(again)) from None
 
     async def _send(self, origin: Destination, chat: Any, text: str) -> None:
         try:
@@ -343,21 +326,21 @@ class Telegram:
         except ChatMigrated:
             raise
         except RetryAfter as error:
-            raise NotSent(self._words(error), after=_seconds(error)) from None
+            raise NotSent(self._error_text(error), pause=_retry_after_seconds(error)) from None
         except InvalidToken as error:
-            raise NotSent(self._words(error)) from None
+            raise NotSent(self._error_text(error)) from None
         except (BadRequest, Forbidden) as error:
-            raise Undeliverable(self._words(error)) from None
+            raise Undeliverable(self._error_text(error)) from None
         except TelegramError as error:
             if isinstance(error, NetworkError) and isinstance(error.__cause__, _NOT_SENT_ERRORS):
-                raise NotSent(self._words(error)) from None
-            raise MaybeSent(self._words(error)) from None
+                raise NotSent(self._error_text(error)) from None
+            raise MaybeSent(self._error_text(error)) from None
 
     def allows(self, origin: Destination) -> bool:
         """Return whether the user of this private chat is on the allow list."""
-        return self._allowed.has(str(origin.get("chat")))
+        return self._allowed.contains_id(str(origin.get("chat")))
 
-    async def typing(self, origin: Destination) -> None:
+    async def show_typing(self, origin: Destination) -> None:
         """Show that an answer is being written. Raises nothing."""
         with suppress(TelegramError):
             await self._bot.send_chat_action(
@@ -368,12 +351,12 @@ class Telegram:
 
     async def close(self) -> None:
         """Close connections. A second call does nothing."""
-        await cancel_and_wait(self._telling)
+        await cancel_and_wait(self._notice_tasks)
         await self._bot.shutdown()
         for name in _URL_LOGGERS:
             logging.getLogger(name).removeFilter(self._filter)
 
-    def _words(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         return str(error).replace(self._token, "***")
 
 
@@ -381,7 +364,7 @@ _NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolT
 """Errors that occur before the message is sent."""
 
 
-def _request(base: str, *, connections: int) -> HTTPXRequest:
+def _make_request(base: str, *, connections: int) -> HTTPXRequest:
     return HTTPXRequest(
         connection_pool_size=connections,
         connect_timeout=10.0,
@@ -395,24 +378,24 @@ def _request(base: str, *, connections: int) -> HTTPXRequest:
     )
 
 
-def _origin(message: Message) -> dict[str, Any]:
+def _origin_of(message: Message) -> dict[str, Any]:
     origin: dict[str, Any] = {"channel": NAME, "chat": message.chat.id}
     if message.is_topic_message and message.message_thread_id is not None:
         origin["thread"] = message.message_thread_id
     return origin
 
 
-def _seconds(error: RetryAfter) -> float:
+def _retry_after_seconds(error: RetryAfter) -> float:
     requested = error.retry_after
     return requested.total_seconds() if isinstance(requested, timedelta) else float(requested)
 
 
-async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> bool:
-    await receiver.tell(origin, _TEXT_ONLY)
+async def _send_text_only(inbox: Inbox, origin: Destination) -> bool:
+    await inbox.send_notice(origin, _TEXT_ONLY_NOTICE)
     return True
 
 
-async def _settle(accepted: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
+async def _settle(durable: asyncio.Future[bool] | None, number: int, offsets: Offsets) -> None:
     """Record whether an update is durable."""
     # The wait is shielded: when polling stops, messages that have arrived are still processed.
-    offsets.settled(number, durable=accepted is None or await asyncio.shield(accepted.durable))
+    offsets.settle_update(number, durable=durable is None or await asyncio.shield(durable))

@@ -13,7 +13,7 @@ import hmac
 import re
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import httpx2
 import msgspec
@@ -27,7 +27,6 @@ from stenolog.channels.channel import (
     Destination,
     IncomingMessage,
     MaybeSent,
-    MessageReceiver,
     NotSent,
     Undeliverable,
     is_local,
@@ -45,9 +44,9 @@ from stenolog.settings.values import WebhookSettings
 
 
 HEADER: Final = "X-Steno-Signature"
-MAX_SIGNATURE_AGE: Final = 300
+MAX_SIGNATURE_AGE_SECONDS: Final = 300
 """Maximum difference in seconds between the time of a signature and now."""
-_FORM: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
+_SIGNATURE_FORM: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 
 def signature(secret: str, body: bytes, *, at: int) -> str:
@@ -57,17 +56,17 @@ def signature(secret: str, body: bytes, *, at: int) -> str:
 
 def is_recent(header: str, *, now: float) -> bool:
     """Return whether the header has the format of a signature and its time is recent."""
-    match = _FORM.fullmatch(header)
-    return match is not None and abs(now - int(match[1])) <= MAX_SIGNATURE_AGE
+    match = _SIGNATURE_FORM.fullmatch(header)
+    return match is not None and abs(now - int(match[1])) <= MAX_SIGNATURE_AGE_SECONDS
 
 
 def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
     """Return whether the header is a recent signature of this body with this secret."""
-    match = _FORM.fullmatch(header)
+    match = _SIGNATURE_FORM.fullmatch(header)
     at, signature = (int(match[1]), match[2]) if match else (0, "")
     # Always compare the signature, so that the response time reveals nothing.
-    right = hmac.compare_digest(_digest(secret, at, body), signature)
-    return right and abs(now - at) <= MAX_SIGNATURE_AGE  # guard: signature-age
+    is_correct = hmac.compare_digest(_digest(secret, at, body), signature)
+    return is_correct and abs(now - at) <= MAX_SIGNATURE_AGE_SECONDS  # guard: signature-age
 
 
 def _digest(secret: str, at: int, body: bytes) -> str:
@@ -78,16 +77,16 @@ def _digest(secret: str, at: int, body: bytes) -> str:
 # --- webhook --------------------------------------------------------------------------------------
 
 
-MAX_BODY: Final = 1024 * 1024
+MAX_BODY_BYTES: Final = 1024 * 1024
 BODY_SECONDS: Final = 5.0
 """Maximum seconds for receiving a message."""
-MAX_PENDING: Final = 32
+MAX_PENDING_BODIES: Final = 32
 """Maximum number of messages that are being received at once, before their signature is checked."""
-_TIMEOUT: Final = 10.0
-_LIMIT: Final = 1_000_000
-_CHAT: Final = "#"
+_SEND_TIMEOUT_SECONDS: Final = 10.0
+_MAX_MESSAGE_LENGTH: Final = 1_000_000
+_CHAT_PREFIX: Final = "#"
 """Prefix of chat names in session keys, so that no chat name equals a sender."""
-_TYPES: Final = {401: "authentication_error", 403: "permission_error"}
+_ERROR_TYPES: Final = {401: "authentication_error", 403: "permission_error"}
 _BAD_SIGNATURE: Final = "the signature is missing, wrong or too old; sign the body again"
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -108,21 +107,21 @@ class WebhookMessage(Struct, frozen=True, kw_only=True):
 class Webhook:
     """A webhook as a channel."""
 
-    limit: Final = _LIMIT
+    limit: Final = _MAX_MESSAGE_LENGTH
 
     def __init__(self, name: str, settings: WebhookSettings, secret: str) -> None:
         self.name = channel_name(name)
         self.secret = secret
         self.allowed = AllowList(settings.allow, setting=f"webhooks.{name}.allow")
-        self.replies = bool(settings.reply_url)
+        self.sends_replies = bool(settings.reply_url)
         """Whether answers are sent to `reply_url`."""
         self._url = settings.reply_url
         self._client: httpx2.AsyncClient | None = None
 
-    async def run(self, receiver: MessageReceiver) -> None:
+    async def run(self, inbox: Inbox) -> None:
         """Recover undelivered answers. Messages arrive through the routes."""
-        if self.replies:
-            receiver.recover()
+        if self.sends_replies:
+            inbox.recover()
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send an answer to `reply_url`. Raises NotSent, MaybeSent, Undeliverable."""
@@ -134,7 +133,7 @@ class Webhook:
         }
         if self._client is None:
             self._client = httpx2.AsyncClient(
-                timeout=_TIMEOUT,
+                timeout=_SEND_TIMEOUT_SECONDS,
                 verify=uses_tls(self._url),  # guard: webhook-tls
                 follow_redirects=False,
                 trust_env=not is_local(self._url),
@@ -155,9 +154,9 @@ class Webhook:
 
     def allows(self, origin: Destination) -> bool:
         """Return whether the sender is on the allow list."""
-        return self.allowed.has(str(origin.get("sender")))
+        return self.allowed.contains_id(str(origin.get("sender")))
 
-    async def typing(self, origin: Destination) -> None:
+    async def show_typing(self, origin: Destination) -> None:
         """Do nothing: programs have no typing indicator."""
         del origin
 
@@ -166,10 +165,10 @@ class Webhook:
         if self._client is not None:
             await self._client.aclose()
 
-    def arrival(self, received: WebhookMessage) -> IncomingMessage:
+    def to_incoming(self, received: WebhookMessage) -> IncomingMessage:
         """Convert a received message to an IncomingMessage. Raises UsageError."""
-        if received.sender.startswith(_CHAT):
-            raise UsageError(f"sender must not start with {_CHAT}")
+        if received.sender.startswith(_CHAT_PREFIX):
+            raise UsageError(f"sender must not start with {_CHAT_PREFIX}")
         scope: Scope = "group" if received.chat else "thread" if received.thread else "sender"
         origin = {"channel": self.name, "sender": received.sender, "id": received.id}
         origin |= {"chat": received.chat} if received.chat else {}
@@ -178,10 +177,10 @@ class Webhook:
             sender=received.sender,
             text=received.text,
             id=f"{self.name}-{received.id}",
-            chat=f"{_CHAT}{received.chat}" if received.chat else None,
+            chat=f"{_CHAT_PREFIX}{received.chat}" if received.chat else None,
             thread=received.thread,
             scope=scope,
-            origin=origin if self.replies else None,
+            origin=origin if self.sends_replies else None,
         )
 
 
@@ -202,25 +201,22 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
         header = request.headers.get(HEADER, "")
         # Reject requests that cannot be valid before reading the body.
         if webhook is None or not is_recent(header, now=time.time()):
-            return _error(401, _BAD_SIGNATURE, code="wrong_signature")
+            return _error(401, "wrong_signature", _BAD_SIGNATURE)
         try:
-            body = await pending.read(request)
+            body = await pending.read_body(request)
         except ClientDisconnect:
-            return _error(
-                400, "the client disconnected before the message was complete", code="disconnected"
-            )
+            text = "the client disconnected before the message was complete"
+            return _error(400, "disconnected", text)
         except BodyDropped:
-            error_text = "too many messages are being received; send it again"
-            return _unavailable(error_text, code="too_many")
+            return _error(503, "too_many", "too many messages are being received; send it again")
         except TimeoutError:
-            error_text = f"the message did not arrive within {BODY_SECONDS:.0f} s; send it again"
-            return _error(408, error_text, code="request_timeout")
+            text = f"the message did not arrive within {BODY_SECONDS:.0f} s; send it again"
+            return _error(408, "request_timeout", text)
         if body is None:
-            return _error(413, f"the message has more than {MAX_BODY:,} bytes", code="too_long")
-        if not is_signed(
-            webhook[0].secret, body, header, now=time.time()
-        ):  # guard: webhook-signature
-            return _error(401, _BAD_SIGNATURE, code="wrong_signature")
+            return _error(413, "too_long", f"the message has more than {MAX_BODY_BYTES:,} bytes")
+        # guard: webhook-signature
+        if not is_signed(webhook[0].secret, body, header, now=time.time()):
+            return _error(401, "wrong_signature", _BAD_SIGNATURE)
         return await _handle_message(*webhook, body)
 
     return [Route("/webhooks/{name}", receive, methods=["POST"])]
@@ -230,34 +226,34 @@ async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
     try:
         received = msgspec.json.decode(body, type=WebhookMessage)
     except msgspec.DecodeError as error:
-        return _error(400, f"invalid message: {error}", code="wrong_message")
+        return _error(400, "wrong_message", f"invalid message: {error}")
     if not hook.allowed.allows(received.sender):  # guard: webhook-allow-list
-        return _error(403, "this sender is not in the allow list", code="sender_not_allowed")
-    if inbox.full:
-        return _unavailable("too many messages are being answered; send it again", code="too_many")
+        return _error(403, "sender_not_allowed", "this sender is not in the allow list")
+    if inbox.is_full:
+        return _error(503, "too_many", "too many messages are being answered; send it again")
     try:
-        accepted = inbox.accept(hook.arrival(received))
-        if hook.replies:
-            if not await asyncio.shield(accepted.durable):
-                return _unavailable("the message was not stored; send it again", code="not_stored")
+        pending = inbox.accept(hook.to_incoming(received))
+        if hook.sends_replies:
+            if not await asyncio.shield(pending.durable):
+                return _error(503, "not_stored", "the message was not stored; send it again")
             return JSONResponse({"id": received.id}, status_code=202)
-        answer = await asyncio.shield(accepted.answer)
+        answer = await asyncio.shield(pending.answer)
     except OnceConflict:
-        return _error(409, "this id was used for another message", code="once_conflict")
+        return _error(409, "once_conflict", "this id was used for another message")
     except UsageError as error:
-        return _error(400, str(error), code="usage_error")
+        return _error(400, "usage_error", str(error))
     failed = answer is None or answer.outcome == "failed" or answer.error is not None
     text = "" if answer is None else answer.text if answer.error is None else text_for_user(answer)
     # The text is also empty if another process took the turn over, or this process shuts down. The
     # next request with the same id gets the answer.
     if answer is None or (failed and not text):
-        return _unavailable("the message was not answered; send it again", code="not_answered")
-    response: dict[str, Any] = {"answer": text, "session": answer.key, "seq": answer.seq}
-    return JSONResponse({**response, "outcome": answer.outcome})
+        return _error(503, "not_answered", "the message was not answered; send it again")
+    fields = {"answer": text, "session": answer.key, "seq": answer.seq, "outcome": answer.outcome}
+    return JSONResponse(fields)
 
 
 class BodyDropped(Exception):
-    """A slow message lost its slot to a newer message."""
+    """A message that arrived too slowly was dropped to receive a newer message."""
 
 
 class PendingBodies:
@@ -267,17 +263,17 @@ class PendingBodies:
     other senders, the oldest body is dropped if there are too many.
     """
 
-    def __init__(self, limit: int = MAX_PENDING, seconds: float = BODY_SECONDS) -> None:
-        self._most = limit
+    def __init__(self, limit: int = MAX_PENDING_BODIES, seconds: float = BODY_SECONDS) -> None:
+        self._limit = limit
         self._seconds = seconds
         self._limits: dict[asyncio.Timeout, None] = {}
 
-    async def read(self, request: Request) -> bytes | None:
+    async def read_body(self, request: Request) -> bytes | None:
         """Return the body, or None if the body is too long. Raises TimeoutError, BodyDropped."""
         length = request.headers.get("Content-Length", "")
-        if length.isdecimal() and int(length[:20]) > MAX_BODY:
+        if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
             return None
-        if len(self._limits) >= self._most:  # guard: webhook-bodies-limited
+        if len(self._limits) >= self._limit:  # guard: webhook-bodies-limited
             oldest = next(iter(self._limits))
             if not oldest.expired():  # the body may have lost its slot
                 del self._limits[oldest]
@@ -286,32 +282,26 @@ class PendingBodies:
         try:
             async with limit:
                 self._limits[limit] = None
-                return await _body(request)
+                return await _read_body(request)
         except TimeoutError:
             raise (TimeoutError if limit in self._limits else BodyDropped) from None
         finally:
             self._limits.pop(limit, None)
 
 
-async def _body(request: Request) -> bytes | None:
+async def _read_body(request: Request) -> bytes | None:
     """Return the body, or None if the body is too long."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY:
+        if len(body) > MAX_BODY_BYTES:
             return None
     return bytes(body)
 
 
-def _unavailable(error_text: str, *, code: str) -> Response:
-    """Return a response that asks the sender to send the message again."""
-    return _error(503, error_text, code=code, headers={"Retry-After": "1"})
-
-
-def _error(
-    status: int, error_text: str, *, code: str, headers: dict[str, str] | None = None
-) -> Response:
-    """Return an error in the format of the gateway."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    error = {"message": error_text, "type": kind, "code": code}
+def _error(status: int, code: str, text: str) -> Response:
+    """Return an error in the format of the gateway. After a 503, the sender should try again."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    headers = {"Retry-After": "1"} if status == 503 else None
+    error = {"message": text, "type": kind, "code": code}
     return JSONResponse({"error": error}, status_code=status, headers=headers)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stenolog.cli.config import Options, agent_options
-from stenolog.cli.output import is_interactive, json_text, print_notice, sentence
+from stenolog.cli.options import json_option
+from stenolog.cli.output import is_interactive, json_text, print_notice, print_notices, sentence
 from stenolog.sessions.keys import cli_sender
 
 if TYPE_CHECKING:
-    from stenolog.agent.turn_events import Answer, InboundMessage
+    from stenolog.agent.turn_events import Answer
     from stenolog.cli.agents import OpenAgent
     from stenolog.cli.chat_pipe import PipeChat, TurnPrinter
     from stenolog.cli.chat_screen import StatusLine
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     "--continue",
     "continue_last",
     is_flag=True,
-    help="Continue the last session of channel cli.",
+    help="Continue the last session of the command line.",
 )
 @click.option(
     "-r",
@@ -42,17 +43,14 @@ if TYPE_CHECKING:
     help="Choose a session; TEXT searches titles, keys and messages.",
 )
 @agent_options
-@click.pass_context
-def chat_command(
-    ctx: click.Context, key: str | None, continue_last: bool, text: str | None, options: Options
-) -> None:
+def chat_command(key: str | None, continue_last: bool, text: str | None, options: Options) -> int:
     """Talk to an agent, in a new session or in the session KEY.
 
     In a terminal, /help lists commands and keys. Without a terminal, each line of stdin is one
     message, and only the answers go to stdout.
 
-    If no model is configured, the first one found is used: an API key in the environment, an Ollama
-    server on this machine, or local weights. --model scripted works without any of them.
+    If no model is configured, the first model found is used: by an API key in the environment, in
+    Ollama, or as local weights. --model scripted is a test model that needs no key.
 
     Example: steno chat -c --model ollama/llama3.2
 
@@ -61,7 +59,7 @@ def chat_command(
     """
     if sum((key is not None, continue_last, text is not None)) > 1:
         raise click.UsageError("Select the session only once: with KEY, -c or -r.")
-    ctx.exit(asyncio.run(_chat(options, key=key, continue_last=continue_last, text=text)))
+    return asyncio.run(_chat(options, key=key, continue_last=continue_last, text=text))
 
 
 async def _chat(options: Options, *, key: str | None, continue_last: bool, text: str | None) -> int:
@@ -69,12 +67,13 @@ async def _chat(options: Options, *, key: str | None, continue_last: bool, text:
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.picker import find_start
 
-    old = key is not None or continue_last or text is not None
-    opened = open_agent(options, model_of_session=old)
+    is_existing = key is not None or continue_last or text is not None
+    opened = open_agent(options, model_of_session=is_existing)
     signals = Signals()
     try:
-        finding = find_start(opened, key=key, continue_last=continue_last, text=text)
-        start = await signals.run_until_signal(finding)
+        start = await signals.run_until_signal(
+            find_start(opened, key=key, continue_last=continue_last, text=text)
+        )
         if start is not None:
             session_model(opened, start.key)
     except BaseException:
@@ -86,9 +85,9 @@ async def _chat(options: Options, *, key: str | None, continue_last: bool, text:
     try:
         await chat.run(signals)
     finally:
-        code = await close_agent(opened, signals, print_notice)
-        await chat.ended()
-    return code or chat.code
+        exit_code = await close_agent(opened, signals, print_notice)
+        await chat.wait_for_turns()
+    return exit_code or chat.exit_code
 
 
 def _terminal_chat(opened: "OpenAgent", start: "ChatStart") -> "TerminalChat":
@@ -102,8 +101,7 @@ def _terminal_chat(opened: "OpenAgent", start: "ChatStart") -> "TerminalChat":
 def _pipe_chat(opened: "OpenAgent", start: "ChatStart") -> "PipeChat":
     from stenolog.cli.chat_pipe import PipeChat
 
-    for problem in opened.agent.problems:
-        print_notice(sentence(problem))
+    print_notices(map(sentence, opened.agent.problems))
     if start.description and sys.stdin is not None and sys.stdin.isatty():
         print_notice(start.description)
     return PipeChat(opened, start.key)
@@ -117,36 +115,33 @@ def _pipe_chat(opened: "OpenAgent", start: "ChatStart") -> "PipeChat":
 @click.option(
     "--session", "key", metavar="KEY", help="Ask in this session.  [default: a new session]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option()
 @agent_options
-@click.pass_context
-def ask_command(
-    ctx: click.Context, question: str | None, key: str | None, as_json: bool, options: Options
-) -> None:
+def ask_command(question: str | None, key: str | None, as_json: bool, options: Options) -> int:
     """Ask an agent one question and print the answer.
 
-    Without QUESTION, or with -, the question is read from stdin. With QUESTION, piped text is
-    appended to it. The answer goes to stdout while it is written, everything else to stderr. Both
-    are stored, so `steno chat -c` continues the conversation.
+    Without QUESTION, or with -, the question is read from stdin. With QUESTION, text from a pipe is
+    appended to the question. The answer goes to stdout while it is written, everything else to
+    stderr. Question and answer are stored: `steno chat -c` continues the conversation.
 
     Example: steno ask 'What is wrong here?' < error.log
 
-    With --json the answer is printed exactly, with key, seq, outcome, saved, model, usage and
-    tools; otherwise control characters are removed. In a shell loop that reads lines itself, add
-    `< /dev/null`.
+    --json prints the unchanged answer with key, seq, outcome, saved, model, usage and tools.
+    Without --json, control characters are removed. In a shell loop that reads lines from stdin, add
+    `< /dev/null`, so that steno does not read them.
 
     Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
     with Ctrl-C.
     """
-    asked = _question_text(question)
-    ctx.exit(asyncio.run(_ask(options, asked, key=key, as_json=as_json)))
+    text = _question_text(question)
+    return asyncio.run(_ask(options, text, key=key, as_json=as_json))
 
 
-def _question_text(given: str | None) -> str:
-    if given is not None and given != "-":
-        piped = _read_piped()
-        text = f"{given}\n\n{piped}" if piped.strip() else given
-    elif sys.stdin is None or (given is None and sys.stdin.isatty()):
+def _question_text(argument: str | None) -> str:
+    if argument is not None and argument != "-":
+        piped_text = _read_piped_text()
+        text = f"{argument}\n\n{piped_text}" if piped_text.strip() else argument
+    elif sys.stdin is None or (argument is None and sys.stdin.isatty()):
         raise click.UsageError("The question is missing. Example: steno ask 'How tall is K2?'")
     else:
         text = _read_stdin()
@@ -155,7 +150,7 @@ def _question_text(given: str | None) -> str:
     return text.strip()
 
 
-def _read_piped() -> str:
+def _read_piped_text() -> str:
     """Return piped input that accompanies a question. Never waits for a terminal."""
     if sys.stdin is None:
         return ""
@@ -178,7 +173,7 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     from stenolog.agent.turn_events import InboundMessage
     from stenolog.cli.agents import (
         CHANNEL,
-        NOT_SAVED,
+        EXIT_NOT_SAVED,
         SENDER,
         Signals,
         close_agent,
@@ -190,67 +185,65 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
 
     opened = open_agent(options, model_of_session=key is not None)
     signals = Signals()
-    wanted = key or new_key(CHANNEL, SENDER)
+    key = key or new_key(CHANNEL, SENDER)
     try:
-        model = session_model(opened, wanted)
+        model = session_model(opened, key)
     except BaseException:
         await close_agent(opened, signals, print_notice)
         raise
     status = StatusLine(model.name)
-    for problem in opened.agent.problems:
-        print_notice(sentence(problem))
+    print_notices(map(sentence, opened.agent.problems))
     # A question is never a command, whatever it starts with.
     content = question if parse_command(question) is None else f"/{question}"
-    inbound = InboundMessage(key=wanted, content=content, sender=cli_sender(wanted))
-    asking = _Question(opened, inbound)
+    inbound = InboundMessage(key=key, content=content, sender=cli_sender(key))
+    loop = asyncio.get_running_loop()
+    stop_tasks: list[asyncio.Task[bool]] = []
+
+    def stop() -> None:
+        stop_tasks.append(asyncio.create_task(opened.loop.stop(key, agent=opened.agent.id)))
+
     printer = TurnPrinter(
-        status, verbose=sys.stderr.isatty(), quiet=as_json, once=True, on_closed=asking.stop
+        status, verbose=sys.stderr.isatty(), quiet=as_json, is_last=True, on_closed=stop
     )
-    hearing = asyncio.create_task(asking.answered(printer))
-    ending = asyncio.create_task(signals.received.wait())
-    try:
-        await asyncio.wait({hearing, ending}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        code = await close_agent(opened, signals, print_notice)
-        ending.cancel()
-    answer = await hearing
-    if as_json:
-        click.echo(json_text(_fields(answer, printer, status)))
-    # The outcome of the question takes precedence over NOT_SAVED.
-    return (exit_code_of(answer) or code) if code == NOT_SAVED else (code or exit_code_of(answer))
 
+    def report(text: str) -> None:
+        if not printer.has_reported_loss:
+            print_notice(text)
 
-class _Question:
-    """A question in progress. Ctrl-C or a closed stdout stops the answer."""
-
-    def __init__(self, opened: "OpenAgent", inbound: "InboundMessage") -> None:
-        self._opened = opened
-        self._inbound = inbound
-        self._stopping: asyncio.Task[bool] | None = None
-
-    def stop(self) -> None:
-        stopping = self._opened.loop.stop(self._inbound.key, agent=self._opened.agent.id)
-        self._stopping = asyncio.create_task(stopping)
-
-    async def answered(self, printer: "TurnPrinter") -> "Answer":
+    async def stream_answer() -> "Answer":
         """Stream the answer to stdout and return it. Raises UsageError, and OSError of stdout."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self.stop)
+        loop.add_signal_handler(signal.SIGINT, stop)
         try:
-            answer = await self._opened.loop.handle(
-                self._inbound, on_event=printer.tell, agent=self._opened.agent.id
+            answer = await opened.loop.handle(
+                inbound, on_event=printer.print_event, agent=opened.agent.id
             )
         finally:
             loop.remove_signal_handler(signal.SIGINT)
         printer.finish(answer)
         return answer
 
+    answering = asyncio.create_task(stream_answer())
+    signal_wait = asyncio.create_task(signals.received.wait())
+    try:
+        await asyncio.wait({answering, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        exit_code = await close_agent(opened, signals, report)
+        signal_wait.cancel()
+    answer = await answering
+    if as_json:
+        click.echo(json_text(_answer_fields(answer, printer, status)))
+    answer_code = exit_code_of(answer)
+    # The outcome of the question takes precedence over NOT_SAVED.
+    return (answer_code or exit_code) if exit_code == EXIT_NOT_SAVED else (exit_code or answer_code)
 
-def _fields(answer: "Answer", printer: "TurnPrinter", status: "StatusLine") -> dict[str, Any]:
-    failed = answer.outcome == "failed"
+
+def _answer_fields(
+    answer: "Answer", printer: "TurnPrinter", status: "StatusLine"
+) -> dict[str, Any]:
+    has_failed = answer.outcome == "failed"
     fields = {
         "key": answer.key,
-        "answer": "" if failed else answer.text,
+        "answer": "" if has_failed else answer.text,
         "seq": answer.seq,
         "outcome": answer.outcome,
         "saved": answer.saved,
@@ -262,4 +255,4 @@ def _fields(answer: "Answer", printer: "TurnPrinter", status: "StatusLine") -> d
         },
         "tools": printer.tools,
     }
-    return {**fields, "error": answer.text} if failed else fields
+    return {**fields, "error": answer.text} if has_failed else fields

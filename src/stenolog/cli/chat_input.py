@@ -1,7 +1,7 @@
 """Input line at the bottom of a chat, which stays there while answers scroll above it.
 
-Finished lines are written above it. Streamed text and waiting messages are shown between them and
-the input line. It never uses the alternate screen, so the terminal keeps the conversation.
+From top to bottom, the terminal shows finished lines, streamed text, waiting messages and the input
+line. The alternate screen is never used, so the terminal keeps the conversation.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from prompt_toolkit.widgets import SearchToolbar
 
 from stenolog.cli.chat_screen import PROMPT
 from stenolog.cli.output import inline_output, one_line, printable
-from stenolog.stores.disk import make_private, overwrite_lines
+from stenolog.stores.disk import create_private_folder, overwrite_lines
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
@@ -67,7 +67,7 @@ _DOUBLE_PRESS_SECONDS: Final = 2.0
 """Seconds within which a second Ctrl-C leaves the chat."""
 _MENU_ROWS: Final = 8
 _MAX_INPUT_ROWS: Final = 10
-_HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the commands."
+_LEAVE_HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the commands."
 
 
 class LeaveRequest(Struct, frozen=True):
@@ -84,10 +84,10 @@ ChatRequest = LeaveRequest | ResumeRequest
 
 
 class ChatHandler(Protocol):
-    """The chat, as the input line uses it."""
+    """Methods of a chat that the input line calls."""
 
     def send(self, text: str) -> ChatRequest | None:
-        """Handle an entered text. Returning a request ends `Line.run`."""
+        """Handle a text that the user entered. If the result is a request, `InputLine.run` ends."""
         ...
 
     def stop(self) -> None:
@@ -95,25 +95,25 @@ class ChatHandler(Protocol):
         ...
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether an answer is being written."""
         ...
 
-    def live(self, rows: int) -> Sequence[str]:
+    def live_lines(self, rows: int) -> Sequence[str]:
         """Return the text that is still changing, in at most `rows` lines."""
         ...
 
-    def waiting(self) -> Sequence[str]:
+    def waiting_messages(self) -> Sequence[str]:
         """Return the entered messages that are not being answered yet."""
         ...
 
-    def status(self) -> str:
+    def status_text(self) -> str:
         """Return the status line."""
         ...
 
     @property
-    def nearly_full(self) -> bool:
-        """Whether the status line should be highlighted."""
+    def is_nearly_full(self) -> bool:
+        """Whether the context is nearly full, so that the status line is highlighted."""
         ...
 
 
@@ -130,11 +130,11 @@ class InputLine:
         output: "Output | None" = None,
     ) -> None:
         self._handler = handler
-        self._lines: list[str] = []
-        self._live: Sequence[str] = ()
-        self._changed = asyncio.Event()
+        self._finished_lines: list[str] = []
+        self._live_lines: Sequence[str] = ()
+        self._needs_repaint = asyncio.Event()
         self._hint = ""
-        self._interrupted = 0.0
+        self._interrupted_at = 0.0
         self._buffer = Buffer(
             multiline=True,
             history=history or InMemoryHistory(),
@@ -143,8 +143,8 @@ class InputLine:
         )
         self._buffer.on_text_changed += lambda _: self._clear_hint()
         self._app: Application[ChatRequest] = Application(
-            layout=self._layout(),
-            key_bindings=self._keys(),
+            layout=self._make_layout(),
+            key_bindings=self._key_bindings(),
             style=Style.from_dict(_STYLE),
             erase_when_done=True,
             input=source,
@@ -156,7 +156,7 @@ class InputLine:
     async def run(self) -> ChatRequest:
         """Read input until the user wants to leave or to choose a session."""
         painting = asyncio.get_running_loop().create_task(self._paint())
-        painting.add_done_callback(self._painting_ended)
+        painting.add_done_callback(self._on_painting_ended)
         try:
             return await self._app.run_async(handle_sigint=True)
         finally:
@@ -164,47 +164,47 @@ class InputLine:
             await asyncio.gather(painting, return_exceptions=True)
             self.flush()
 
-    def _painting_ended(self, painting: "asyncio.Task[None]") -> None:
-        """If painting fails, end the application with that error instead of freezing."""
+    def _on_painting_ended(self, painting: "asyncio.Task[None]") -> None:
+        """If painting failed, end the application with the error. A screen must not freeze."""
         error = None if painting.cancelled() else painting.exception()
         if error is not None and self._app.is_running and not self._app.is_done:
             self._app.exit(exception=error)
 
     def show(self, lines: Iterable[str]) -> None:
         """Print finished lines above the input line at the next repaint."""
-        self._lines += lines
-        self._changed.set()
+        self._finished_lines += lines
+        self._needs_repaint.set()
 
-    def changed(self) -> None:
+    def request_repaint(self) -> None:
         """Request a repaint."""
-        self._changed.set()
+        self._needs_repaint.set()
 
     async def _paint(self) -> None:
         while True:
-            pause = _FRAME_SECONDS if self._handler.busy else None
+            pause = _FRAME_SECONDS if self._handler.is_busy else None
             try:
                 async with asyncio.timeout(pause):
-                    await self._changed.wait()
+                    await self._needs_repaint.wait()
             except TimeoutError:
                 pass
-            self._changed.clear()
+            self._needs_repaint.clear()
             self._update_live()
             self.flush()
             self._app.invalidate()
             await asyncio.sleep(_FRAME_SECONDS)
 
     def flush(self) -> None:
-        """Print finished lines in place of the input line, and paint it again below them."""
-        if not self._lines:
+        """Print finished lines, and paint the input line again below them."""
+        if not self._finished_lines:
             return
-        text = "".join(f"{line}\r\n" for line in self._lines)
-        self._lines = []
+        text = "".join(f"{line}\r\n" for line in self._finished_lines)
+        self._finished_lines = []
         output, renderer = self._app.output, self._app.renderer
         if not self._app.is_running or self._app.is_done:
             output.write_raw(text)
             output.flush()
             return
-        # In one step, otherwise the input line would flicker.
+        # The terminal erases and writes in one step. Otherwise the input line would flicker.
         output.write_raw(_BEGIN_SYNC)
         renderer.erase()
         output.write_raw(text)
@@ -215,20 +215,22 @@ class InputLine:
 
     # --- layout ------------------------------------------------------------------------------
 
-    def _layout(self) -> Layout:
+    def _make_layout(self) -> Layout:
         search = SearchToolbar()
         entry = Window(
             BufferControl(self._buffer, search_buffer_control=search.control, preview_search=True),
-            height=self._height,
-            get_line_prefix=self._prefix,
+            height=self._input_height,
+            get_line_prefix=self._prompt_text,
             wrap_lines=True,
             dont_extend_height=True,
         )
         return Layout(
             HSplit(
                 [
-                    _conditional_window(self._live_text, lambda: bool(self._live)),
-                    _conditional_window(self._waiting_text, lambda: bool(self._handler.waiting())),
+                    _conditional_window(self._live_text, lambda: bool(self._live_lines)),
+                    _conditional_window(
+                        self._waiting_text, lambda: bool(self._handler.waiting_messages())
+                    ),
                     FloatContainer(
                         entry,
                         [
@@ -246,67 +248,69 @@ class InputLine:
             focused_element=entry,
         )
 
-    def _height(self) -> Dimension:
+    def _input_height(self) -> Dimension:
         if self._buffer.complete_state is not None:
             return Dimension(min=_MENU_ROWS)
         return Dimension(min=1, max=_MAX_INPUT_ROWS)
 
     @staticmethod
-    def _prefix(line: int, wrapped: int) -> StyleAndTextTuples:
+    def _prompt_text(line: int, wrapped: int) -> StyleAndTextTuples:
         return [("class:prompt", PROMPT if line == wrapped == 0 else " " * len(PROMPT))]
 
     def _update_live(self) -> None:
-        """Update the changing text. Done once per repaint, because laying it out is slow."""
-        typed = min(_MAX_INPUT_ROWS, self._buffer.document.line_count)
-        room = self._app.output.get_size().rows - typed - len(self._handler.waiting()) - 4
-        self._live = self._handler.live(max(1, room))
+        """Update the changing text, once per repaint, because laying out text is slow."""
+        input_rows = min(_MAX_INPUT_ROWS, self._buffer.document.line_count)
+        other_rows = input_rows + len(self._handler.waiting_messages()) + 4
+        free_rows = self._app.output.get_size().rows - other_rows
+        self._live_lines = self._handler.live_lines(max(1, free_rows))
 
     def _live_text(self) -> AnyFormattedText:
-        return ANSI("\n".join([*self._live, ""]))
+        return ANSI("\n".join([*self._live_lines, ""]))
 
     def _waiting_text(self) -> StyleAndTextTuples:
         width = self._app.output.get_size().columns - 12
         lines = [
-            f"… waiting: {one_line(printable(text))[:width]}" for text in self._handler.waiting()
+            f"… waiting: {one_line(printable(text))[:width]}"
+            for text in self._handler.waiting_messages()
         ]
         return [("class:dim", "\n".join(lines))]
 
     def _toolbar(self) -> StyleAndTextTuples:
         if self._hint:
             return [("class:full", self._hint)]
-        style = "class:full" if self._handler.nearly_full else "class:toolbar"
-        what = "Ctrl-C to stop" if self._handler.busy else "/help"
-        return [(style, f"{self._handler.status()} · {what}")]
+        style = "class:full" if self._handler.is_nearly_full else "class:toolbar"
+        key_hint = "Ctrl-C to stop" if self._handler.is_busy else "/help"
+        return [(style, f"{self._handler.status_text()} · {key_hint}")]
 
     def _clear_hint(self) -> None:
         self._hint = ""
 
     # --- keys --------------------------------------------------------------------------------
 
-    def _keys(self) -> KeyBindings:
+    def _key_bindings(self) -> KeyBindings:
         keys = KeyBindings()
-        typing = has_focus(self._buffer)
+        is_typing = has_focus(self._buffer)
 
-        keys.add("enter", filter=typing)(self._enter)
-        keys.add("c-c")(self._interrupt)
-        keys.add("<sigint>")(self._interrupt)
+        keys.add("enter", filter=is_typing)(self._on_enter)
+        keys.add("c-c")(self._on_ctrl_c)
+        keys.add("<sigint>")(self._on_ctrl_c)
         for names in (("escape", "enter"), ("c-j",)):
-            keys.add(*names, filter=typing)(lambda _: self._buffer.insert_text("\n"))
+            keys.add(*names, filter=is_typing)(lambda _: self._buffer.insert_text("\n"))
 
-        @keys.add("c-d", filter=typing & Condition(lambda: not self._buffer.text))
+        @keys.add("c-d", filter=is_typing & Condition(lambda: not self._buffer.text))
         def _(press: KeyPressEvent) -> None:
             press.app.exit(result=LeaveRequest())
 
         keys.add("c-z")(lambda press: press.app.suspend_to_background())
         return keys
 
-    def _enter(self, press: KeyPressEvent) -> None:
+    def _on_enter(self, press: KeyPressEvent) -> None:
         buffer = self._buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion:
             buffer.complete_state = None
             return
-        before = buffer.document.current_line_before_cursor
-        if before.endswith("\\") and not buffer.document.current_line_after_cursor:
+        text_before = buffer.document.current_line_before_cursor
+        if text_before.endswith("\\") and not buffer.document.current_line_after_cursor:
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
             return
@@ -319,18 +323,18 @@ class InputLine:
         if request is not None:
             press.app.exit(result=request)
 
-    def _interrupt(self, press: KeyPressEvent) -> None:
-        if self._handler.busy:
+    def _on_ctrl_c(self, press: KeyPressEvent) -> None:
+        if self._handler.is_busy:
             self._handler.stop()
         elif self._buffer.text:
             # The arrow-up key brings the text back.
             self._buffer.append_to_history()
             self._buffer.reset()
-        elif time.monotonic() - self._interrupted < _DOUBLE_PRESS_SECONDS:
+        elif time.monotonic() - self._interrupted_at < _DOUBLE_PRESS_SECONDS:
             press.app.exit(result=LeaveRequest())
         else:
-            self._interrupted = time.monotonic()
-            self._hint = _HINT
+            self._interrupted_at = time.monotonic()
+            self._hint = _LEAVE_HINT
 
 
 def _conditional_window(
@@ -367,10 +371,10 @@ class CommandCompleter(Completer):
             return
         command, space, rest = text.partition(" ")
         if not space:
-            for name, arguments, words in self._commands:
+            for name, arguments, help_text in self._commands:
                 if name.startswith(command):
-                    shown = f"{name} {arguments}".rstrip()
-                    yield Completion(name, -len(command), display=shown, display_meta=words)
+                    usage = f"{name} {arguments}".rstrip()
+                    yield Completion(name, -len(command), display=usage, display_meta=help_text)
         elif command == "/resume":
             for key, title in self._sessions(rest):
                 yield Completion(
@@ -381,8 +385,8 @@ class CommandCompleter(Completer):
 # --- input history --------------------------------------------------------------------------------
 
 
-_MAX_BYTES: Final = 1 << 20
-"""Maximum size of the file in bytes. Above it, the older half is removed."""
+_MAX_HISTORY_BYTES: Final = 1 << 20
+"""Maximum size of the history file in bytes. A larger file loses its older half."""
 
 
 def history_file() -> Path:
@@ -393,7 +397,7 @@ def history_file() -> Path:
 
 
 class InputHistory(History):
-    """Persistent input history. If the disk fails, the history is lost, but the chat works."""
+    """Persistent input history. Errors of the disk are ignored, so that the chat still works."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -402,17 +406,17 @@ class InputHistory(History):
     def load_history_strings(self) -> Iterable[str]:
         """Return the entries, newest first."""
         try:
-            self._shorten()
+            self._drop_older_half()
             text = self._file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return []
-        return list(_entries(text))[::-1]
+        return list(_parse_entries(text))[::-1]
 
     def store_string(self, string: str) -> None:
         """Append an entry."""
         line = f"{json.dumps(string)}\n".encode()
         try:
-            make_private(self._file.parent)
+            create_private_folder(self._file.parent)
             # guard: chat-history-mode
             descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -422,38 +426,38 @@ class InputHistory(History):
         except OSError:
             return
 
-    def _shorten(self) -> None:
-        if self._file.stat().st_size <= _MAX_BYTES:
+    def _drop_older_half(self) -> None:
+        if self._file.stat().st_size <= _MAX_HISTORY_BYTES:
             return
-        kept = self._file.read_bytes()[-_MAX_BYTES // 2 :].partition(b"\n")[2]
-        beside = self._file.with_suffix(".new")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        newer_half = self._file.read_bytes()[-_MAX_HISTORY_BYTES // 2 :].partition(b"\n")[2]
+        new_file = self._file.with_suffix(".new")
+        descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(kept)
-        beside.replace(self._file)
+            file.write(newer_half)
+        new_file.replace(self._file)
 
 
-def remove_entries(file: Path, said: Collection[str]) -> int:
-    """Overwrite matching entries with spaces and return their number. Raises OSError."""
+def remove_entries(file: Path, messages: Collection[str]) -> int:
+    """Overwrite the entries of these messages with spaces; return their number. Raises OSError."""
 
-    def instead(line: bytes) -> bytes:
-        entries = _entries(line.decode("utf-8", "replace"))
-        meant = any(words in said for entry in entries for words in _possible_messages(entry))
-        return b" " * len(line) if meant else line
+    def without_message(line: bytes) -> bytes:
+        entries = _parse_entries(line.decode("utf-8", "replace"))
+        sent = (message for entry in entries for message in _messages_sent_as(entry))
+        return b" " * len(line) if any(message in messages for message in sent) else line
 
-    return overwrite_lines(file, instead)
+    return overwrite_lines(file, without_message)
 
 
-def _possible_messages(entry: str) -> Iterator[str]:
-    """Yield the messages that an entry may have been sent as."""
-    plain = entry.strip()
-    yield plain
-    yield plain.removeprefix("/edit").strip()
+def _messages_sent_as(history_entry: str) -> Iterator[str]:
+    """Yield the messages that a chat may have sent for an entry of the input history."""
+    text = history_entry.strip()
+    yield text
+    yield text.removeprefix("/edit").strip()
     # A second slash turns a command into a message.
-    yield plain.removeprefix("/")
+    yield text.removeprefix("/")
 
 
-def _entries(text: str) -> Iterator[str]:
+def _parse_entries(text: str) -> Iterator[str]:
     for line in text.splitlines():
         try:
             entry = json.loads(line)

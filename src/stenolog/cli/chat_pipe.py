@@ -27,7 +27,7 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
-from stenolog.cli.agents import NOT_SAVED, OpenAgent, Signals
+from stenolog.cli.agents import EXIT_NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_screen import (
     PROMPT,
     StatusLine,
@@ -35,6 +35,7 @@ from stenolog.cli.chat_screen import (
     compaction_text,
     first_line,
     is_interruption_notice,
+    is_unanswered_and_lost,
     outcome_text,
     saved_text,
     short_call,
@@ -44,46 +45,46 @@ from stenolog.cli.output import error_sentence, printable, sentence
 from stenolog.errors import StenologError
 from stenolog.sessions.keys import cli_sender
 
-_INTRODUCER: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
-_MAX_HELD: Final = 256
-_QUOTED: Final = re.compile(r"`([^`\n]+)`")
+_SEQUENCE_START: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
+_MAX_HELD_LENGTH: Final = 256
+_BACKQUOTED: Final = re.compile(r"`([^`\n]+)`")
 
 
 class SafeStream:
     """Filter for streamed text that removes terminal control sequences."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._held_text = ""
 
     def add(self, text: str) -> str:
-        """Return the text that can be printed now.
+        """Add streamed text and return the text that can be printed now.
 
-        A sequence that may be incomplete is held back.
+        A control sequence that may be incomplete is held back until more text arrives.
         """
-        text, self._held = self._held + text, ""
-        done: list[str] = []
-        at = 0
-        while (found := _INTRODUCER.search(text, at)) is not None:
-            start = found.start()
+        text, self._held_text = self._held_text + text, ""
+        printable_lines: list[str] = []
+        position = 0
+        while (match := _SEQUENCE_START.search(text, position)) is not None:
+            start = match.start()
             line_end = text.find("\n", start)
             if line_end < 0:
-                if len(text) - start < _MAX_HELD:
-                    text, self._held = text[:start], text[start:]
+                if len(text) - start < _MAX_HELD_LENGTH:
+                    text, self._held_text = text[:start], text[start:]
                 break
-            done.append(printable(text[at : line_end + 1]))
-            at = line_end + 1
-        return "".join([*done, printable(text[at:])])
+            printable_lines.append(printable(text[position : line_end + 1]))
+            position = line_end + 1
+        return "".join([*printable_lines, printable(text[position:])])
 
     def end(self) -> str:
-        """Return the rest of the text that was held back."""
-        left, self._held = printable(self._held), ""
-        return left
+        """End the stream and return the text that was held back."""
+        rest, self._held_text = printable(self._held_text), ""
+        return rest
 
 
 class TurnPrinter:
-    """Printer of one turn: streams the answer to stdout, everything else to stderr.
+    """Printer of one turn. The answer is streamed to stdout; everything else goes to stderr.
 
-    `verbose` also prints tool calls and the status line, for a person who watches.
+    With `verbose`, tool calls and the status line are printed too, for a person who watches.
     """
 
     def __init__(
@@ -92,111 +93,118 @@ class TurnPrinter:
         *,
         verbose: bool,
         quiet: bool = False,
-        once: bool = False,
+        is_last: bool = False,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Print a turn and update `status`.
+        """Create a printer that also updates `status`.
 
-        `quiet` suppresses the answer. `once` means that no further message can be sent.
+        `quiet` suppresses the answer. `is_last` means that no further message can be sent.
         `on_closed` is called when stdout no longer accepts data.
         """
         self._status = status
         self._on_closed = on_closed
-        self._failure: OSError | None = None
+        self._output_error: OSError | None = None
         self._verbose = verbose
         self._quiet = quiet
-        self._once = once
-        self._broke_off = False
-        self._safe = SafeStream()
+        self._is_last = is_last
+        self.has_reported_loss = False
+        self._interruption_reported = False
+        self._safe_stream = SafeStream()
         self._unsaved = UnsavedReport()
-        self._calls: dict[str, str] = {}
-        self._wrote = ""
-        self._apart = False
+        self._call_arguments: dict[str, str] = {}
+        self._last_output = ""
+        self._needs_gap = False
         self.tools: list[dict[str, Any]] = []
         """The tools that ran: name, arguments, seconds, and whether they failed."""
         status.start_turn()
 
-    def tell(self, event: Event) -> None:
+    def print_event(self, event: Event) -> None:
         """Print an event."""
-        self._status.count(event)
+        self._status.count_event(event)
         match event:
             case TextDelta():
-                self._print(self._safe.add(event.text))
+                self._print_text(self._safe_stream.add(event.text))
             case ToolStarted():
-                self._apart = bool(self._wrote)
-                self._calls[event.id] = event.arguments
+                self._needs_gap = bool(self._last_output)
+                self._call_arguments[event.id] = event.arguments
             case ToolFinished():
-                self._tool(event)
+                self._print_tool(event)
             case SummaryCreated():
-                self._say(compaction_text(event.report))
+                self._print_notice(compaction_text(event.report))
             case SaveFailed():
-                self._say(self._unsaved.words(event))
+                self._print_notice(self._unsaved.describe(event))
             case SaveRecovered():
-                self._unsaved.saved()
-                self._say(saved_text(event))
+                self._unsaved.mark_saved()
+                self._print_notice(saved_text(event))
             case Notice():
-                self._broke_off = self._broke_off or is_interruption_notice(event)
+                self._interruption_reported = self._interruption_reported or is_interruption_notice(
+                    event
+                )
                 # Without further input there are no commands to suggest.
-                words = event.text.removesuffix(RETRY_HINT) if self._once else event.text
-                self._say(sentence(words))
+                text = event.text.removesuffix(RETRY_HINT) if self._is_last else event.text
+                self._print_notice(sentence(text))
             case _:
                 pass
 
     def finish(self, answer: Answer) -> None:
         """End the answer and report an outcome other than success. Raises OSError of stdout."""
-        self._print(self._safe.end())
-        if not self._wrote and answer.outcome not in ("failed", "interrupted"):
+        self._print_text(self._safe_stream.end())
+        if not self._last_output and answer.outcome not in ("failed", "interrupted"):
             text = printable(answer.text)
-            self._print(_QUOTED.sub(r"\1", text) if answer.outcome == "command" else text)
-        if self._wrote and not self._wrote.endswith("\n"):
-            self._print("\n")
-        if self._failure is not None:
-            raise self._failure
-        self._say(outcome_text(answer, reported=self._broke_off, once=self._once))
-        self._say(self._unsaved.at_the_end())
+            self._print_text(_BACKQUOTED.sub(r"\1", text) if answer.outcome == "command" else text)
+        if self._last_output and not self._last_output.endswith("\n"):
+            self._print_text("\n")
+        if self._output_error is not None:
+            raise self._output_error
+        self._print_notice(
+            outcome_text(answer, is_reported=self._interruption_reported, is_last=self._is_last)
+        )
+        if not self._is_last:  # otherwise the end of the process reports them
+            self._print_notice(self._unsaved.describe_unreported())
+        self.has_reported_loss = is_unanswered_and_lost(answer)
         if self._verbose and answer.outcome in ("answered", "interrupted"):
-            self._say(self._status.text())
+            self._print_notice(self._status.text())
 
-    def _tool(self, event: ToolFinished) -> None:
-        given = self._calls.pop(event.id, "")
+    def _print_tool(self, event: ToolFinished) -> None:
+        arguments = self._call_arguments.pop(event.id, "")
         self.tools.append(
             {
                 "name": event.name,
-                "arguments": given,
+                "arguments": arguments,
                 "seconds": round(event.seconds, 3),
                 "failed": event.failed,
             }
         )
         if self._verbose:
             mark = "✗" if event.failed else "✓"
-            took = short_time(event.seconds)
-            call = short_call(event.name, given)
-            self._say(f"{mark} {call} · {took} · {first_line(event.text)}")
+            duration = short_time(event.seconds)
+            call = short_call(event.name, arguments)
+            self._print_notice(f"{mark} {call} · {duration} · {first_line(event.text)}")
 
-    def _print(self, text: str) -> None:
-        if self._quiet or not text or self._failure is not None:
+    def _print_text(self, text: str) -> None:
+        if self._quiet or not text or self._output_error is not None:
             return
-        if self._apart:
-            self._apart, text = False, f"\n\n{text}"
-        self._wrote = text
+        if self._needs_gap:
+            self._needs_gap, text = False, f"\n\n{text}"
+        self._last_output = text
         try:
             click.echo(text, nl=False)
             sys.stdout.flush()
         except OSError as error:
             # Do not raise in the middle of a turn: the answer is finished and stored first.
-            self._failure = error
+            self._output_error = error
             self._on_closed()
 
-    def _say(self, words: str) -> None:
-        if not words:
+    def _print_notice(self, text: str) -> None:
+        if not text:
             return
-        if self._verbose and sys.stdout.isatty() and self._wrote[-1:] not in ("", "\n"):
+        if self._verbose and sys.stdout.isatty() and self._last_output[-1:] not in ("", "\n"):
             click.echo(err=True)
-        click.echo(printable(words), err=True)
+        click.echo(printable(text), err=True)
 
 
 async def read_messages() -> AsyncIterator[str]:
-    """Yield the messages on stdin, one per line. A backslash at the end of a line continues it."""
+    """Yield the messages on stdin, one per line. A line that ends with a backslash continues."""
     text = ""
     async for line in _read_lines():
         text += line
@@ -224,12 +232,12 @@ async def _read_lines() -> AsyncIterator[str]:
     while True:
         # Not in a thread: a thread that waits for input cannot be cancelled.
         await _wait_readable(descriptor)
-        read = os.read(descriptor, 65_536)
-        text += decoder.decode(read, final=not read)
-        *complete, text = text.split("\n")
-        for line in complete:
+        data = os.read(descriptor, 65_536)
+        text += decoder.decode(data, final=not data)
+        *complete_lines, text = text.split("\n")
+        for line in complete_lines:
             yield line.removesuffix("\r")
-        if not read:
+        if not data:
             break
     if text:
         yield text
@@ -249,11 +257,10 @@ async def _wait_readable(descriptor: int) -> None:
 
 
 # --- chat pipe ------------------------------------------------------------------------------------
-# The loop that answers lines of stdin.
 
 
 QUIT_COMMANDS: Final = ("/quit", "/exit")
-_INTERRUPTED: Final = 128 + signal.SIGINT
+_EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 class PipeChat:
@@ -261,13 +268,13 @@ class PipeChat:
 
     def __init__(self, opened: OpenAgent, key: str) -> None:
         self.key = key
-        self.code = 0
+        self.exit_code = 0
         """Exit code of the first message that failed, otherwise 0."""
         self._opened = opened
         self._status = StatusLine(opened.agent.model_of(key).name)
-        self._task: asyncio.Task[None] | None = None
-        self._stopping: asyncio.Task[bool] | None = None
-        self._lines = read_messages()
+        self._answer_task: asyncio.Task[None] | None = None
+        self._stop_task: asyncio.Task[bool] | None = None
+        self._input_lines = read_messages()
 
     async def run(self, signals: Signals) -> None:
         """Run until the input ends or a signal arrives. Raises OSError of stdout."""
@@ -275,56 +282,56 @@ class PipeChat:
         loop.add_signal_handler(signal.SIGINT, self._interrupt, signals)
         try:
             while not signals.received.is_set():
-                self._prompt()
+                self._print_prompt()
                 line = await signals.run_until_signal(self._next_line())
                 if line is None and sys.stdin is not None and sys.stdin.isatty():
                     click.echo(err=True)  # Ctrl-D leaves the cursor after the prompt
                 if line is None or line.strip() in QUIT_COMMANDS:
                     return
                 if line.strip():
-                    self._task = asyncio.create_task(self._hear(line))
-                    await signals.run_until_signal(self.ended())
+                    self._answer_task = asyncio.create_task(self._answer_line(line))
+                    await signals.run_until_signal(self.wait_for_turns())
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
     async def _next_line(self) -> str | None:
-        return await anext(self._lines, None)
+        return await anext(self._input_lines, None)
 
-    async def ended(self) -> None:
+    async def wait_for_turns(self) -> None:
         """Wait for the last answer after the loop was closed. Raises OSError of stdout."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
-            self._task.result()
+        if self._answer_task is not None:
+            await asyncio.wait({self._answer_task})
+            self._answer_task.result()
 
-    async def _hear(self, text: str) -> None:
+    async def _answer_line(self, text: str) -> None:
         printer = TurnPrinter(self._status, verbose=sys.stderr.isatty(), on_closed=self._stop)
         try:
             answer = await self._opened.loop.handle(
                 InboundMessage(key=self.key, content=text, sender=cli_sender(self.key)),
-                on_event=printer.tell,
+                on_event=printer.print_event,
                 agent=self._opened.agent.id,
                 all_sessions=True,
             )
         except StenologError as error:
             click.echo(error_sentence(error), err=True)
-            self.code = self.code or 1
+            self.exit_code = self.exit_code or 1
             return
         printer.finish(answer)
         self.key = answer.key
-        self.code = self.code or exit_code_of(answer)
+        self.exit_code = self.exit_code or exit_code_of(answer)
 
     def _interrupt(self, signals: Signals) -> None:
-        if self._task is not None and not self._task.done():
+        if self._answer_task is not None and not self._answer_task.done():
             self._stop()
         else:
-            self.code = _INTERRUPTED
+            self.exit_code = _EXIT_INTERRUPTED
             signals.received.set()
 
     def _stop(self) -> None:
         stopping = self._opened.loop.stop(self.key, agent=self._opened.agent.id)
-        self._stopping = asyncio.create_task(stopping)
+        self._stop_task = asyncio.create_task(stopping)
 
-    def _prompt(self) -> None:
+    def _print_prompt(self) -> None:
         if sys.stdin is not None and sys.stdin.isatty():
             click.echo(PROMPT, nl=False, err=True)
 
@@ -332,7 +339,7 @@ class PipeChat:
 def exit_code_of(answer: Answer) -> int:
     """Return the exit code for the outcome of a message."""
     if answer.outcome == "interrupted":
-        return _INTERRUPTED
+        return _EXIT_INTERRUPTED
     if answer.outcome == "failed" or (answer.outcome == "elsewhere" and answer.seq is None):
         return 1
-    return 0 if answer.saved else NOT_SAVED
+    return 0 if answer.saved else EXIT_NOT_SAVED

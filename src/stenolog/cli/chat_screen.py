@@ -28,15 +28,23 @@ from stenolog.agent.turn_events import (
     UsageReported,
 )
 from stenolog.catalog.message_metadata import model_label
-from stenolog.cli.output import error_sentence, one_line, plural, printable, sentence
+from stenolog.cli.output import (
+    error_sentence,
+    one_line,
+    plural,
+    printable,
+    render_lines,
+    sentence,
+    styled_lines,
+)
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
+from stenolog.cli.workspace import location_hint
 from stenolog.context.summarize import UNDO_HINT, SummaryReport
-from stenolog.errors import NoSuchSession
+from stenolog.errors import NoSuchSession, StoreUnavailable
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -44,119 +52,126 @@ if TYPE_CHECKING:
 
 PROMPT: Final = "> "
 """Text before the user's input."""
-_MAX_VALUE: Final = 40
-_MAX_CALL: Final = 100
+_MAX_VALUE_LENGTH: Final = 40
+_MAX_CALL_LENGTH: Final = 100
 
 
 def short_call(name: str, arguments: str) -> str:
     """Return a tool call in one line: `recall(question="the bike")`."""
     try:
-        given = json.loads(arguments) if arguments.strip() else {}
+        values = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
-        given = None
-    if isinstance(given, dict):
-        inside = ", ".join(
-            f"{key}={_shorten(json.dumps(value, ensure_ascii=False), _MAX_VALUE)}"
-            for key, value in given.items()
+        values = None
+    if isinstance(values, dict):
+        arguments_text = ", ".join(
+            f"{key}={_shorten(json.dumps(value, ensure_ascii=False), _MAX_VALUE_LENGTH)}"
+            for key, value in values.items()
         )
     else:
-        inside = _shorten(one_line(printable(arguments)), _MAX_VALUE)
-    return _shorten(one_line(printable(f"{name}({inside})")), _MAX_CALL)
+        arguments_text = _shorten(one_line(printable(arguments)), _MAX_VALUE_LENGTH)
+    return _shorten(one_line(printable(f"{name}({arguments_text})")), _MAX_CALL_LENGTH)
 
 
-def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _shorten(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def short_time(seconds: float) -> str:
     """Return a duration: `0.3 s`, `12 s`, `3 min 5 s`."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    minutes, seconds_left = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds_left} s" if minutes else f"{seconds_left} s"
 
 
 def first_line(text: str) -> str:
-    """Return the first non-empty line of a text, and the number of further ones."""
+    """Return the first non-empty line of a text, and the number of further non-empty lines."""
     lines = [line.strip() for line in printable(text).split("\n") if line.strip()]
     if not lines:
         return ""
-    more = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
-    return _shorten(one_line(lines[0]), 160) + more
+    line_count = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+    return _shorten(one_line(lines[0]), 160) + line_count
 
 
 def compaction_text(compaction: SummaryReport) -> str:
-    """Describe a summary that was made, and how to undo it."""
-    done = str(compaction).removesuffix(UNDO_HINT)
-    return f"{done}. Use /undo to restore them."
+    """Describe a summary that was made, and how to undo the summary."""
+    summary_text = str(compaction).removesuffix(UNDO_HINT)
+    return f"{summary_text}. Use /undo to restore them."
 
 
 class UnsavedReport:
-    """Reports about unsaved messages: once in full, and a short one at the end of the turn."""
+    """Texts about unsaved messages: a full report once, and a count at the end of each turn."""
 
     def __init__(self) -> None:
-        self._why = ""
-        self._told = 0
-        self._count = 0
+        self._reported_problem = ""
+        self._reported_count = 0
+        self._unsaved_count = 0
 
-    def words(self, event: SaveFailed) -> str:
+    def describe(self, event: SaveFailed) -> str:
         """Return the problem, its cause and the remedy; empty if it was already reported."""
-        self._count = event.count
-        if event.text == self._why:
+        self._unsaved_count = event.count
+        if event.text == self._reported_problem:
             return ""
-        self._why, self._told = event.text, event.count
-        return f"{self._how_many()} {error_sentence(event.text)}"
+        self._reported_problem, self._reported_count = event.text, event.count
+        return f"{self._count_text()} {error_sentence(event.text)}"
 
-    def saved(self) -> None:
-        """Reset, because all messages are saved now."""
-        self._why, self._told, self._count = "", 0, 0
+    def mark_saved(self) -> None:
+        """Forget the reported problem, because all messages are saved now."""
+        self._reported_problem, self._reported_count, self._unsaved_count = "", 0, 0
 
-    def at_the_end(self) -> str:
-        """Return the number of unsaved messages, unless it was already reported."""
-        if self._count == self._told:
+    def describe_unreported(self) -> str:
+        """Return the number of unsaved messages; empty if the number was already reported."""
+        if self._unsaved_count == self._reported_count:
             return ""
-        self._told = self._count
-        return self._how_many()
+        self._reported_count = self._unsaved_count
+        return self._count_text()
 
-    def _how_many(self) -> str:
-        return f"Not saved: {plural(self._count, 'message')} in memory only."
+    def _count_text(self) -> str:
+        return f"Not saved: {plural(self._unsaved_count, 'message')} in memory only."
 
 
 def saved_text(event: SaveRecovered) -> str:
     """Return a sentence that all messages are saved now."""
-    what = "the unsaved message" if event.count == 1 else f"all {event.count:,} unsaved messages"
-    return f"Saved {what}."
+    subject = "the unsaved message" if event.count == 1 else f"all {event.count:,} unsaved messages"
+    return f"Saved {subject}."
 
 
 def is_interruption_notice(event: Notice) -> bool:
-    """Whether the event reports that the answer broke off, so it need not be reported again."""
+    """Whether the event already reports that the answer was interrupted."""
     return TEXT_KEPT in event.text
 
 
-def outcome_text(answer: Answer, *, reported: bool = False, once: bool = False) -> str:
+def is_unanswered_and_lost(answer: Answer) -> bool:
+    """Whether the store caused the failure, so that `SaveFailed` has already reported it."""
+    return not answer.saved and isinstance(answer.error, StoreUnavailable)
+
+
+def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = False) -> str:
     """Describe the end of a turn; empty after a success.
 
-    `reported` means that the interruption was already reported. `once` means that no further input
-    is possible, so commands are not suggested.
+    `is_reported` means that the interruption was already reported. `is_last` means that no
+    further input is possible, so commands are not suggested.
     """
-    chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
+    chat = f"`steno chat {shlex.quote(one_line(answer.key))}{location_hint()}`"
     match answer.outcome:
-        case "interrupted" if reported:
-            return f"Continue with {chat}." if once and answer.saved else ""
+        case "interrupted" if is_reported:
+            return f"Continue with {chat}." if is_last and answer.saved else ""
         case "interrupted" if not answer.saved:
-            return "Stopped." if once else "Stopped. /retry asks for another answer."
-        case "interrupted" if once:
+            return "Stopped." if is_last else "Stopped. /retry asks for another answer."
+        case "interrupted" if is_last:
             return f"Stopped. The answer so far is saved; continue with {chat}."
         case "interrupted":
             return "Stopped. The answer so far is saved; /retry asks for another answer."
         case "failed" if isinstance(answer.error, NoSuchSession):
             return "This session was deleted by another process, and your message with it."
+        case "failed" if is_last and is_unanswered_and_lost(answer):
+            return "So your question was not answered. Ask again when this problem is fixed."
         case "failed" if not answer.saved:
-            again = (
-                "Your question was not saved; ask again." if once else "Use /retry to try again."
+            advice = (
+                "Your question was not saved; ask again." if is_last else "Use /retry to try again."
             )
-            return f"{error_sentence(answer.text)} {again}"
-        case "failed" if once:
+            return f"{error_sentence(answer.text)} {advice}"
+        case "failed" if is_last:
             return f"{error_sentence(answer.text)} Your question is saved; try again with {chat}."
         case "failed":
             return f"{error_sentence(answer.text)} Your message is saved; use /retry to try again."
@@ -187,7 +202,7 @@ class StatusLine:
         """Input tokens of this turn, over all its requests."""
         self.output_tokens = 0
         self.cached_tokens = 0
-        self._recalled = 0
+        self._recalled_count = 0
 
     def reset(self) -> None:
         """Reset everything for another session."""
@@ -196,15 +211,15 @@ class StatusLine:
 
     def start_turn(self) -> None:
         """Reset the counts for a new turn."""
-        self.input_tokens = self.output_tokens = self.cached_tokens = self._recalled = 0
+        self.input_tokens = self.output_tokens = self.cached_tokens = self._recalled_count = 0
 
-    def count(self, event: Event) -> None:
-        """Count an event."""
+    def count_event(self, event: Event) -> None:
+        """Update the counts with an event."""
         match event:
             case ModelCalled():
                 self.model = event.model
                 self._tokens, self._budget = event.tokens, event.budget
-                self._recalled = max(self._recalled, event.recalled)
+                self._recalled_count = max(self._recalled_count, event.recalled)
             case UsageReported():
                 self.input_tokens += event.usage.prompt
                 self.output_tokens += event.usage.answer
@@ -220,7 +235,7 @@ class StatusLine:
         return round(100 * self._tokens / self._budget) if self._budget else 0
 
     @property
-    def nearly_full(self) -> bool:
+    def is_nearly_full(self) -> bool:
         """Whether the session will soon be summarized."""
         return self.percent >= _NEARLY_FULL_PERCENT
 
@@ -231,8 +246,8 @@ class StatusLine:
             parts.append(f"context {self.percent}% (≈{self._tokens:,} of {self._budget:,})")
         if self.input_tokens or self.output_tokens:
             parts.append(f"{self.input_tokens:,} tokens in, {self.output_tokens:,} out")
-        if self._recalled:
-            parts.append(f"{self._recalled} recalled")
+        if self._recalled_count:
+            parts.append(f"{self._recalled_count} recalled")
         return " · ".join(part for part in parts if part)
 
 
@@ -240,34 +255,34 @@ class _RunningTool(Struct, frozen=True, kw_only=True):
     """A tool that is still running."""
 
     call: str
-    began: float
+    started_at: float
 
 
 class _PlainLines:
     """Streamed text split into lines, without Markdown."""
 
     def __init__(self) -> None:
-        self._line = ""
+        self._last_line = ""
 
     def add(self, text: str) -> list[Block]:
-        *complete, self._line = (self._line + text).split("\n")
+        *complete, self._last_line = (self._last_line + text).split("\n")
         return [Block(source=line, gap=0) for line in complete]
 
     def end(self) -> list[Block]:
-        left = self.unfinished
-        self._line = ""
-        return left
+        blocks = self.unfinished
+        self._last_line = ""
+        return blocks
 
     @property
     def unfinished(self) -> list[Block]:
-        return [Block(source=self._line, gap=0)] if self._line else []
+        return [Block(source=self._last_line, gap=0)] if self._last_line else []
 
 
 class TurnScreen:
     """The lines that one turn shows.
 
-    `show` receives finished lines with the console's colour codes. `reasoning` shows the model's
-    thinking, dimmed. `markdown` lays out answers.
+    `show` receives finished lines with the console's colour codes. With `reasoning`, the thinking
+    of the model is shown dimmed. With `markdown`, answers are laid out as Markdown.
     """
 
     def __init__(
@@ -283,178 +298,172 @@ class TurnScreen:
         self._console = console
         self._status = status
         self._show = show
-        self._reasoning = reasoning
+        self._show_reasoning = reasoning
         self._clock = clock
-        self._began = clock()
-        self._markdown = markdown
+        self._started_at = clock()
+        self._use_markdown = markdown
         self._stream = self._new_stream()
-        self._budget = ColourBudget()
-        self._thought = ""
-        self._thinking = False
-        self._tools: dict[str, _RunningTool] = {}
-        self._waiting = ""
-        self._spoke = False
-        self._last = ""
-        self._over = False
+        self._colour_budget = ColourBudget()
+        self._thinking_line = ""
+        self._is_thinking = False
+        self._running_tools: dict[str, _RunningTool] = {}
+        self._waiting_text = ""
+        self._has_answer_text = False
+        self._last_kind = ""
+        self._is_finished = False
         self._unsaved = UnsavedReport()
-        self._compacted = False
-        self._broke_off = False
-        self._counts = False
+        self._has_compacted = False
+        self._interruption_reported = False
+        self._counts_this_turn = False
 
-    def tell(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         """Show an event."""
-        if not self._counts and isinstance(event, ModelCalled):
+        if not self._counts_this_turn and isinstance(event, ModelCalled):
             # Not earlier: the status counts the previous turn until this turn's first request.
-            self._counts = True
+            self._counts_this_turn = True
             self._status.start_turn()
-        self._status.count(event)
-        self._waiting = ""
+        self._status.count_event(event)
+        self._waiting_text = ""
         match event:
             case TextDelta():
-                self._end_thought()
-                self._spoke = True
+                self._end_thinking()
+                self._has_answer_text = True
                 self._print_blocks(self._stream.add(event.text))
             case ThinkingDelta():
-                self._think(event.text)
+                self._show_thinking(event.text)
             case ModelCalled():
-                self._waiting = f"waiting for {printable(model_label(event.model))}"
+                self._waiting_text = f"waiting for {printable(model_label(event.model))}"
             case ToolStarted():
                 self._end_text()
                 call = short_call(event.name, event.arguments)
-                self._tools[event.id] = _RunningTool(call=call, began=self._clock())
+                self._running_tools[event.id] = _RunningTool(call=call, started_at=self._clock())
             case ToolFinished():
-                self._tool_ended(event)
+                self._show_tool_result(event)
             case SummaryCreated():
-                self._compacted = True
-                self._say(f"⊟ {compaction_text(event.report)}", "cyan")
+                self._has_compacted = True
+                self._show_notice(f"⊟ {compaction_text(event.report)}", "cyan")
             case SaveFailed():
-                words = self._unsaved.words(event)
-                if words:
-                    self._say(f"! {words}", _ERROR_STYLE)
+                if text := self._unsaved.describe(event):
+                    self._show_notice(f"! {text}", _ERROR_STYLE)
             case SaveRecovered():
-                self._unsaved.saved()
-                self._say(f"✓ {saved_text(event)}", "green")
+                self._unsaved.mark_saved()
+                self._show_notice(f"✓ {saved_text(event)}", "green")
             case Notice():
-                self._broke_off = self._broke_off or is_interruption_notice(event)
-                self._say(f"! {sentence(event.text)}", _WARNING_STYLE)
+                self._interruption_reported = self._interruption_reported or is_interruption_notice(
+                    event
+                )
+                self._show_notice(f"! {sentence(event.text)}", _WARNING_STYLE)
             case UsageReported():
                 pass
 
-    def note(self, words: str) -> None:
-        """Show these words at the end, instead of an answer."""
-        self._say(words, "dim")
+    def show_note(self, text: str) -> None:
+        """Show this text instead of an answer."""
+        self._show_notice(text, "dim")
         self._show([""])
 
     def finish(self, answer: Answer) -> None:
         """Show the end of the turn."""
         self._end_text()
-        self._tools.clear()
-        self._waiting = ""
-        reported = self._compacted if answer.outcome == "command" else self._spoke
-        if not reported and answer.outcome != "failed":
+        self._running_tools.clear()
+        self._waiting_text = ""
+        is_shown = self._has_compacted if answer.outcome == "command" else self._has_answer_text
+        if not is_shown and answer.outcome != "failed":
             stream = self._new_stream()
             self._print_blocks([*stream.add(answer.text), *stream.end()])
-        words = outcome_text(answer, reported=self._broke_off)
-        if words:
-            self._say(words, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
-        unsaved = self._unsaved.at_the_end()
-        if unsaved:
-            self._say(f"! {unsaved}", _ERROR_STYLE)
+        if text := outcome_text(answer, is_reported=self._interruption_reported):
+            self._show_notice(text, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
+        if unsaved := self._unsaved.describe_unreported():
+            self._show_notice(f"! {unsaved}", _ERROR_STYLE)
         if answer.outcome in ("answered", "interrupted"):
-            took = short_time(self._clock() - self._began)
-            self._out("status", self._lines(f"{self._status.text()} · {took}", "dim"))
+            took = short_time(self._clock() - self._started_at)
+            self._show_lines("status", self._format_lines(f"{self._status.text()} · {took}", "dim"))
         self._show([""])
-        self._over = True
+        self._is_finished = True
 
-    def live(self, rows: int) -> list[str]:
+    def live_lines(self, rows: int) -> list[str]:
         """Return the text that is still changing: the last lines, at most `rows`."""
         lines: list[str] = []
-        budget = self._budget.copy()
+        budget = self._colour_budget.copy()
         for block in self._stream.unfinished:
-            lines += self._apart("text") * (not lines) + self._painted(block, budget)
-        if self._thinking and self._reasoning and self._thought:
-            lines += self._apart("thought") + self._lines(self._thought, _THINKING_STYLE)
+            lines += self._separator("text") * (not lines) + self._render_block(block, budget)
+        if self._is_thinking and self._show_reasoning and self._thinking_line:
+            lines += self._separator("thought") + self._format_lines(
+                self._thinking_line, _THINKING_STYLE
+            )
         spinner = SPINNER[int(self._clock() / _FRAME_SECONDS) % len(SPINNER)]
-        if self._thinking and not self._reasoning:
-            lines += self._line(f"{spinner} thinking", "dim")
-        for tool in self._tools.values():
-            since = short_time(self._clock() - tool.began)
-            lines += self._line(f"{spinner} {tool.call} · {since}", "cyan")
-        if self._waiting:
-            since = short_time(self._clock() - self._began)
-            lines += self._line(f"{spinner} {self._waiting} · {since}", "dim")
+        if self._is_thinking and not self._show_reasoning:
+            lines += self._format_line(f"{spinner} thinking", "dim")
+        for tool in self._running_tools.values():
+            elapsed = short_time(self._clock() - tool.started_at)
+            lines += self._format_line(f"{spinner} {tool.call} · {elapsed}", "cyan")
+        if self._waiting_text:
+            elapsed = short_time(self._clock() - self._started_at)
+            lines += self._format_line(f"{spinner} {self._waiting_text} · {elapsed}", "dim")
         return lines[-rows:] if rows > 0 else []
 
-    def _think(self, text: str) -> None:
-        self._thinking = True
-        if not self._reasoning:
+    def _show_thinking(self, text: str) -> None:
+        self._is_thinking = True
+        if not self._show_reasoning:
             return
-        self._thought += text
-        *complete, self._thought = self._thought.split("\n")
+        self._thinking_line += text
+        *complete, self._thinking_line = self._thinking_line.split("\n")
         if complete:
-            self._out("thought", self._lines("\n".join(complete), _THINKING_STYLE))
+            self._show_lines("thought", self._format_lines("\n".join(complete), _THINKING_STYLE))
 
-    def _end_thought(self) -> None:
-        if self._thought.strip():
-            self._out("thought", self._lines(self._thought, _THINKING_STYLE))
-        self._thinking, self._thought = False, ""
+    def _end_thinking(self) -> None:
+        if self._thinking_line.strip():
+            self._show_lines("thought", self._format_lines(self._thinking_line, _THINKING_STYLE))
+        self._is_thinking, self._thinking_line = False, ""
 
     def _end_text(self) -> None:
-        self._end_thought()
+        self._end_thinking()
         self._print_blocks(self._stream.end())
 
-    def _tool_ended(self, event: ToolFinished) -> None:
+    def _show_tool_result(self, event: ToolFinished) -> None:
         self._end_text()
-        running = self._tools.pop(event.id, None)
-        call = running.call if running is not None else short_call(event.name, "")
+        running_tool = self._running_tools.pop(event.id, None)
+        call = running_tool.call if running_tool is not None else short_call(event.name, "")
         mark, style = ("✗", "red") if event.failed else ("✓", "green")
-        self._out("tool", self._line(f"{mark} {call} · {short_time(event.seconds)}", style))
-        said = first_line(event.text)
-        if said:
-            self._out("tool", self._line(f"  {said}", "dim"))
+        self._show_lines(
+            "tool", self._format_line(f"{mark} {call} · {short_time(event.seconds)}", style)
+        )
+        if output := first_line(event.text):
+            self._show_lines("tool", self._format_line(f"  {output}", "dim"))
 
-    def _say(self, words: str, style: str) -> None:
-        """Show a notice."""
+    def _show_notice(self, text: str, style: str) -> None:
         self._end_text()
-        self._out("words", self._lines(words, style))
-        if self._over:
+        self._show_lines("notice", self._format_lines(text, style))
+        if self._is_finished:
             self._show([""])
 
     def _print_blocks(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
-            self._out("text", self._painted(block, self._budget))
+            self._show_lines("text", self._render_block(block, self._colour_budget))
 
-    def _painted(self, block: Block, budget: ColourBudget) -> list[str]:
-        if self._markdown:
+    def _render_block(self, block: Block, budget: ColourBudget) -> list[str]:
+        if self._use_markdown:
             return render_block(block, self._console, budget=budget)
-        return self._lines(block.source, "")
+        return self._format_lines(block.source, "")
 
     def _new_stream(self) -> "MarkdownStream | _PlainLines":
-        return MarkdownStream() if self._markdown else _PlainLines()
+        return MarkdownStream() if self._use_markdown else _PlainLines()
 
-    def _out(self, kind: str, lines: Sequence[str]) -> None:
-        """Show finished lines, separated by an empty line from those of another kind."""
+    def _show_lines(self, kind: str, lines: Sequence[str]) -> None:
+        """Show finished lines. An empty line separates them from previous lines of another kind."""
         if lines:
-            self._show([*self._apart(kind), *lines])
-            self._last = kind
+            self._show([*self._separator(kind), *lines])
+            self._last_kind = kind
 
-    def _apart(self, kind: str) -> list[str]:
-        return [] if self._over or self._last in (kind, "") else [""]
+    def _separator(self, kind: str) -> list[str]:
+        return [] if self._is_finished or self._last_kind in (kind, "") else [""]
 
-    def _line(self, words: str, style: str) -> list[str]:
+    def _format_line(self, line: str, style: str) -> list[str]:
         """Return one line, shortened to the width of the console."""
         from rich.text import Text
 
-        text = Text(one_line(words), style=style)
+        text = Text(one_line(line), style=style)
         text.truncate(self._console.width - 1, overflow="ellipsis")
-        return self._captured(text)
+        return render_lines(self._console, text)
 
-    def _lines(self, words: str, style: str) -> list[str]:
-        from rich.text import Text
-
-        return self._captured(Text(printable(words), style=style))
-
-    def _captured(self, text: "Text") -> list[str]:
-        with self._console.capture() as captured:
-            self._console.print(text, highlight=False)
-        return captured.get().removesuffix("\n").split("\n")
+    def _format_lines(self, text: str, style: str) -> list[str]:
+        return styled_lines(self._console, text, style)

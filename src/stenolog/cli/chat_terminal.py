@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from stenolog.agent.commands import COMMANDS, parse_command
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, ModelCalled
 from stenolog.agent.turn_ownership import is_own_turn, read_forked_at
+from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import mark_received, model_label
-from stenolog.cli.agents import CHANNEL, NOT_SAVED, OpenAgent, Signals
+from stenolog.cli.agents import CHANNEL, EXIT_NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_input import (
     ChatRequest,
     CommandCompleter,
@@ -23,8 +24,15 @@ from stenolog.cli.chat_input import (
 )
 from stenolog.cli.chat_pipe import QUIT_COMMANDS
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
-from stenolog.cli.output import error_sentence, one_line, printable, sentence, terminal_console
-from stenolog.cli.picker import ChatStart, find_sessions, pick
+from stenolog.cli.output import (
+    error_sentence,
+    one_line,
+    printable,
+    sentence,
+    styled_lines,
+    terminal_console,
+)
+from stenolog.cli.picker import ChatStart, Picker, find_sessions
 from stenolog.cli.terminal_markdown import Block, render_block
 from stenolog.cli.workspace import location_hint
 from stenolog.context.turn_state import turn_state
@@ -32,7 +40,7 @@ from stenolog.errors import StenologError
 from stenolog.messages import text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import cli_sender
-from stenolog.stores.open_store import address
+from stenolog.stores.open_store import parse_address
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -42,19 +50,18 @@ if TYPE_CHECKING:
 
 
 # --- history --------------------------------------------------------------------------------------
-# The last turns of a resumed session, shortened and dimmed.
 
 
 HISTORY_LIMIT: Final = 40
 """Number of messages that are read to show the end of a resumed session."""
-_MESSAGES_SHOWN: Final = 4
-"""Number of messages shown of a resumed session."""
+_MAX_MESSAGES_SHOWN: Final = 4
+"""Maximum number of messages shown of a resumed session."""
 _MAX_MESSAGE_LINES: Final = 6
-"""Maximum number of lines shown of each message."""
+"""Maximum number of lines shown of a message in a resumed session."""
 
 
 def user_line(text: str) -> str:
-    """Return a user message with the prompt before it, formatted for a chat."""
+    """Return a user message with the prompt `> ` before it, formatted for a chat."""
     return PROMPT + printable(text).replace("\n", "\n" + " " * len(PROMPT))
 
 
@@ -62,45 +69,37 @@ def history_lines(
     history: Sequence[Message], console: "Console", *, markdown: bool = True
 ) -> list[str]:
     """Return the last messages of user and agent, dimmed and without tools."""
-    from rich.text import Text
-
-    texts: list[tuple[str, bool]] = []
-    for message in history:
-        body = message.to_dict()
-        words = printable(text_parts_of(body)).strip()
-        if words and body.get("role") in ("user", "assistant"):
-            of_user = body["role"] == "user"
-            texts.append((user_line(words) if of_user else words, markdown and not of_user))
+    bodies = (message.to_dict() for message in history)
+    texts = [(body.get("role"), printable(text_parts_of(body)).strip()) for body in bodies]
+    chat_texts = [(role, text) for role, text in texts if text and role in ("user", "assistant")]
     lines: list[str] = []
-    for words, laid_out in texts[-_MESSAGES_SHOWN:]:
-        if laid_out:
-            shown = render_block(Block(source=words, gap=0), console, style="dim")
+    for role, text in chat_texts[-_MAX_MESSAGES_SHOWN:]:
+        if role == "user":
+            message_lines = styled_lines(console, user_line(text), "dim")
+        elif markdown:
+            message_lines = render_block(Block(source=text, gap=0), console, style="dim")
         else:
-            with console.capture() as captured:
-                console.print(Text(words, style="dim"), highlight=False)
-            shown = captured.get().removesuffix("\n").split("\n")
-        if len(shown) > _MAX_MESSAGE_LINES:
-            more = f"… {len(shown) - _MAX_MESSAGE_LINES + 1} more lines"
-            with console.capture() as captured:
-                console.print(Text(more, style="dim italic"), highlight=False)
-            shown = [*shown[: _MAX_MESSAGE_LINES - 1], captured.get().removesuffix("\n")]
-        lines += [*shown, ""]
+            message_lines = styled_lines(console, text, "dim")
+        if len(message_lines) > _MAX_MESSAGE_LINES:
+            rest_text = f"… {len(message_lines) - _MAX_MESSAGE_LINES + 1} more lines"
+            message_lines[_MAX_MESSAGE_LINES - 1 :] = styled_lines(console, rest_text, "dim italic")
+        lines += [*message_lines, ""]
     return lines
 
 
 # --- conversation ---------------------------------------------------------------------------------
 
 
-_STORED: Final = "Saved, not answered yet."
+_STORED_NOTICE: Final = "Saved, not answered yet."
 _MAX_COMPLETIONS: Final = 30
 _KEYS_HELP: Final = (
     "Enter sends. Alt-Enter, or \\ at the end of a line, starts a new line. Ctrl-C stops the "
     "answer. Ctrl-R searches your earlier input. Ctrl-D or /quit leaves; the session is kept."
 )
 TERMINAL_COMMANDS: Final = (("/quit", "", "leave; the session is kept"),)
-"""Commands of the terminal, in addition to those of the loop."""
+"""Commands of the terminal, in addition to the commands of the agent loop."""
 _SWITCHING_COMMANDS: Final = ("new", "resume")
-"""Commands that switch to another session, in addition to those that change this one."""
+"""Commands that switch to another session."""
 _RESETTING_COMMANDS: Final = ("clear", "undo")
 """Commands after which the size of the context is unknown until the next request."""
 
@@ -111,29 +110,25 @@ class _Entry:
     def __init__(self, text: str, screen: TurnScreen) -> None:
         self.text = text
         self.screen = screen
-        self.waits = False
-        self.begun = False
-        """Whether it was passed to the loop."""
-        self.requested = False
+        self.is_waiting = False
+        self.is_begun = False
+        """Whether the entry was passed to the loop."""
+        self.is_requested = False
         """Whether a request was sent to the model."""
-        self.shown = False
+        self.is_shown = False
         self.task: asyncio.Task[None] | None = None
 
     @property
-    def is_command(self) -> bool:
-        return self.command != ""
-
-    @property
-    def command(self) -> str:
+    def command_name(self) -> str:
         """Return the name of the command; empty for a message."""
-        given = parse_command(self.text)
-        return "" if given is None else given.name
+        command = parse_command(self.text)
+        return "" if command is None else command.name
 
     @property
     def changes_session(self) -> bool:
-        """Whether it is a command that changes the session, or switches to another one."""
-        known = COMMANDS.get(self.command)
-        return known is not None and (known.alone or self.command in _SWITCHING_COMMANDS)
+        """Whether the entry is a command that changes the session or switches to another."""
+        name = self.command_name
+        return name in COMMANDS and (COMMANDS[name].needs_lease or name in _SWITCHING_COMMANDS)
 
 
 class TerminalChat:
@@ -149,27 +144,23 @@ class TerminalChat:
     ) -> None:
         """Create the chat.
 
-        `source` and `output` are the terminal, if it is not that of the process.
+        `source` and `output` replace the terminal of the process.
         """
         self.key = key
-        self.code = 0
-        """Exit code of the conversation itself."""
+        self.exit_code = 0
+        """EXIT_NOT_SAVED if a waiting message could not be stored, otherwise 0."""
         self._opened = opened
-        self._terminal = (source, output)
+        self._terminal_streams = (source, output)
         self._console = terminal_console()
         self._status = StatusLine(opened.agent.model_of(key).name)
-        self._entered: list[_Entry] = []
-        self._resuming: TurnScreen | None = None
-        self._resumption: asyncio.Task[None] | None = None
-        self._leaving = False
-        self._has_spoken = False
-        self._stopping: set[asyncio.Task[bool]] = set()
+        self._entries: list[_Entry] = []
+        self._resumed_screen: TurnScreen | None = None
+        self._resume_task: asyncio.Task[None] | None = None
+        self._is_leaving = False
+        self._has_message = False
+        self._stop_tasks: set[asyncio.Task[bool]] = set()
         self.line = InputLine(
-            self,
-            history=self._history(),
-            completer=self._completer(),
-            source=source,
-            output=output,
+            self, history=self._history(), completer=self._completer(), source=source, output=output
         )
 
     async def run(self, signals: Signals) -> None:
@@ -178,22 +169,22 @@ class TerminalChat:
             while isinstance(
                 request := await signals.run_until_signal(self.line.run()), ResumeRequest
             ):
-                await signals.run_until_signal(self._pick(request))
+                await signals.run_until_signal(self._pick_session(request))
         finally:
-            self._leaving = True
+            self._is_leaving = True
             await self._store_waiting()
         if not signals.received.is_set():
-            # Leaving does not wait for an answer. The part that was written is stored.
+            # Leaving does not wait for an answer. The text that is already written is stored.
             await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
-            if self._has_spoken:
+            if self._has_message:
                 key = shlex.quote(one_line(self.key))
-                self.say(f"Resume with: steno chat {key}{location_hint()}")
+                self.show_notice(f"Resume with: steno chat {key}{location_hint()}")
 
-    async def ended(self) -> None:
+    async def wait_for_turns(self) -> None:
         """Wait for all turns after the loop was closed, and show the last lines."""
-        tasks = [one.task for one in self._entered if one.task is not None]
-        if self._resumption is not None:
-            tasks.append(self._resumption)
+        tasks = [entry.task for entry in self._entries if entry.task is not None]
+        if self._resume_task is not None:
+            tasks.append(self._resume_task)
         if tasks:
             await asyncio.wait(tasks)
         self.line.flush()
@@ -203,47 +194,43 @@ class TerminalChat:
 
         Messages after a command that changes or switches the session are reported as not sent.
         """
-        blocked = False
-        for one in tuple(self._entered):
-            blocked = blocked or one.changes_session
-            if one.begun or one.task is None:
+        is_blocked = False
+        for entry in tuple(self._entries):
+            is_blocked = is_blocked or entry.changes_session
+            if entry.is_begun or entry.task is None:
                 continue
-            one.task.cancel()
-            if one.is_command:
-                self.say(f"Not run: {one.text}", "yellow")
-            elif not blocked and await asyncio.to_thread(self._store, one.text):
-                self.say(f"{user_line(one.text)}\n{_STORED}", "yellow")
+            entry.task.cancel()
+            if entry.command_name:
+                self.show_notice(f"Not run: {entry.text}", "yellow")
+            elif not is_blocked and await asyncio.to_thread(self._store_message, entry.text):
+                self.show_notice(f"{user_line(entry.text)}\n{_STORED_NOTICE}", "yellow")
             else:
-                self.code = NOT_SAVED
-                self.say(f"Not sent: {one.text}", "yellow")
+                self.exit_code = EXIT_NOT_SAVED
+                self.show_notice(f"Not sent: {entry.text}", "yellow")
 
-    def _store(self, text: str) -> bool:
+    def _store_message(self, text: str) -> bool:
         content = text[1:] if text.startswith("//") else text
         body = {"role": "user", "content": content}
-        # Without the mark of an accepted message, no agent would answer it at the next start.
+        # Without the mark of a received message, no agent would answer the message after a restart.
         body = mark_received(body, sender=cli_sender(self.key))  # guard: chat-unsent-received
         try:
             return bool(self._opened.agent.sessions.add_full_message(self.key, body))
         except StenologError:
             return False
 
-    def say(self, words: str, style: str = "dim") -> None:
+    def show_notice(self, text: str, style: str = "dim") -> None:
         """Show a notice above the input line."""
-        from rich.text import Text
-
-        with self._console.capture() as captured:
-            self._console.print(Text(printable(words), style=style), highlight=False)
-        self.line.show(captured.get().removesuffix("\n").split("\n"))
+        self.line.show(styled_lines(self._console, text, style))
 
     def greet(self, start: ChatStart) -> None:
         """Show agent, model, session and problems, and the last messages of an existing session."""
         agent = self._opened.agent
         name = f"{one_line(agent.id)} · " if agent.id else ""
-        self.say(f"{name}{model_label(self._status.model)} · {one_line(self.key)}")
+        self.show_notice(f"{name}{model_label(self._status.model)} · {one_line(self.key)}")
         if start.description:
-            self.say(start.description)
+            self.show_notice(start.description)
         for problem in agent.problems:
-            self.say(f"! {sentence(problem)}", "yellow")
+            self.show_notice(f"! {sentence(problem)}", "yellow")
         self.line.show([""])
         if start.resumes:
             self.show_history()
@@ -252,15 +239,15 @@ class TerminalChat:
         """Show the last messages of this session, and resume an interrupted turn."""
         sessions = self._opened.agent.sessions
         history = sessions.get_history(self.key, last=HISTORY_LIMIT)
-        laid_out = self._opened.settings.cli.markdown
-        self.line.show(history_lines(history, self._console, markdown=laid_out))
-        own_after = read_forked_at(sessions, self.key)
-        if turn_state(history).is_unfinished and is_own_turn(history, after=own_after):
-            self.say("The last turn was interrupted. Resuming it.", "yellow")
+        markdown = self._opened.settings.cli.markdown
+        self.line.show(history_lines(history, self._console, markdown=markdown))
+        fork_seq = read_forked_at(sessions, self.key)
+        if turn_state(history).is_unfinished and is_own_turn(history, after=fork_seq):
+            self.show_notice("The last turn was interrupted. Resuming it.", "yellow")
             self.line.show([""])
-            self._has_spoken = True
-            self._resuming = self._screen()
-            self._resumption = asyncio.create_task(self._resume())
+            self._has_message = True
+            self._resumed_screen = self._new_screen()
+            self._resume_task = asyncio.create_task(self._resume(self._resumed_screen))
 
     # --- interface for the input line --------------------------------------------------------
 
@@ -270,52 +257,52 @@ class TerminalChat:
         if words[0] in QUIT_COMMANDS:
             return LeaveRequest()
         if words[0] == "/stop":
-            if self.busy:
+            if self.is_busy:
                 self.stop()
             else:
-                self.say("No answer is being written.\n")
+                self.show_notice("No answer is being written.\n")
             return None
-        if words[0] == "/resume" and not self.busy:
+        if words[0] == "/resume" and not self.is_busy:
             return ResumeRequest(" ".join(words[1:]))
-        self._enter(text)
+        self._start_entry(text)
         return None
 
     def stop(self) -> None:
         """Stop the current answer."""
-        stopping = asyncio.create_task(
+        stop_task = asyncio.create_task(
             self._opened.loop.stop(self.key, agent=self._opened.agent.id)
         )
-        self._stopping.add(stopping)
-        stopping.add_done_callback(self._stopping.discard)
+        self._stop_tasks.add(stop_task)
+        stop_task.add_done_callback(self._stop_tasks.discard)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a turn is in progress."""
-        return bool(self._entered or self._resuming is not None)
+        return bool(self._entries or self._resumed_screen is not None)
 
-    def live(self, rows: int) -> Sequence[str]:
+    def live_lines(self, rows: int) -> Sequence[str]:
         """Return the text that is still changing."""
-        if self._resuming is not None:
-            return self._resuming.live(rows)
-        shown = next((one for one in self._entered if one.shown), None)
-        return shown.screen.live(rows) if shown is not None else ()
+        if self._resumed_screen is not None:
+            return self._resumed_screen.live_lines(rows)
+        shown_entry = next((entry for entry in self._entries if entry.is_shown), None)
+        return shown_entry.screen.live_lines(rows) if shown_entry is not None else ()
 
-    def waiting(self) -> Sequence[str]:
+    def waiting_messages(self) -> Sequence[str]:
         """Return the messages entered during the current turn."""
-        return [one.text for one in self._entered if not one.shown]
+        return [entry.text for entry in self._entries if not entry.is_shown]
 
-    def status(self) -> str:
+    def status_text(self) -> str:
         """Return the status line."""
         return self._status.text()
 
     @property
-    def nearly_full(self) -> bool:
+    def is_nearly_full(self) -> bool:
         """Whether the session will soon be summarized."""
-        return self._status.nearly_full
+        return self._status.is_nearly_full
 
     # --- turns -------------------------------------------------------------------------------
 
-    def _screen(self) -> TurnScreen:
+    def _new_screen(self) -> TurnScreen:
         settings = self._opened.settings.cli
         return TurnScreen(
             self._console,
@@ -325,144 +312,140 @@ class TerminalChat:
             markdown=settings.markdown,
         )
 
-    def _enter(self, text: str) -> None:
-        one = _Entry(text, self._screen())
-        self._has_spoken = self._has_spoken or not one.is_command
+    def _start_entry(self, text: str) -> None:
+        entry = _Entry(text, self._new_screen())
+        self._has_message = self._has_message or not entry.command_name
         # A message is stored at once and waits in the log. A command may change the log or the
-        # session, so it waits here, and so does everything entered after it.
-        before = self._entered[-1].task if self._entered else None
-        blocked = one.is_command or any(other.is_command for other in self._entered)
-        one.waits = self.busy
-        if not one.waits:
-            self._show(one)
-        one.task = asyncio.create_task(self._hear(one, before if blocked else None))
-        self._entered.append(one)
-        self.line.changed()
+        # session, so the command and all later entries wait here.
+        previous = self._entries[-1].task if self._entries else None
+        must_wait = any(other.command_name for other in (entry, *self._entries))
+        entry.is_waiting = self.is_busy
+        if not entry.is_waiting:
+            self._show_finished(entry)
+        entry.task = asyncio.create_task(self._run_entry(entry, previous if must_wait else None))
+        self._entries.append(entry)
+        self.line.request_repaint()
 
-    async def _hear(self, one: _Entry, before: "asyncio.Task[None] | None") -> None:
+    async def _run_entry(self, entry: _Entry, previous_task: "asyncio.Task[None] | None") -> None:
         try:
-            if before is not None:
-                await asyncio.wait([before])
-            one.begun = True
-            if one.is_command:
-                self._show(one)
-            inbound = InboundMessage(key=self.key, content=one.text, sender=cli_sender(self.key))
-            tell = partial(self._tell, one)
+            if previous_task is not None:
+                await asyncio.wait([previous_task])
+            entry.is_begun = True
+            if entry.command_name:
+                self._show_finished(entry)
+            inbound = InboundMessage(key=self.key, content=entry.text, sender=cli_sender(self.key))
             answer = await self._opened.loop.handle(
-                inbound, on_event=tell, agent=self._opened.agent.id, all_sessions=True
+                inbound,
+                on_event=partial(self._show_event, entry),
+                agent=self._opened.agent.id,
+                all_sessions=True,
             )
         except StenologError as error:
-            self._show(one)
-            one.screen.note(error_sentence(error))
+            self._show_finished(entry)
+            entry.screen.show_note(error_sentence(error))
         else:
-            self._show(one)
-            self._show_answer(one, answer)
+            self._show_finished(entry)
+            self._show_answer(entry, answer)
         finally:
-            self._entered.remove(one)
-            self.line.changed()
+            self._entries.remove(entry)
+            self.line.request_repaint()
 
-    def _show_answer(self, one: _Entry, answer: Answer) -> None:
-        if one.waits and answer.outcome == "elsewhere":
-            one.screen.note("Answered above.")
+    def _show_answer(self, entry: _Entry, answer: Answer) -> None:
+        if entry.is_waiting and answer.outcome == "elsewhere":
+            entry.screen.show_note("Answered above.")
             return
-        if self._leaving and answer.outcome == "failed":
+        if self._is_leaving and answer.outcome == "failed":
             # `close_agent` reports turns that were cut off.
-            if one.waits and not one.requested:
-                one.screen.note(_STORED)
+            if entry.is_waiting and not entry.is_requested:
+                entry.screen.show_note(_STORED_NOTICE)
             return
-        one.screen.finish(answer)
-        if one.text == "/help":
-            self.say(_KEYS_HELP)
+        entry.screen.finish(answer)
+        if entry.text == "/help":
+            self.show_notice(_KEYS_HELP)
             self.line.show([""])
-        if one.command and one.command not in COMMANDS:
-            near = get_close_matches(one.command, (*COMMANDS, "quit", "exit"), 1)
-            if near:
-                self.say(f"Did you mean /{near[0]}?\n")
-        if one.command in _RESETTING_COMMANDS:
+        if entry.command_name and entry.command_name not in COMMANDS:
+            similar_names = get_close_matches(entry.command_name, (*COMMANDS, "quit", "exit"), 1)
+            if similar_names:
+                self.show_notice(f"Did you mean /{similar_names[0]}?\n")
+        if entry.command_name in _RESETTING_COMMANDS:
             self._status.reset()
-        if answer.key != self.key or one.command == "model":
+        if answer.key != self.key or entry.command_name == "model":
             self.key = answer.key
             self._status.reset()
             self._status.model = self._opened.agent.model_of(self.key).name
-            if one.text.startswith("/resume"):
+            if entry.text.startswith("/resume"):
                 self.show_history()
 
-    def _tell(self, one: _Entry, event: Event) -> None:
+    def _show_event(self, entry: _Entry, event: Event) -> None:
         if isinstance(event, ModelCalled):
-            one.requested = True
-            self._show(one)
-        one.screen.tell(event)
-        self.line.changed()
+            entry.is_requested = True
+            self._show_finished(entry)
+        entry.screen.show_event(event)
+        self.line.request_repaint()
 
-    def _show(self, one: _Entry) -> None:
-        if not one.shown:
-            one.shown = True
-            self.say(user_line(one.text), "bold")
+    def _show_finished(self, entry: _Entry) -> None:
+        if not entry.is_shown:
+            entry.is_shown = True
+            self.show_notice(user_line(entry.text), "bold")
             self.line.show([""])
 
-    async def _resume(self) -> None:
-        screen = self._resuming
-        assert screen is not None
-
-        def tell(event: Event) -> None:
-            screen.tell(event)
-            self.line.changed()
+    async def _resume(self, screen: TurnScreen) -> None:
+        def show_event(event: Event) -> None:
+            screen.show_event(event)
+            self.line.request_repaint()
 
         try:
             for answer in await self._opened.loop.resume(
-                self.key, on_event=tell, agent=self._opened.agent.id
+                self.key, on_event=show_event, agent=self._opened.agent.id
             ):
                 screen.finish(answer)
         except StenologError as error:
-            screen.note(error_sentence(error))
+            screen.show_note(error_sentence(error))
         finally:
-            self._resuming = None
-            self.line.changed()
+            self._resumed_screen = None
+            self.line.request_repaint()
 
     # --- choosing a session ------------------------------------------------------------------
 
-    async def _pick(self, request: ResumeRequest) -> None:
+    async def _pick_session(self, request: ResumeRequest) -> None:
         catalog = self._opened.agent.catalog
-        assert catalog is not None
+        key: str | None
         try:
-            found = (
-                await asyncio.to_thread(find_sessions, catalog, request.text)
-                if request.text
-                else ()
-            )
-            if len(found) == 1:
-                key: str | None = found[0].key
+            matches: Sequence[Entry] = ()
+            if request.text:
+                matches = await asyncio.to_thread(find_sessions, catalog, request.text)
+            if len(matches) == 1:
+                key = matches[0].key
             else:
-                source, output = self._terminal
-                key = await pick(
-                    catalog, text=request.text, channel=CHANNEL, source=source, output=output
-                )
+                source, output = self._terminal_streams
+                picker = Picker(catalog, channel=CHANNEL)
+                key = await picker.run(request.text, source=source, output=output)
         except StenologError as error:
-            self.say(error_sentence(error), "yellow")
+            self.show_notice(error_sentence(error), "yellow")
             return
         if key is None:
-            self.say("No session was chosen; staying in this one.\n")
+            self.show_notice("No session was chosen; staying in this one.\n")
         elif key == self.key:
-            self.say("You are already in this session.\n")
+            self.show_notice("You are already in this session.\n")
         else:
-            self._enter(f"/resume {key}")
+            self._start_entry(f"/resume {key}")
 
     def _completer(self) -> CommandCompleter:
-        known = [(f"/{name}", one.arguments, one.help) for name, one in COMMANDS.items()]
-        return CommandCompleter([*known, *TERMINAL_COMMANDS], self._sessions)
+        commands = [(f"/{name}", entry.arguments, entry.help) for name, entry in COMMANDS.items()]
+        return CommandCompleter([*commands, *TERMINAL_COMMANDS], self._matching_sessions)
 
-    def _sessions(self, text: str) -> Iterable[tuple[str, str]]:
+    def _matching_sessions(self, text: str) -> Iterable[tuple[str, str]]:
         catalog = self._opened.agent.catalog
         try:
             if text.strip():
-                found = find_sessions(catalog, text.strip())
+                entries = find_sessions(catalog, text.strip())
             else:
-                found = catalog.list(limit=_MAX_COMPLETIONS).entries
+                entries = catalog.list(limit=_MAX_COMPLETIONS).entries
         except StenologError:
             return []
-        return [(entry.key, printable(entry.title)) for entry in found[:_MAX_COMPLETIONS]]
+        return [(entry.key, printable(entry.title)) for entry in entries[:_MAX_COMPLETIONS]]
 
     def _history(self) -> "History | None":
         # If sessions are kept only in memory, the input must not be written to a file either.
         where = self._opened.agent.spec.sessions
-        return None if address(where).engine == "memory" else InputHistory(history_file())
+        return None if parse_address(where).engine == "memory" else InputHistory(history_file())

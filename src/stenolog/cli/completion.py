@@ -1,7 +1,8 @@
 """`steno completion`: shell completion of commands, options and session keys.
 
-It uses click's completion, except in bash, which splits `telegram:123` into three words. For bash,
-the line itself is parsed, and only the part after the last colon is returned.
+Click provides the completion for all shells except bash. Bash splits `telegram:123` into three
+words. So for bash, this module parses the command line and returns only the part of a key after
+its last colon.
 """
 
 import os
@@ -24,11 +25,11 @@ from stenolog.errors import StenologError
 if TYPE_CHECKING:
     from stenolog.stores.base import Store
 
-VARIABLE: Final = "_STENO_COMPLETE"
-"""Environment variable that requests completions; click derives it from the program name."""
+COMPLETION_VARIABLE: Final = "_STENO_COMPLETE"
+"""Environment variable that requests completions. Click derives its name from `steno`."""
 _PROGRAM: Final = "steno"
 _MAX_KEYS: Final = 200
-"""Maximum number of keys offered."""
+"""Maximum number of keys that are offered."""
 _UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+")
 """A key that needs no quoting in any shell."""
 
@@ -36,18 +37,18 @@ _UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\
 # --- keys ------------------------------------------------------------------------------------
 
 
-def complete_key(
+def complete_session_key(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return the session keys with this prefix; none if they cannot be read. Raises nothing."""
+    """Return the session keys with this prefix, or an empty list if they cannot be read."""
     del param
     return _key_items(ctx, incomplete, deleted=False)
 
 
-def complete_deleted(
+def complete_deleted_key(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return the keys in the trash with this prefix. Raises nothing."""
+    """Return the keys in the trash with this prefix, or an empty list if they cannot be read."""
     del param
     return _key_items(ctx, incomplete, deleted=True)
 
@@ -57,8 +58,8 @@ def _key_items(ctx: click.Context, incomplete: str, *, deleted: bool) -> list[Co
     with suppress(StenologError, click.ClickException, OSError):
         with _open_store(ctx) as store:
             if deleted:
-                listed = [one.key for one in store.list_trash()]
-                keys = sorted({key for key in listed if key.startswith(incomplete)})[:_MAX_KEYS]
+                trash = [session.key for session in store.list_trash()]
+                keys = sorted({key for key in trash if key.startswith(incomplete)})[:_MAX_KEYS]
             else:
                 keys = store.list_sessions(prefix=incomplete, limit=_MAX_KEYS)
         return [CompletionItem(key) for key in keys if _UNQUOTED_KEY.fullmatch(key)]
@@ -75,8 +76,8 @@ def _open_store(ctx: click.Context) -> "Store":
 
     agent, namespace = ctx.params.get("agent"), ctx.params.get("namespace")
     workspace = ctx.params.get("workspace")
-    given = ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE
-    if workspace is None or not given:
+    is_given = ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE
+    if workspace is None or not is_given:
         from stenolog.cli.config import read_settings
 
         settings = read_settings(None)
@@ -86,7 +87,7 @@ def _open_store(ctx: click.Context) -> "Store":
 
 # --- shells ----------------------------------------------------------------------------------
 
-_BASH: Final = """\
+_BASH_SCRIPT: Final = """\
 %(complete_func)s() {
     local IFS=$'\\n'
     local response completion type value
@@ -116,10 +117,10 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class BashCompletion(ShellComplete):
-    """Completion for bash, which splits words at colons although keys contain them."""
+    """Completion for bash. Bash splits words at colons, but session keys contain colons."""
 
     name = "bash"
-    source_template = _BASH
+    source_template = _BASH_SCRIPT
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor, and the incomplete word."""
@@ -132,12 +133,12 @@ class BashCompletion(ShellComplete):
     def format_completion(self, item: CompletionItem[str]) -> str:
         """Return the part of the completion that bash treats as the last word."""
         _, incomplete = self.get_completion_args()
-        # Bash also splits at `=` and replaces only the part after it.
-        breaks = [one for one in ":=" if one in os.environ.get("COMP_BREAKS", ":=")]
-        kept = max((incomplete.rfind(one) + 1 for one in breaks), default=0)
+        # Bash also splits words at `=` and replaces only the part after the `=`.
+        word_breaks = [char for char in ":=" if char in os.environ.get("COMP_BREAKS", ":=")]
+        start = max((incomplete.rfind(char) + 1 for char in word_breaks), default=0)
         value = item.value
-        if value.startswith(incomplete[:kept]):
-            value = value[kept:]
+        if value.startswith(incomplete[:start]):
+            value = value[start:]
         return f"{item.type},{value}"
 
 
@@ -166,6 +167,6 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 
     Exit codes: 0 done, 2 wrong usage.
     """  # noqa: D301 -- click knows a block by this character
-    made = _SHELLS[shell](ctx.find_root().command, {}, _PROGRAM, VARIABLE)
-    # Not `source()`: click's version starts bash to check its version.
-    click.echo(made.source_template % made.source_vars(), nl=False)
+    completion = _SHELLS[shell](ctx.find_root().command, {}, _PROGRAM, COMPLETION_VARIABLE)
+    # Click's method `source()` is not used, because it starts bash to check the version of bash.
+    click.echo(completion.source_template % completion.source_vars(), nl=False)

@@ -11,17 +11,18 @@ from typing import Any, Final, TypeVar
 import click
 from msgspec import Struct
 
-from stenolog.cli.output import json_text, one_line, sentence
+from stenolog.cli.options import json_option
+from stenolog.cli.output import json_text, one_line, print_notice, print_notices, sentence
 from stenolog.cli.workspace import WORKSPACE_HELP
 from stenolog.errors import WrongSettings
-from stenolog.settings.fields import commented_file, literal
+from stenolog.settings.fields import commented_file, to_toml
 from stenolog.settings.file import config_path
 from stenolog.settings.loading import EffectiveSettings, load_effective
 from stenolog.settings.values import Settings
-from stenolog.stores.disk import make_private
+from stenolog.stores.disk import create_private_folder
 
-_MAX_VALUE: Final = 200
-"""Maximum number of characters shown of a text. --json shows all of it."""
+_MAX_VALUE_LENGTH: Final = 200
+"""Maximum number of characters shown of a text. --json shows the complete text."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -41,27 +42,26 @@ def read_settings(
 ) -> Settings:
     """Read the settings of a command; warnings go to stderr.
 
-    `flags` are the command's options by dotted name, None if not given. Raises ClickException with
-    all wrong settings.
+    `flags` are the command's options by dotted name; the value of an omitted option is None. Raises
+    ClickException that lists all wrong settings.
     """
     return _load_settings(config, flags).settings
 
 
 def _load_settings(config: Path | None, flags: Mapping[str, object]) -> EffectiveSettings:
     try:
-        found = load_effective(config=config, flags=flags)
+        loaded = load_effective(config=config, flags=flags)
     except WrongSettings as error:
         lines = [sentence(str(problem)) for problem in error.problems]
         if len(lines) > 1:
             lines.insert(0, f"{len(lines)} settings are invalid:")
         raise click.ClickException("\n".join(lines)) from error
-    for words in found.warnings:
-        click.echo(f"Warning: {sentence(words)}", err=True)
-    return found
+    print_notices(f"Warning: {sentence(warning)}" for warning in loaded.warnings)
+    return loaded
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """Options of a command; None if not given."""
+    """Options of a command. An omitted option is None."""
 
     config: Path | None = None
     workspace: str | None = None
@@ -72,8 +72,18 @@ class Options(Struct, frozen=True, kw_only=True):
 def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--model`, `--agent`, `--workspace` and `--config` to a command, passed as Options."""
 
+    @click.option(
+        "-m",
+        "--model",
+        metavar="NAME",
+        help="Model: openai/NAME, ollama/NAME, local, scripted, … or a name from the config file.  "
+        "[default: agent.model in the config file, otherwise the first model found]",
+    )
+    @click.option("--agent", metavar="NAME", help="Agent to talk to.  [default: main]")
+    @click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)
+    @config_option
     @wraps(command)
-    def bundled(
+    def with_options(
         *arguments: Any,
         config: Path | None,
         workspace: str | None,
@@ -84,32 +94,21 @@ def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = Options(config=config, workspace=workspace, agent=agent, model=model)
         return command(*arguments, options=options, **others)
 
-    bundled = config_option(bundled)
-    bundled = click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)(bundled)
-    bundled = click.option("--agent", metavar="NAME", help="Agent to talk to.  [default: main]")(
-        bundled
-    )
-    return click.option(
-        "-m",
-        "--model",
-        metavar="NAME",
-        help="Model: openai/NAME, ollama/NAME, local, scripted, … or a name from the config file.  "
-        "[default: agent.model in the config file, otherwise the first one found]",
-    )(bundled)
+    return with_options
 
 
 @click.group("config")
 def config_command() -> None:
     """Show the settings, or create a config file.
 
-    Settings are read from the config file and from environment variables, which take precedence:
-    STENO_AGENT__MODEL sets agent.model. Options of a command override both.
+    Environment variables override the config file: STENO_AGENT__MODEL sets agent.model. Options of
+    a command override both.
     """
 
 
 @config_command.command("init")
 @click.option("--stdout", is_flag=True, help="Print the file instead of creating it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the path as a JSON object.")
+@json_option("the path as a JSON object")
 @config_option
 def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
     """Create a config file that lists every setting.
@@ -124,27 +123,30 @@ def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
         return
     file = config_path(config, os.environ)
     try:
-        make_private(file.parent)
-        _write_new(file, commented_file())
+        create_private_folder(file.parent)
+        _write_new_file(file, commented_file())
     except FileExistsError as error:
-        words = f"{one_line(str(file))} exists already. It was not changed."
-        raise click.ClickException(words) from error
+        text = f"{one_line(str(file))} exists already. It was not changed."
+        raise click.ClickException(text) from error
     except OSError as error:
-        words = f"Cannot write {file}: {error.strerror or error}"
-        raise click.ClickException(sentence(words)) from error
+        text = f"Cannot write {file}: {error.strerror or error}"
+        raise click.ClickException(sentence(text)) from error
     if as_json:
         click.echo(json_text({"file": str(file)}))
-    click.echo(f"Created {one_line(str(file))}", err=True)
+    print_notice(f"Created {one_line(str(file))}")
 
 
-def _write_new(file: Path, text: str) -> None:
-    """Create a file that only its owner can read, completely or not at all. Raises OSError."""
+def _write_new_file(file: Path, text: str) -> None:
+    """Create a file that only its owner can read. If writing fails, remove the file again.
+
+    Raises OSError.
+    """
     # The file may later contain an API key.
     # guard: config-file-mode
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(text.encode())
+        with os.fdopen(descriptor, "wb") as config_file:
+            config_file.write(text.encode())
     except OSError:
         with contextlib.suppress(OSError):
             file.unlink()
@@ -152,7 +154,7 @@ def _write_new(file: Path, text: str) -> None:
 
 
 @config_command.command("show")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option()
 @config_option
 def show_command(as_json: bool, config: Path | None) -> None:
     """Show every setting and where it comes from.
@@ -162,34 +164,30 @@ def show_command(as_json: bool, config: Path | None) -> None:
 
     Exit codes: 0 done, 1 a setting is invalid, 2 wrong usage.
     """
-    found = _load_settings(config, {})
-    keys = sorted(found.settings.keys)
+    loaded = _load_settings(config, {})
+    keys = sorted(loaded.settings.keys)
     if as_json:
-        shown = {
-            name: {"value": each.value, "source": each.source} for name, each in found.shown.items()
+        settings = {
+            name: {"value": setting.value, "source": setting.source}
+            for name, setting in loaded.values.items()
         }
-        fields = {"file": str(found.file), "found": found.found, "settings": shown, "keys": keys}
-        click.echo(json_text(fields, indent=2))
+        fields = {"file": str(loaded.file), "found": loaded.file_exists}
+        click.echo(json_text({**fields, "settings": settings, "keys": keys}, indent=2))
         return
-    for name, each in found.shown.items():
-        click.echo(f"{name} = {literal(_shorten_value(each.value))}  # {one_line(each.source)}")
-    file = one_line(str(found.file))
-    click.echo(
-        f"Config file: {file}" if found.found else f"No config file at {file}; defaults are used.",
-        err=True,
-    )
+    for name, setting in loaded.values.items():
+        value = setting.value
+        if isinstance(value, str) and len(value) > _MAX_VALUE_LENGTH:
+            value = f"{value[:_MAX_VALUE_LENGTH]}…"
+        click.echo(f"{name} = {to_toml(value)}  # {one_line(setting.source)}")
+    file = one_line(str(loaded.file))
+    not_found = f"No config file at {file}; defaults are used."
+    print_notice(f"Config file: {file}" if loaded.file_exists else not_found)
     if keys:
-        click.echo(f"API keys in the environment: {one_line(', '.join(keys))}", err=True)
-
-
-def _shorten_value(value: object) -> object:
-    if isinstance(value, str) and len(value) > _MAX_VALUE:
-        return f"{value[:_MAX_VALUE]}…"
-    return value
+        print_notice(f"API keys in the environment: {one_line(', '.join(keys))}")
 
 
 @config_command.command("path")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option()
 @config_option
 def path_command(as_json: bool, config: Path | None) -> None:
     """Print the path of the config file.
@@ -197,7 +195,7 @@ def path_command(as_json: bool, config: Path | None) -> None:
     Exit codes: 0 done, even if the file does not exist, 2 wrong usage.
     """
     file = config_path(config, os.environ)
-    found = file.exists()
-    click.echo(json_text({"file": str(file), "found": found}) if as_json else one_line(str(file)))
-    if not found:
-        click.echo("The file does not exist. `steno config init` creates it.", err=True)
+    exists = file.exists()
+    click.echo(json_text({"file": str(file), "found": exists}) if as_json else one_line(str(file)))
+    if not exists:
+        print_notice("The file does not exist. `steno config init` creates it.")

@@ -1,43 +1,52 @@
 """`steno copy` and `steno backup`, and the progress and report of both."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import click
 
-from stenolog.cli.output import PARTIAL, json_text, one_line, plural, progress_bar, sentence
+from stenolog.cli.options import dry_run_option, json_option
+from stenolog.cli.output import (
+    EXIT_PARTIAL,
+    json_text,
+    one_line,
+    plural,
+    print_notice,
+    print_notices,
+    progress_bar,
+    sentence,
+)
 from stenolog.cli.workspace import check_exists, display_name, workspace_option
-from stenolog.stores.open_store import address
+from stenolog.stores.open_store import parse_address
 from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
-from stenolog.transfer.copy import CopyStep
+from stenolog.transfer.copy import CopiedSession, CopyStep
 from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
 
+_json_option: Final = json_option("the report as a JSON object")
 _PHASES: Final = {"copying": "Copying", "last pass": "Final pass", "comparing": "Comparing"}
 
 
 @click.command("copy")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as a JSON object.")
-@click.pass_context
-def copy_command(
-    ctx: click.Context, source: str, target: str, dry_run: bool, as_json: bool
-) -> None:
+@dry_run_option
+@_json_option
+def copy_command(source: str, target: str, dry_run: bool, as_json: bool) -> int:
     """Copy all sessions from one workspace or database to another.
 
-    SRC and DST are written as for -w: a folder, sqlite:FILE or postgresql://…. Everything is
-    copied: messages, summaries, undo steps, titles, tags, archives, notes, the sessions of all
-    agents, and the trash. Then everything is read back and compared.
+    SRC and DST are a folder, sqlite:FILE or postgresql://…. Everything is copied: messages,
+    summaries, undo steps, titles, tags, archives, notes, the sessions of all agents, and the trash.
+    Then the copy is read and compared with SRC.
 
     SRC may be in use. Run the command again to finish an interrupted copy or to copy later changes.
     Sessions that were changed in DST are never overwritten.
 
-    Copy only your own data: an agent started on DST resumes the unfinished turns of SRC, sends the
-    answers to the chats that SRC names, and recalls its notes. To get sessions from somebody else,
-    import a file written by `steno export`.
+    Copy only your own data. An agent that uses DST resumes the unfinished turns of SRC, sends their
+    answers to chat apps, and recalls the notes of SRC. To get a session from another person, import
+    a file of `steno export`.
 
     Prints one line per session that could not be copied, and a summary to stderr.
 
@@ -46,39 +55,52 @@ def copy_command(
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied and are
     unchanged in DST.
     """
-    with show_progress(shown=not dry_run) as watch:
-        copied = copy_place(source, target, dry_run=dry_run, on_progress=watch)
+    with _show_copy_progress(enabled=not dry_run) as on_progress:
+        report = copy_place(source, target, dry_run=dry_run, on_progress=on_progress)
     if as_json:
-        click.echo(json_text(report_fields(copied), indent=2))
+        click.echo(json_text(report_fields(report), indent=2))
     else:
-        for line in problem_lines(copied):
-            click.echo(line)
-        for words in report_lines(copied, "Would copy" if dry_run else "Copied"):
-            click.echo(words, err=True)
-    ctx.exit(PARTIAL if copied.problems else 0)
+        _print_lines(problem_lines(report))
+        print_notices(report_lines(report, "Would copy" if dry_run else "Copied"))
+    return EXIT_PARTIAL if report.problems else 0
 
 
-# --- progress --------------------------------------------------------------------------------
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+class _CopyPass(NamedTuple):
+    """A pass over the sessions of a namespace: its phase, and its number, starting with 1."""
+
+    namespace: str
+    phase: str
+    number: int
 
 
 @contextmanager
-def show_progress(*, shown: bool = True) -> Iterator[OnProgress | None]:
+def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
     """Show progress: a bar in a terminal, otherwise one line per pass."""
-    if not shown:
+    if not enabled:
         yield None
-    elif sys.stderr.isatty():
-        with _progress_bar() as watch:
-            yield watch
-    else:
-        yield _ProgressLines().tell
+        return
+    if not sys.stderr.isatty():
+        last_pass: _CopyPass | None = None
 
+        def print_pass(namespace: str, step: CopyStep) -> None:
+            nonlocal last_pass
+            this_pass = _CopyPass(namespace, step.phase, step.number)
+            if step.total and this_pass != last_pass:
+                last_pass = this_pass
+                sessions = plural(step.total, "session")
+                print_notice(f"{_PHASES[step.phase]}: {one_line(namespace)}, {sessions}")
 
-@contextmanager
-def _progress_bar() -> Iterator[OnProgress]:
+        yield print_pass
+        return
     with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)
 
-        def watch(namespace: str, step: CopyStep) -> None:
+        def update_bar(namespace: str, step: CopyStep) -> None:
             progress.update(
                 task,
                 description=f"{_PHASES[step.phase]} {one_line(namespace)}",
@@ -87,139 +109,122 @@ def _progress_bar() -> Iterator[OnProgress]:
                 messages=step.messages,
             )
 
-        yield watch
-
-
-class _ProgressLines:
-    """Progress as one line at the start of each pass."""
-
-    def __init__(self) -> None:
-        self._told: tuple[str, str, int] | None = None
-
-    def tell(self, namespace: str, step: CopyStep) -> None:
-        now = namespace, step.phase, step.number
-        if step.total and now != self._told:
-            self._told = now
-            words = f"{_PHASES[step.phase]}: {one_line(namespace)}, {plural(step.total, 'session')}"
-            click.echo(words, err=True)
+        yield update_bar
 
 
 # --- report ----------------------------------------------------------------------------------
 
 
-def report_fields(copied: CopyReport) -> dict[str, Any]:
+def report_fields(report: CopyReport) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
-        "sessions": copied.sessions,
-        "deleted": copied.deleted,
-        "written": copied.written,
-        "messages": copied.messages,
-        "seconds": round(copied.seconds, 3),
-        "messages_per_second": _rate(copied),
-        "digest": copied.digest,
-        "dry_run": copied.dry_run,
-        "not_compared": copied.not_compared,
-        "unlocked": copied.unlocked,
-        "lost": sum(one.lost for found in copied.namespaces.values() for one in found.copied),
+        "sessions": report.sessions,
+        "deleted": report.deleted,
+        "written": report.written,
+        "messages": report.messages,
+        "seconds": round(report.seconds, 3),
+        "messages_per_second": _messages_per_second(report),
+        "digest": report.digest,
+        "dry_run": report.dry_run,
+        "not_compared": report.not_compared,
+        "unlocked": report.unlocked,
+        "lost": sum(session.lost for session in _copied_sessions(report)),
         "namespaces": {
             name: {
-                "sessions": len(found.copied),
-                "messages": found.messages,
-                "digest": found.digest(name),
+                "sessions": len(result.copied),
+                "messages": result.messages,
+                "digest": result.digest(name),
                 "problems": [
-                    {"key": one.key, "uid": one.uid, "reason": one.reason, "newer": one.newer}
-                    for one in found.problems
+                    {field: getattr(problem, field) for field in ("key", "uid", "reason", "newer")}
+                    for problem in result.problems
                 ],
-                "only_there": list(found.only_in_target),
+                "only_there": result.only_in_target,
             }
-            for name, found in copied.namespaces.items()
+            for name, result in report.namespaces.items()
         },
     }
 
 
-def problem_lines(copied: CopyReport, *, newer: bool = True) -> Iterator[str]:
+def problem_lines(report: CopyReport, *, include_newer: bool = True) -> Iterator[str]:
     """Yield a line for each session that could not be copied.
 
-    Without `newer`, sessions that are newer in the destination are skipped. A line without a key is
-    about a namespace.
+    Without `include_newer`, sessions that are newer in the destination are skipped. A line without
+    a key is about a namespace.
     """
-    for name, found in copied.namespaces.items():
-        for one in found.problems:
-            if newer or not one.newer:
-                words = sentence(one.reason.removeprefix(f"{one.key!r}: "))
-                yield f"{one_line(name)}\t{one_line(one.key)}\t{words}"
+    for name, result in report.namespaces.items():
+        for problem in result.problems:
+            if include_newer or not problem.newer:
+                reason = sentence(problem.reason.removeprefix(f"{problem.key!r}: "))
+                yield f"{one_line(name)}\t{one_line(problem.key)}\t{reason}"
 
 
-def report_lines(copied: CopyReport, done: str) -> Iterator[str]:
+def report_lines(report: CopyReport, verb: str) -> Iterator[str]:
     """Yield the summary of the report as sentences."""
-    written = plural(copied.messages, "message")
-    if not copied.sessions and not copied.deleted and not copied.problems:
+    messages = plural(report.messages, "message")
+    if not report.sessions and not report.deleted and not report.problems:
         yield "There are no sessions to copy."
         return
-    if copied.dry_run:
-        there = copied.sessions + copied.deleted - copied.written
-        yield f"{done} {plural(copied.written, 'session')}, {written}; {there:,} are up to date."
+    if report.dry_run:
+        current = report.sessions + report.deleted - report.written
+        yield f"{verb} {plural(report.written, 'session')}, {messages}; {current:,} are up to date."
         return
-    compared = copied.sessions + copied.deleted - copied.not_compared
-    if compared or not copied.not_compared:
-        trash = f" ({copied.deleted:,} in the trash)" if copied.deleted else ""
+    compared_count = report.sessions + report.deleted - report.not_compared
+    if compared_count or not report.not_compared:
+        trash = f" ({report.deleted:,} in the trash)" if report.deleted else ""
         yield (
-            f"{done} {plural(copied.written, 'session')}, {written} ({_rate(copied):,} per second)."
+            f"{verb} {plural(report.written, 'session')}, {messages} "
+            f"({_messages_per_second(report):,} per second)."
         )
-        yield f"Verified {plural(compared, 'session')}{trash}: identical on both sides."
-    if copied.not_compared:
-        yield (
-            f"{plural(copied.not_compared, 'session')} unchanged since last time, not read again."
-        )
-    yield f"Digest {copied.digest}."
-    if copied.unlocked:
+        yield f"Verified {plural(compared_count, 'session')}{trash}: identical on both sides."
+    if report.not_compared:
+        sessions = plural(report.not_compared, "session")
+        yield f"{sessions} unchanged since last time, not read again."
+    yield f"Digest {report.digest}."
+    if report.unlocked:
         yield (
             "The source could not be locked. Each session is consistent, but newer messages may be "
             "missing."
         )
-    for found in copied.namespaces.values():
-        for one in found.copied:
-            if one.lost:
-                yield (
-                    f"{one_line(one.key)} is damaged in the source: {plural(one.lost, 'message')} "
-                    "could not be read. Run `steno doctor` on the source for details."
-                )
-    only = sum(len(found.only_in_target) for found in copied.namespaces.values())
-    if only:
-        yield f"The destination has {plural(only, 'other session')}, not changed."
+    for session in _copied_sessions(report):
+        if session.lost:
+            yield (
+                f"{one_line(session.key)} is damaged in the source: "
+                f"{plural(session.lost, 'message')} could not be read. "
+                "Run `steno doctor` on the source for details."
+            )
+    other_count = sum(len(result.only_in_target) for result in report.namespaces.values())
+    if other_count:
+        yield f"The destination has {plural(other_count, 'other session')}, not changed."
 
 
-def _rate(copied: CopyReport) -> int:
-    return round(copied.messages / copied.seconds) if copied.seconds > 0 else 0
+def _copied_sessions(report: CopyReport) -> Iterator[CopiedSession]:
+    return chain.from_iterable(result.copied for result in report.namespaces.values())
+
+
+def _messages_per_second(report: CopyReport) -> int:
+    return round(report.messages / report.seconds) if report.seconds > 0 else 0
 
 
 # --- backup ---------------------------------------------------------------------------------------
-# `steno backup`: a copy in plain text that is updated, verified and restored.
 
 
 @click.command("backup")
 @click.argument("folder", metavar="DIR")
 @click.option("--verify", "verifying", is_flag=True, help="Check the backup in DIR for damage.")
 @click.option("--restore", "restoring", is_flag=True, help="Copy missing sessions back from DIR.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as a JSON object.")
+@_json_option
 @workspace_option
-@click.pass_context
 def backup_command(
-    ctx: click.Context,
-    folder: str,
-    verifying: bool,
-    restoring: bool,
-    as_json: bool,
-    workspace: str,
-) -> None:
+    folder: str, verifying: bool, restoring: bool, as_json: bool, workspace: str
+) -> int:
     """Back up all sessions to DIR, also while they are in use.
 
-    DIR is a workspace of plain text files, whatever the store is. Run the same command again to
-    update it; unchanged sessions are not read again. backup.json contains a digest of each session.
+    DIR is a workspace of plain text files, also for a database. Run the command again to update
+    DIR; unchanged sessions are not read again. backup.json contains a digest of each session.
 
-    --verify reads all of DIR and compares it with backup.json. --restore verifies DIR, then copies
-    to the store of -w every session that the store does not have. Newer sessions of the store are
-    kept, and damaged ones of DIR are skipped.
+    --verify reads all files in DIR and compares them with backup.json. --restore verifies DIR and
+    then copies missing sessions from DIR to the workspace or database of -w. Newer sessions in it
+    are not changed, and damaged sessions in DIR are skipped.
 
     Prints one line per session that is damaged or could not be copied, and a summary to stderr.
 
@@ -228,83 +233,75 @@ def backup_command(
     Exit codes: 0 done, 1 failed or --verify found damage, 2 wrong usage, 3 some sessions could not
     be copied.
     """
-    if address(folder).engine != "jsonl":
-        raise click.UsageError("DIR must be a folder. Name the store to back up with -w.", ctx)
+    if parse_address(folder).engine != "jsonl":
+        raise click.UsageError("DIR must be a folder. Name the store to back up with -w.")
     if verifying and restoring:
-        raise click.UsageError("--restore verifies the backup itself; leave out --verify.", ctx)
+        raise click.UsageError("--restore already verifies the backup. Leave out --verify.")
     if verifying:
-        ctx.exit(_verify(folder, as_json=as_json))
-    ctx.exit((_restore if restoring else _back_up)(folder, workspace, as_json=as_json))
+        return _verify_backup(folder, as_json=as_json)
+    return (_restore_backup if restoring else _back_up)(folder, workspace, as_json=as_json)
 
 
 def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
     check_exists(workspace)
-    with show_progress() as watch:
-        taken = back_up(workspace, folder, on_progress=watch)
+    with _show_copy_progress() as on_progress:
+        report = back_up(workspace, folder, on_progress=on_progress)
     if as_json:
-        click.echo(json_text({**report_fields(taken), "kept": taken.kept}, indent=2))
+        click.echo(json_text({**report_fields(report), "kept": report.kept}, indent=2))
     else:
-        for line in problem_lines(taken):
-            click.echo(line)
-        for words in report_lines(taken, "Backed up"):
-            click.echo(words, err=True)
-        if taken.kept:
-            click.echo(f"Kept {plural(taken.kept, 'session')} of earlier backups.", err=True)
-    return PARTIAL if taken.problems else 0
+        _print_lines(problem_lines(report))
+        print_notices(report_lines(report, "Backed up"))
+        if report.kept:
+            print_notice(f"Kept {plural(report.kept, 'session')} that the store no longer has.")
+    return EXIT_PARTIAL if report.problems else 0
 
 
-def _verify(folder: str, *, as_json: bool) -> int:
-    with show_progress() as watch:
-        found = verify(folder, on_progress=watch)
+def _verify_backup(folder: str, *, as_json: bool) -> int:
+    with _show_copy_progress() as on_progress:
+        check = verify(folder, on_progress=on_progress)
     if as_json:
-        click.echo(json_text(_check_fields(found), indent=2))
+        click.echo(json_text(_check_fields(check), indent=2))
     else:
-        for line in _finding_lines(found):
-            click.echo(line)
-        when = f"finished at {found.taken}" if found.taken else "interrupted; run it again"
-        words = f"Verified {plural(found.sessions, 'session')}, {plural(found.messages, 'message')}"
-        wrong = f": {plural(len(found.findings), 'problem')} found" if found.findings else ""
-        click.echo(f"{words}{wrong}. The last backup was {when}.", err=True)
-    return 1 if found.findings else 0
+        _print_lines(_finding_lines(check))
+        status = f"finished at {check.taken}" if check.taken else "interrupted; run it again"
+        text = f"Verified {plural(check.sessions, 'session')}, {plural(check.messages, 'message')}"
+        problems = f": {plural(len(check.findings), 'problem')} found" if check.findings else ""
+        print_notice(f"{text}{problems}. The last backup was {status}.")
+    return 1 if check.findings else 0
 
 
-def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
-    with show_progress() as watch:
-        copied, checked = restore(folder, workspace, on_progress=watch)
-    newer = sum(one.newer for found in copied.namespaces.values() for one in found.problems)
+def _restore_backup(folder: str, workspace: str, *, as_json: bool) -> int:
+    with _show_copy_progress() as on_progress:
+        report, check = restore(folder, workspace, on_progress=on_progress)
+    problems = chain.from_iterable(result.problems for result in report.namespaces.values())
+    newer_count = sum(problem.newer for problem in problems)
     if as_json:
-        report = {**report_fields(copied), "newer": newer, "backup": _check_fields(checked)}
-        click.echo(json_text(report, indent=2))
+        fields = {**report_fields(report), "newer": newer_count, "backup": _check_fields(check)}
+        click.echo(json_text(fields, indent=2))
     else:
-        for line in (*_finding_lines(checked), *problem_lines(copied, newer=False)):
-            click.echo(line)
-        for words in report_lines(copied, "Restored"):
-            click.echo(words, err=True)
-        if newer:
-            where = one_line(display_name(workspace))
-            click.echo(f"Kept {plural(newer, 'newer session')} in {where}.", err=True)
-    return PARTIAL if checked.findings or copied.problems > newer else 0
+        _print_lines(_finding_lines(check))
+        _print_lines(problem_lines(report, include_newer=False))
+        print_notices(report_lines(report, "Restored"))
+        if newer_count:
+            place = one_line(display_name(workspace))
+            print_notice(f"Kept {plural(newer_count, 'newer session')} in {place}.")
+    return EXIT_PARTIAL if check.findings or report.problems > newer_count else 0
 
 
-def _finding_lines(found: BackupCheck) -> list[str]:
+def _finding_lines(check: BackupCheck) -> list[str]:
     return [
-        f"{one_line(one.namespace)}\t{one_line(one.key)}\t{sentence(one.reason)}"
-        for one in found.findings
+        f"{one_line(finding.namespace)}\t{one_line(finding.key)}\t{sentence(finding.reason)}"
+        for finding in check.findings
     ]
 
 
-def _check_fields(found: BackupCheck) -> dict[str, Any]:
+def _check_fields(check: BackupCheck) -> dict[str, Any]:
     return {
-        "sessions": found.sessions,
-        "messages": found.messages,
-        "taken": found.taken,
+        "sessions": check.sessions,
+        "messages": check.messages,
+        "taken": check.taken,
         "findings": [
-            {
-                "namespace": one.namespace,
-                "key": one.key,
-                "uid": one.uid,
-                "reason": one.reason,
-            }
-            for one in found.findings
+            {field: getattr(finding, field) for field in ("namespace", "key", "uid", "reason")}
+            for finding in check.findings
         ],
     }

@@ -15,12 +15,14 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.cli.output import error_sentence, json_text, one_line, plural
+from stenolog.cli.options import json_option
+from stenolog.cli.output import error_sentence, json_text, one_line, plural, print_notice
 from stenolog.cli.workspace import (
     Location,
     check_exists,
     choose_workspace,
     open_existing,
+    transcripts_hint,
     workspace_option,
 )
 from stenolog.errors import StenologError
@@ -35,13 +37,13 @@ from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
 from stenolog.sessions.folders import NAMESPACE, other_namespaces
 from stenolog.stores.findings import Finding, RepairResult, Report
-from stenolog.stores.open_store import address
+from stenolog.stores.open_store import parse_address
 
 if TYPE_CHECKING:
     from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
 
 WARNING_DAYS: Final = 7
-"""Days before a program deletes a transcript from which the doctor names it."""
+"""Number of days before the deletion of a transcript from which the doctor warns."""
 
 
 class CheckFailed(click.ClickException):
@@ -56,77 +58,75 @@ class CheckFailed(click.ClickException):
     "--repair",
     "repairing",
     is_flag=True,
-    help="Repair what can be repaired, without deleting anything.",
+    help="Repair damage if possible, without deleting anything.",
 )
 @click.option(
     "--accept", "accepting", is_flag=True, help="Accept log lines that were edited by hand."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Also print notes that are not faults.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as a JSON object.")
-@partial(workspace_option, wrong=CheckFailed)
-@click.pass_context
+@click.option("-v", "--verbose", is_flag=True, help="Also print facts that are not errors.")
+@json_option("the report as a JSON object")
+@partial(workspace_option, error_type=CheckFailed)
 def doctor_command(
-    ctx: click.Context,
     directory: str | None,
     repairing: bool,
     accepting: bool,
     verbose: bool,
     as_json: bool,
     workspace: str,
-) -> None:
+) -> int:
     """Check a workspace or database for damage, and repair it on request.
 
-    Checks everything: the sessions of all agents and namespaces, logs, archives, the trash, locks,
-    file permissions and free disk space. Each finding says what is wrong, what it means and what to
-    do. With -v, or in a terminal, notes that are not faults are printed to stderr: interrupted
-    turns, an outdated index, a temporary or network disk, versions, and transcripts of Claude Code
-    that it deletes within a week and that are not imported yet.
+    Checks the sessions of all agents and namespaces, logs, archives, the trash, locks, file
+    permissions and free disk space. Each finding says what is wrong, what it means and what to do.
+    With -v, or in a terminal, facts that are not errors are printed to stderr: interrupted turns,
+    an outdated index, a temporary or network disk, versions, and transcripts that are not imported
+    yet and that Claude Code will delete within a week.
 
-    Without options nothing is written. --repair marks incomplete writes as void and moves leftover
-    files to the folder aside; in a database it rebuilds damaged state. --accept keeps lines that
-    were edited by hand and saves the original log in aside. Nothing is ever deleted.
+    Without options nothing is changed. --repair marks incomplete writes as invalid and moves unused
+    files to the folder "aside" of the workspace; in a database it rebuilds damaged data. --accept
+    accepts lines that were edited by hand, and keeps a copy of the log in "aside". Nothing is ever
+    deleted.
 
     Example: steno doctor --repair
 
     Exit codes: 0 no findings, 1 findings (after --repair or --accept: some remain), 2 wrong usage,
     3 the check failed.
     """
-    place = choose_workspace(ctx, directory, workspace)
-    settled: list[RepairResult] = []
+    place = choose_workspace(directory, workspace)
+    repairs: list[RepairResult] = []
     try:
         check_exists(place)
         if accepting:
-            settled += accept(place)
+            repairs += accept(place)
         if repairing:
-            settled += repair(place)
+            repairs += repair(place)
         report = examine(place)
-        more = (*unindexed_sessions(place), *purged_but_in_fallback(place), *low_disk(place))
-        report = replace(report, findings=(*report.findings, *more))
-        with_notes = verbose or (sys.stderr.isatty() and not as_json)
+        findings = (*unindexed_sessions(place), *purged_but_in_fallback(place), *low_disk(place))
+        report = replace(report, findings=(*report.findings, *findings))
         notes = []
-        if with_notes:
+        if verbose or (sys.stderr.isatty() and not as_json):
             notes = [*check_notes(place), *_mixed_notes(place), *_expiring_notes(place)]
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
     if as_json:
-        fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(settled)}
+        fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(repairs)}
         fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
         click.echo(json_text(fields, indent=2))
     else:
-        for one in settled:
-            _print_repair(one)
+        for result in repairs:
+            _print_repair(result)
         for finding in report.findings:
             _print_finding(finding, _path_prefix(place))
         for note in notes:
-            words = one_line(f"{note.meaning} {note.advice}".strip())
-            click.echo(_wrap_line(f"{note.kind}: {words}", sys.stderr), err=True)
-        click.echo(_wrap_line(_summary(report, settled), sys.stderr), err=True)
-    ctx.exit(1 if report.findings else 0)
+            text = one_line(f"{note.meaning} {note.advice}".strip())
+            print_notice(_wrap_line(f"{note.kind}: {text}", sys.stderr))
+        print_notice(_wrap_line(_summary(report, repairs), sys.stderr))
+    return 1 if report.findings else 0
 
 
 def _mixed_notes(place: str) -> list[CheckNote]:
-    """Return notes about memory notes of older versions that no session recalls."""
+    """Return hints about memory notes of older versions that no session recalls."""
     # Imported late: needed only if notes are printed.
     from stenolog.memory.mixed_scopes import mixed_scopes
 
@@ -134,21 +134,21 @@ def _mixed_notes(place: str) -> list[CheckNote]:
         CheckNote(
             kind="mixed notes",
             meaning=(
-                f"An older version made {plural(one.notes, 'note')} of {one.scope.name} from "
-                f"several sessions ({', '.join(one.sessions[:5])}), possibly of different users. "
-                "They are not recalled."
+                f"An older version made {plural(mixed.notes, 'note')} of {mixed.scope.name} from "
+                f"several sessions ({', '.join(mixed.sessions[:5])}), possibly of different users. "
+                "These notes are not recalled."
             ),
             advice=(
-                f"`steno memory list --all --who {shlex.quote(one.scope.name)}` lists them, "
+                f"`steno memory list --all --who {shlex.quote(mixed.scope.name)}` lists them, "
                 "`steno memory forget ID` removes one."
             ),
         )
-        for one in mixed_scopes(place)
+        for mixed in mixed_scopes(place)
     ]
 
 
 def _expiring_notes(place: str) -> list[CheckNote]:
-    """Return a note on the transcripts that Claude Code deletes soon and that are not imported."""
+    """Return a hint about transcripts that Claude Code deletes soon and that are not imported."""
     # Imported late: needed only if notes are printed.
     from stenolog.transfer.transcripts.claude_code import ClaudeCode
     from stenolog.transfer.transcripts.claude_settings import (
@@ -161,66 +161,61 @@ def _expiring_notes(place: str) -> list[CheckNote]:
 
     reader = ClaudeCode()
     now = datetime.now(UTC)
-    soon = expiring_transcripts(reader, now, within=timedelta(days=WARNING_DAYS))
-    agents = other_namespaces(place).agents if soon else ()
+    expiring = expiring_transcripts(reader, now, within=timedelta(days=WARNING_DAYS))
+    agents = other_namespaces(place).agents if expiring else ()
     for agent in (None, *agents):
         with (
             suppress(StenologError),
             open_existing(Location(workspace=place, agent=agent), read_only=True) as store,
         ):
-            soon = [(end, file) for end, file in soon if not is_imported(file, store)]
-    soon = [one for one in soon if _has_messages(reader, one[1])]
-    if not soon:
+            expiring = [(end, file) for end, file in expiring if not is_imported(file, store)]
+    expiring = [(end, file) for end, file in expiring if _has_messages(reader, file)]
+    if not expiring:
         return []
-    end, first = soon[0]
-    when = "at its next start" if end <= now else f"on {end:%Y-%m-%d}"
-    are = "is" if len(soon) == 1 else "are"
-    hook = (
-        ""
-        if has_hook()
-        else (" `steno hook install claude-code` imports new sessions when they end.")
-    )
+    end, oldest = expiring[0]
+    deletion_time = "when Claude Code starts" if end <= now else f"on {end:%Y-%m-%d}"
+    verb = "is" if len(expiring) == 1 else "are"
+    hook_text = " `steno hook install claude-code` imports new sessions when they end."
     return [
         CheckNote(
             kind="transcripts",
             meaning=(
-                f"{plural(len(soon), 'transcript')} of Claude Code {are} not imported, and Claude "
-                f"Code deletes them within {WARNING_DAYS} days. The oldest is {first.paths[0]}, "
-                f"deleted {when}. Claude Code keeps transcripts for "
+                f"{plural(len(expiring), 'transcript')} of Claude Code {verb} not imported and "
+                f"will be deleted within {WARNING_DAYS} days. The oldest is {oldest.paths[0]}, "
+                f"to be deleted {deletion_time}. Claude Code keeps transcripts for "
                 f"{plural(cleanup_days(settings_file()), 'day')} (cleanupPeriodDays)."
             ),
-            advice=f"`steno import claude-code` keeps them here.{hook}",
+            advice=f"`steno import claude-code` imports them.{'' if has_hook() else hook_text}",
         )
     ]
 
 
 def _has_messages(reader: "TranscriptReader", file: "TranscriptFile") -> bool:
-    """Return whether an import would add something: a file may hold only a title."""
+    """Return whether a transcript has messages. Some files contain only a title."""
     try:
         return bool(reader.read(file, is_complete=False).messages)
     except OSError:
-        return False  # it was deleted meanwhile
+        return False  # the file was deleted meanwhile
 
 
-def _print_repair(one: RepairResult) -> None:
-    done = "fixed" if one.done else "not fixed"
-    name, path = one.finding.key or one.finding.path, one.finding.path
+def _print_repair(result: RepairResult) -> None:
+    outcome = "fixed" if result.done else "not fixed"
+    name, path = result.finding.key or result.finding.path, result.finding.path
     # Several agents may have a session with the same key.
-    where = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
-    line = f"{name}{where}: {one.finding.kind} {done}: {one.words}"
-    click.echo(one_line(line), err=True)
+    path_text = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
+    print_notice(one_line(f"{name}{path_text}: {result.finding.kind} {outcome}: {result.words}"))
 
 
 def _path_prefix(place: str) -> str:
-    """Return the folder that completes the paths of findings; empty for a database."""
-    found = address(place)
-    return f"{os.fspath(found.path).rstrip('/')}/" if found.engine == "jsonl" else ""
+    """Return the folder to print before the relative paths of findings; empty for a database."""
+    address = parse_address(place)
+    return f"{os.fspath(address.path).rstrip('/')}/" if address.engine == "jsonl" else ""
 
 
 def _print_finding(finding: Finding, folder: str) -> None:
-    of = "" if finding.key is None else f" · {one_line(finding.key)}"
+    session = "" if finding.key is None else f" · {one_line(finding.key)}"
     click.secho(finding.kind, bold=True, nl=False)
-    click.echo(of)
+    click.echo(session)
     path = finding.path if finding.path.startswith("/") else f"{folder}{finding.path}"
     click.echo(f"  {one_line(path)}" + (f", {finding.where}" if finding.where else ""))
     click.echo(_wrap_line(f"  {one_line(finding.meaning)}", sys.stdout))
@@ -238,15 +233,17 @@ def _wrap_line(line: str, stream: TextIO) -> str:
     )
 
 
-def _summary(report: Report, settled: Sequence[RepairResult]) -> str:
-    examined = plural(report.sessions, "log")
+def _summary(report: Report, repairs: Sequence[RepairResult]) -> str:
+    log_count = plural(report.sessions, "log")
     if not report.findings:
-        if not report.sessions and not settled:
-            return f"There are no sessions in {report.workspace} yet."
-        return f"Checked {examined}: no problems found."
-    words = f"Checked {examined}: {plural(len(report.findings), 'problem')} found"
+        if not report.sessions and not repairs:
+            hint = transcripts_hint(report.workspace)
+            text = f"There are no sessions in {report.workspace} yet."
+            return f"{text} {error_sentence(hint)}" if hint else text
+        return f"Checked {log_count}: no problems found."
+    text = f"Checked {log_count}: {plural(len(report.findings), 'problem')} found"
     repairable = sum(finding.repairable for finding in report.findings)
     if not repairable:
-        return f"{words}."
+        return f"{text}."
     command = one_line(f"steno doctor {shlex.quote(report.workspace)} --repair")
-    return f"{words}, {repairable:,} repairable with `{command}`."
+    return f"{text}, {repairable:,} repairable with `{command}`."

@@ -2,42 +2,42 @@
 
 import asyncio
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec.structs import asdict
 
-from stenolog.cli.completion import complete_key
 from stenolog.cli.config import Options, agent_options
+from stenolog.cli.options import dry_run_option, json_option, key_argument, optional_key_argument
 from stenolog.cli.output import (
-    PARTIAL,
+    EXIT_PARTIAL,
     error_sentence,
     json_text,
     one_line,
     plural,
     print_notice,
+    print_notices,
     print_result,
-    progress_bar,
+    print_rows,
     sentence,
+    show_progress,
 )
-from stenolog.cli.show import find_session, messages_are
 from stenolog.cli.workspace import (
     Location,
-    check_exists,
+    check_store_exists,
+    find_session,
+    location_hint,
     location_options,
-    open_existing,
+    messages_are,
     open_read_only,
+    open_writable,
 )
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import StenologError
 from stenolog.records import SessionInfo, Undone
 from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
-from stenolog.stores.jsonl.scan import part_of
-from stenolog.stores.open_store import address
+from stenolog.stores.jsonl.scan import batch_position
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import OpenAgent
@@ -54,29 +54,6 @@ _OPERATIONS: Final = {
 }
 """Name of each store operation, as `steno undo` prints it."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Show what would be done, without doing it."
-)
-key_argument = click.argument("key", shell_complete=complete_key)
-
-
-def open_writable(where: Location) -> Store:
-    """Open an existing store for writing. Raises UsageError, StoreUnavailable.
-
-    It never creates a store.
-    """
-    _check_store_exists(where.workspace)
-    return open_existing(where, read_only=False)
-
-
-def _check_store_exists(workspace: str) -> None:
-    """Raise UsageError if the store does not exist: a typing error must not create one."""
-    check_exists(workspace)
-    found = address(workspace)
-    if found.engine == "sqlite" and not Path(found.path).is_file():
-        raise UsageError(f"there is no database at {found.path}; check the path")
-
 
 # --- names -----------------------------------------------------------------------------------
 
@@ -84,13 +61,13 @@ def _check_store_exists(workspace: str) -> None:
 @click.command("rename")
 @key_argument
 @click.argument("title")
-@json_option
+@json_option()
 @location_options
 def rename_command(key: str, title: str, as_json: bool, where: Location) -> None:
     """Set the title of the session KEY.
 
-    The title replaces the first prompt in lists. An empty TITLE removes it. The key does not
-    change.
+    Lists show the title instead of the first prompt. An empty TITLE removes the title. The key does
+    not change.
 
     Example: steno rename telegram:123 'Trip to Porto'
 
@@ -101,35 +78,31 @@ def rename_command(key: str, title: str, as_json: bool, where: Location) -> None
         info = find_session(store, key)
         store.set_meta(info.key, title=title or None)
     was = info.meta.get("title")
-    fields = {
-        "key": info.key,
-        "title": title or None,
-        "was": was if isinstance(was, str) else None,
-    }
+    fields = {"key": info.key, "title": title or None, "was": was if isinstance(was, str) else None}
     name = one_line(info.key)
-    words = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
-    print_result(fields, words, as_json=as_json)
+    text = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
+    print_result(fields, text, as_json=as_json)
 
 
 _REMOVAL_MARK: Final = "\0"
-"""Prefix added to a -TAG so that click does not read it as options."""
+"""Prefix added to a -TAG so that click does not read -TAG as options."""
 
 
 class _TagCommand(click.Command):
     """A command that accepts -TAG as a tag.
 
-    Click would read it as one-letter options, of which w is the workspace.
+    Click would read -TAG as one-letter options, for example a `w` in TAG as the option -w.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError."""
         end = args.index("--") if "--" in args else len(args)
-        known = {name for param in self.get_params(ctx) for name in param.opts}
-        given = [
-            f"{_REMOVAL_MARK}{word}" if _is_removal(word) and word not in known else word
+        option_names = {name for param in self.get_params(ctx) for name in param.opts}
+        words = [
+            f"{_REMOVAL_MARK}{word}" if _is_removal(word) and word not in option_names else word
             for word in args[:end]
         ]
-        return super().parse_args(ctx, given + args[end:])
+        return super().parse_args(ctx, words + args[end:])
 
 
 def _is_removal(word: str) -> bool:
@@ -139,7 +112,7 @@ def _is_removal(word: str) -> bool:
 @click.command("tag", cls=_TagCommand)
 @key_argument
 @click.argument("changes", metavar="[TAG|-TAG]...", nargs=-1)
-@json_option
+@json_option()
 @location_options
 def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Location) -> None:
     """Add tags to the session KEY, remove them, or list them.
@@ -152,23 +125,23 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Locati
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    asked = [_tag_change(word.removeprefix(_REMOVAL_MARK)) for word in changes]
+    tag_changes = [_tag_change(word.removeprefix(_REMOVAL_MARK)) for word in changes]
     # Listing the tags must not need permission to write.
-    with (open_writable if asked else open_read_only)(where) as store:
+    with (open_writable if tag_changes else open_read_only)(where) as store:
         info = find_session(store, key)
-        before = tags_of(info)
-        after = _apply_tag_changes(before, asked)
-        if after != before:
-            store.set_meta(info.key, tags=after or None)
+        old_tags = tags_of(info)
+        new_tags = _apply_tag_changes(old_tags, tag_changes)
+        if new_tags != old_tags:
+            store.set_meta(info.key, tags=new_tags or None)
     if as_json:
-        click.echo(json_text({"key": info.key, "tags": after, "was": before}))
-    elif not asked:
-        for tag in after:
+        click.echo(json_text({"key": info.key, "tags": new_tags, "was": old_tags}))
+    elif not tag_changes:
+        for tag in new_tags:
             click.echo(one_line(tag))
-        if not after:
+        if not new_tags:
             print_notice(f"{one_line(info.key)} has no tags.")
     else:
-        tags = ", ".join(map(one_line, after)) if after else "none"
+        tags = ", ".join(map(one_line, new_tags)) if new_tags else "none"
         print_notice(f"Tags of {one_line(info.key)}: {tags}.")
 
 
@@ -180,15 +153,15 @@ def _tag_change(word: str) -> tuple[str, str]:
     return sign, tag
 
 
-def _apply_tag_changes(tags: Sequence[str], asked: Sequence[tuple[str, str]]) -> list[str]:
+def _apply_tag_changes(tags: Sequence[str], changes: Sequence[tuple[str, str]]) -> list[str]:
     """Return the tags after applying the changes in order."""
-    after = list(tags)
-    for sign, tag in asked:
+    new_tags = list(tags)
+    for sign, tag in changes:
         if sign == "-":
-            after = [one for one in after if one != tag]
-        elif tag not in after:
-            after.append(tag)
-    return after
+            new_tags = [old_tag for old_tag in new_tags if old_tag != tag]
+        elif tag not in new_tags:
+            new_tags.append(tag)
+    return new_tags
 
 
 def tags_of(info: SessionInfo) -> list[str]:
@@ -209,7 +182,7 @@ def tags_of(info: SessionInfo) -> list[str]:
     type=click.IntRange(min=1),
     help="Copy only up to this message, inclusive.",
 )
-@json_option
+@json_option()
 @location_options
 def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: Location) -> None:
     """Copy the visible messages of KEY into a new session NEW_KEY.
@@ -223,48 +196,52 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: L
     with open_writable(where) as store:
         source = find_session(store, key)
         store.fork(source.key, new_key, at=at)
-        made = store.info(new_key)
+        fork = store.info(new_key)
     fields = {
-        "key": made.key,
-        "uid": made.uid,
+        "key": fork.key,
+        "uid": fork.uid,
         "forked_from": source.key,
-        "at": made.last_seq,
-        "messages": made.visible,
+        "at": fork.last_seq,
+        "messages": fork.visible,
     }
-    words = (
-        f"Copied {plural(made.visible, 'message')}, up to seq {made.last_seq}, from "
+    text = (
+        f"Copied {plural(fork.visible, 'message')}, up to seq {fork.last_seq}, from "
         f"{one_line(source.key)} to {one_line(new_key)}."
     )
-    print_result(fields, words, as_json=as_json)
+    print_result(fields, text, as_json=as_json)
 
 
 @click.command("undo")
 @key_argument
-@json_option
+@json_option()
 @location_options
 def undo_command(key: str, as_json: bool, where: Location) -> None:
-    """Undo the last operation that hid messages of the session KEY.
+    """Undo the last operation that hid messages of the session KEY or changed its summary.
 
-    That is a summary, /clear, /retry or /edit. Messages added since then are kept. Up to eight
-    operations can be undone, one per call; there is no redo.
+    These operations are a summary, a truncation, /clear, /retry and /edit. Messages that were added
+    later are kept. Each call undoes one operation. Up to eight operations can be undone; there is
+    no redo.
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
     with open_writable(where) as store:
-        own = find_session(store, key).key
-        done = undo_last(store, own)
-        left = store.info(own).undoable
-    more = f"{left:,} more can be undone." if left else "Nothing more to undo."
-    fields = {"key": own, **asdict(done), "left": left}
-    print_result(fields, f"{_undo_text(done)} {more}", as_json=as_json)
+        key = find_session(store, key).key
+        undone = undo_last(store, key)
+        undo_count = store.info(key).undoable
+        has_summary = bool(store.get_summary(key))
+    undo_text = f"{undo_count:,} more can be undone." if undo_count else "Nothing more to undo."
+    fields = {"key": key, **asdict(undone), "left": undo_count}
+    print_result(fields, f"{_undo_text(undone, has_summary)} {undo_text}", as_json=as_json)
 
 
-def _undo_text(done: Undone) -> str:
-    what = [f"{messages_are(done.shown)} visible again"] if done.shown else []
-    what += [f"{messages_are(done.hid)} hidden"] if done.hid else []
-    what += ["the summary is as before"] if done.summary_restored else []
-    operation = _OPERATIONS.get(done.op, one_line(done.op))
-    return f"Undid the last {operation}: {', '.join(what) or 'no visible change'}."
+def _undo_text(undone: Undone, has_summary: bool) -> str:
+    effects = [f"{messages_are(undone.shown)} visible again"] if undone.shown else []
+    effects += [f"{messages_are(undone.hid)} hidden"] if undone.hid else []
+    if undone.summary_restored:
+        previous = "the previous summary is restored" if has_summary else "the summary is removed"
+        effects.append(previous)
+    operation = _OPERATIONS.get(undone.op, one_line(undone.op))
+    return f"Undid the last {operation}: {', '.join(effects) or 'no visible change'}."
 
 
 # --- summarize -------------------------------------------------------------------------------
@@ -273,25 +250,22 @@ def _undo_text(done: Undone) -> str:
 @click.command("summarize")
 @key_argument
 @dry_run_option
-@json_option
+@json_option()
 @agent_options
-@click.pass_context
-def summarize_command(
-    ctx: click.Context, key: str, dry_run: bool, as_json: bool, options: Options
-) -> None:
+def summarize_command(key: str, dry_run: bool, as_json: bool, options: Options) -> int:
     """Summarize all but the last turns of the session KEY.
 
-    The model writes the summary, as in a chat with /compact or when a conversation gets too long.
-    Later requests contain the summary instead of these messages. Nothing is deleted: `steno show
-    --all` shows them, `steno undo` makes them visible again.
+    The model writes the summary, like the chat command /compact. Later requests contain the summary
+    instead of the summarized messages. Nothing is deleted: `steno show --all` shows these messages,
+    `steno undo` makes them visible again.
 
     Example: steno summarize telegram:123 --dry-run
 
     Exit codes: 0 done, or nothing to summarize, 1 failed, 2 wrong usage.
     """
-    fields, words, code = asyncio.run(_summarize(options, key, dry_run=dry_run))
-    print_result(fields, words, as_json=as_json)
-    ctx.exit(code)
+    fields, text, exit_code = asyncio.run(_summarize(options, key, dry_run=dry_run))
+    print_result(fields, text, as_json=as_json)
+    return exit_code
 
 
 async def _summarize(
@@ -304,27 +278,26 @@ async def _summarize(
     from stenolog.cli.config import read_settings
 
     settings = read_settings(options.config)
-    of_agent = settings.agents.get(options.agent or "", settings.agent)
-    _check_store_exists(options.workspace or of_agent.sessions)
-    opened = open_agent(options, model_of_session=True, only_look=dry_run)
+    agent_settings = settings.agents.get(options.agent or "", settings.agent)
+    check_store_exists(options.workspace or agent_settings.sessions)
+    opened = open_agent(options, model_of_session=True, read_only=dry_run)
     signals = Signals()
     try:
-        store = opened.agent.store
-        own = find_session(store, key).key
+        key = find_session(opened.agent.store, key).key
         if dry_run:
-            plan = await opened.loop.run(_plan_summary, opened, own)
-            fields, words = _plan_report(own, plan)
+            plan = await opened.loop.run(_plan_summary, opened, key)
+            fields, text = _plan_report(key, plan)
         else:
-            session_model(opened, own)
-            done = await signals.run_until_signal(_make_summary(opened, own))
-            fields, words = _summary_report(own, done)
+            session_model(opened, key)
+            report = await signals.run_until_signal(_make_summary(opened, key))
+            fields, text = _summary_report(key, report)
     except SessionBusy:
         raise click.ClickException(
             f"An answer is being written in {one_line(key)}. Try again when it is finished."
         ) from None
     finally:
-        code = await close_agent(opened, signals, print_notice)
-    return fields, words, code
+        exit_code = await close_agent(opened, signals, print_notice)
+    return fields, text, exit_code
 
 
 async def _make_summary(opened: "OpenAgent", key: str) -> "SummaryReport | None":
@@ -336,26 +309,11 @@ async def _make_summary(opened: "OpenAgent", key: str) -> "SummaryReport | None"
 
 
 def _plan_summary(opened: "OpenAgent", key: str) -> "SummaryPlan | None":
-    """Return the plan of a summary made now, or None if there is nothing to summarize."""
-    from stenolog.context.summarize import plan_summary, session_state
+    """Return the plan for a summary of the session, or None if there is nothing to summarize."""
+    from stenolog.context.context import plan_manual_summary
 
     agent = opened.agent
-    context = agent.context(agent.model_of(key))
-    tokens, seen = context.tokens, session_state(context.store, key)
-    system = {"role": "system", "content": f"{agent.spec.system}\n\n"}
-    return plan_summary(
-        seen.history,
-        summary=seen.summary,
-        floor=seen.floor,
-        uid=seen.uid,
-        fixed=tokens.tools(agent.tool_definitions) + tokens.message(system),
-        limits=context.limits,
-        needs=agent.spec.needs,
-        tokens=tokens,
-        trigger="manual",
-        undone=seen.undone,
-        keep_from=seen.unanswered_from,
-    )
+    return plan_manual_summary(agent.context(agent.model_of(key)), key)
 
 
 _NOTHING_TO_SUMMARIZE: Final = "There is nothing to summarize."
@@ -364,69 +322,58 @@ _NOTHING_TO_SUMMARIZE: Final = "There is nothing to summarize."
 def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
     if plan is None:
         return _summary_fields(key, dry_run=True), _NOTHING_TO_SUMMARIZE
-    first, hidden = plan.messages[0].seq, len(plan.messages)
-    fields = _summary_fields(
-        key,
-        dry_run=True,
-        hidden=hidden,
-        first=first,
-        last=plan.upto,
-        tokens_before=plan.tokens_before,
-    )
-    words = (
+    first, hidden, tokens = plan.messages[0].seq, len(plan.messages), plan.tokens_before
+    text = (
         f"Would summarize {plural(hidden, 'message')} (seq {first}–{plan.upto}) and keep "
-        f"{plural(plan.kept, 'message')} visible. The next request has about "
-        f"{plan.tokens_before:,} tokens now."
+        f"{plural(plan.kept, 'message')} visible. The next request has about {tokens:,} tokens now."
     )
-    return fields, words
+    fields = {"hidden": hidden, "first": first, "last": plan.upto, "tokens_before": tokens}
+    return _summary_fields(key, dry_run=True, **fields), text
 
 
-def _summary_report(key: str, done: "SummaryReport | None") -> tuple[dict[str, Any], str]:
-    if done is None:
+def _summary_report(key: str, report: "SummaryReport | None") -> tuple[dict[str, Any], str]:
+    if report is None:
         return _summary_fields(key, dry_run=False), _NOTHING_TO_SUMMARIZE
-    fields = _summary_fields(
-        key,
-        dry_run=False,
-        hidden=done.count,
-        first=done.first,
-        last=done.last,
-        tokens_before=done.tokens_before,
-        tokens_after=done.tokens_after,
-        fallback=done.fallback or None,
-    )
     # Imported late: only needed after a summary.
     from stenolog.context.summarize import UNDO_HINT
 
-    words = str(done).removesuffix(UNDO_HINT)
-    why = f" {error_sentence(done.fallback)}" if done.fallback else ""
-    undo = one_line(f"`steno undo {shlex.quote(key)}`")
-    return fields, f"{words}. {undo} restores them.{why}"
+    fields = _summary_fields(
+        key,
+        dry_run=False,
+        hidden=report.count,
+        first=report.first,
+        last=report.last,
+        tokens_before=report.tokens_before,
+        tokens_after=report.tokens_after,
+        fallback=report.fallback or None,
+    )
+    problem = f" {error_sentence(report.fallback)}" if report.fallback else ""
+    undo_hint = one_line(f"`steno undo {shlex.quote(key)}{location_hint()}`")
+    return fields, f"{str(report).removesuffix(UNDO_HINT)}. {undo_hint} restores them.{problem}"
 
 
-def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) -> dict[str, Any]:
+def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **values: Any) -> dict[str, Any]:
     names = ("first", "last", "tokens_before", "tokens_after", "fallback")
-    values = {name: more.get(name) for name in names}
-    return {"key": key, "hidden": hidden, **values, "dry_run": dry_run}
+    fields = {name: values.get(name) for name in names}
+    return {"key": key, "hidden": hidden, **fields, "dry_run": dry_run}
 
 
 # --- archive ---------------------------------------------------------------------------------
 
 
+_COLUMNS: Final = ("key", "archived", "bytes_before", "bytes_after")
+"""JSON fields of an archived session that are also columns."""
+
+
 @click.command("archive")
-@click.argument("key", metavar="[KEY]", required=False, shell_complete=complete_key)
+@optional_key_argument
 @click.option("--all", "every", is_flag=True, help="Archive all sessions.")
 @dry_run_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
+@json_option("one JSON object per session")
 @location_options
-@click.pass_context
 def archive_command(
-    ctx: click.Context,
-    key: str | None,
-    every: bool,
-    dry_run: bool,
-    as_json: bool,
-    where: Location,
-) -> None:
+    key: str | None, every: bool, dry_run: bool, as_json: bool, where: Location
+) -> int:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
     This makes the live storage smaller. Nothing is deleted: `steno show --all` reads archives, and
@@ -441,74 +388,58 @@ def archive_command(
         raise click.UsageError("Give a KEY or --all.")
     with open_writable(where) as store:
         keys = [find_session(store, key).key] if key is not None else store.list_sessions()
-        done: list[dict[str, Any]] = []
-        with progress("Archiving", len(keys), shown=every) as step:
-            for one in keys:
-                done.append(_archive_session(store, one, dry_run=dry_run, alone=not every))
+        results: list[dict[str, Any]] = []
+        with show_progress("Archiving", len(keys), enabled=every) as step:
+            for name in keys:
+                results.append(_archive_session(store, name, dry_run=dry_run, is_only=not every))
                 step()
-    for fields in done:
-        if as_json:
-            click.echo(json_text(fields))
-        elif fields["archived"]:
-            row = (fields[name] for name in ("key", "archived", "bytes_before", "bytes_after"))
-            click.echo("\t".join("-" if one is None else one_line(str(one)) for one in row))
-    for words in _archive_report(done, dry_run=dry_run):
-        print_notice(words)
-    ctx.exit(PARTIAL if any(fields["problem"] for fields in done) else 0)
+    print_rows(
+        [result for result in results if as_json or result["archived"]],
+        fields=lambda result: result,
+        cells=lambda result: ("-" if result[name] is None else result[name] for name in _COLUMNS),
+        as_json=as_json,
+    )
+    print_notices(_archive_report(results, dry_run=dry_run))
+    return EXIT_PARTIAL if any(result["problem"] for result in results) else 0
 
 
-def _archive_session(store: Store, key: str, *, dry_run: bool, alone: bool) -> dict[str, Any]:
-    fields = {"key": key, "archived": 0, "bytes_before": None, "bytes_after": None}
+def _archive_session(store: Store, key: str, *, dry_run: bool, is_only: bool) -> dict[str, Any]:
+    result: dict[str, Any] = dict.fromkeys(_COLUMNS) | {"key": key, "archived": 0}
     problem = None
     try:
         if dry_run:
-            fields["archived"] = _count_archivable(store, key)
+            result["archived"] = _count_archivable(store, key)
         else:
-            done = store.compact(key)
-            fields |= {
-                "archived": done.archived,
-                "bytes_before": done.bytes_before,
-                "bytes_after": done.bytes_after,
-            }
+            report = store.compact(key)
+            result |= {name: getattr(report, name) for name in _COLUMNS[1:]}
     except StenologError as error:
-        if alone:
+        if is_only:
             raise
         # A damaged session must not prevent archiving the others.
         problem = str(error)
-    return {**fields, "dry_run": dry_run, "problem": problem}
+    return {**result, "dry_run": dry_run, "problem": problem}
 
 
 def _count_archivable(store: Store, key: str) -> int:
     info = store.info(key)
     if info.floor <= info.archived:
         return 0
-    every = store.get_history(key, after=info.archived, full=True)
-    below = [message for message in every if message.seq <= info.floor]
+    messages = store.get_history(key, after=info.archived, full=True)
+    hidden = [message for message in messages if message.seq <= info.floor]
     # A batch is archived completely or not at all.
-    while below and (part := part_of(below[-1])) is not None and part[0] != part[1]:
-        below.pop()
-    return len(below)
+    while hidden and (place := batch_position(hidden[-1])) is not None and place[0] != place[1]:
+        hidden.pop()
+    return len(hidden)
 
 
-def _archive_report(done: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
-    for fields in done:
-        if fields["problem"]:
-            yield f"{one_line(fields['key'])}: {sentence(fields['problem'])}"
-    messages = sum(fields["archived"] for fields in done)
-    sessions = sum(bool(fields["archived"]) for fields in done)
+def _archive_report(results: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
+    for result in results:
+        if result["problem"]:
+            yield f"{one_line(result['key'])}: {sentence(result['problem'])}"
+    messages = sum(result["archived"] for result in results)
+    sessions = sum(bool(result["archived"]) for result in results)
     if not messages:
         yield "There is nothing to archive."
     else:
-        done_words = "Would archive" if dry_run else "Archived"
-        yield f"{done_words} {plural(messages, 'message')} of {plural(sessions, 'session')}."
-
-
-@contextmanager
-def progress(what: str, total: int, *, shown: bool = True) -> "Iterator[Any]":
-    """Yield a function to call after each step. Shows a progress bar if stderr is a terminal."""
-    if not shown or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with progress_bar() as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+        verb = "Would archive" if dry_run else "Archived"
+        yield f"{verb} {plural(messages, 'message')} of {plural(sessions, 'session')}."

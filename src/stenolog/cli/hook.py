@@ -13,21 +13,21 @@ import click
 
 from stenolog.cli.output import format_time, one_line, sentence
 from stenolog.cli.workspace import Location, location_options
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.transcripts.claude_settings import (
     HOOK_ARGUMENTS,
+    add_hook,
+    remove_hook,
     replace_settings,
     settings_file,
-    with_hook,
-    without_hook,
 )
 from stenolog.transfer.transcripts.transcript import as_dict, as_text, parse_json
 
-MAX_INPUT: Final = 16 * 1024 * 1024
+MAX_INPUT_BYTES: Final = 16 * 1024 * 1024
 """Maximum number of bytes that are read from the program that calls the hook."""
-MAX_LOG: Final = 1024 * 1024
+MAX_LOG_BYTES: Final = 1024 * 1024
 """Size in bytes from which the log of failed imports is started again."""
-_program: Final = click.argument("program", type=click.Choice(["claude-code"]))
+_program_argument: Final = click.argument("program", type=click.Choice(["claude-code"]))
 
 
 @click.group("hook")
@@ -36,17 +36,17 @@ def hook_command() -> None:
 
 
 @hook_command.command("install")
-@_program
+@_program_argument
 @click.option("--dry-run", is_flag=True, help="Print what would change, without changing it.")
 @location_options
 def install_command(program: str, dry_run: bool, where: Location) -> None:
     """Import each session of PROGRAM when it ends.
 
-    Adds a SessionEnd hook to Claude Code's settings.json in $CLAUDE_CONFIG_DIR or ~/.claude; the
-    rest of the file stays as it is. Each session is then imported into the workspace in the
-    background, so Claude Code does not wait. An import that fails is written to hook.log in
-    $XDG_STATE_HOME/stenolog or ~/.local/state/stenolog. Sessions that ended before are imported
-    with `steno import claude-code`.
+    Adds a SessionEnd hook to Claude Code's settings.json in $CLAUDE_CONFIG_DIR or ~/.claude; other
+    settings are not changed. Each session is then imported into the workspace in the background, so
+    Claude Code does not wait. If an import fails, the error is written to hook.log in
+    $XDG_STATE_HOME/stenolog or ~/.local/state/stenolog. To import sessions that have already ended,
+    use `steno import claude-code`.
 
     \b
     Examples:
@@ -62,24 +62,24 @@ def install_command(program: str, dry_run: bool, where: Location) -> None:
             f"There is no folder {one_line(str(path.parent))}. Start Claude Code once, or set "
             "CLAUDE_CONFIG_DIR."
         )
-    if where.shown != where.workspace:
+    if where.display_name != where.workspace:
         raise click.ClickException(
             "The address of the workspace has a password, which would be written to "
-            f"{one_line(str(path))}. Name it without the password, and put that into ~/.pgpass."
+            f"{one_line(str(path))}. Remove it from the address, and put it into ~/.pgpass."
         )
-    before = _read(path)
+    old_content = _read_settings(path)
     command = _command_line(where)
     if not _is_utf8(command):
         raise click.ClickException(
-            f"The path {one_line(_absolute(where.workspace))} is not UTF-8, so it cannot be "
-            f"written to {one_line(str(path))}."
+            f"The path {one_line(_absolute_address(where.workspace))} is not UTF-8, so it cannot "
+            f"be written to {one_line(str(path))}."
         )
-    text = with_hook(_text(before, path), command, path)
-    if _write(path, before, text, dry_run=dry_run):
-        done = "Would install" if dry_run else "Installed"
+    text = add_hook(_decode_settings(old_content, path), command, path)
+    if _write_settings(path, old_content, text, dry_run=dry_run):
+        verb = "Would install" if dry_run else "Installed"
         click.echo(
-            f"{done} the hook in {one_line(str(path))}. New sessions of Claude Code are imported "
-            f"into {one_line(_absolute(where.workspace))} when they end.",
+            f"{verb} the hook in {one_line(str(path))}. New sessions of Claude Code are imported "
+            f"into {one_line(_absolute_address(where.workspace))} when they end.",
             err=True,
         )
     else:
@@ -87,7 +87,7 @@ def install_command(program: str, dry_run: bool, where: Location) -> None:
 
 
 @hook_command.command("remove")
-@_program
+@_program_argument
 @click.option("--dry-run", is_flag=True, help="Print what would change, without changing it.")
 def remove_command(program: str, dry_run: bool) -> None:
     """Remove the hook that imports sessions of PROGRAM. Imported sessions stay.
@@ -96,45 +96,45 @@ def remove_command(program: str, dry_run: bool) -> None:
     """
     del program
     path = settings_file()
-    before = _read(path)
-    text = "" if before is None else without_hook(_text(before, path), path)
-    if before is not None and _write(path, before, text, dry_run=dry_run):
-        done = "Would remove" if dry_run else "Removed"
-        click.echo(f"{done} the hook from {one_line(str(path))}.", err=True)
+    old_content = _read_settings(path)
+    text = "" if old_content is None else remove_hook(_decode_settings(old_content, path), path)
+    if old_content is not None and _write_settings(path, old_content, text, dry_run=dry_run):
+        verb = "Would remove" if dry_run else "Removed"
+        click.echo(f"{verb} the hook from {one_line(str(path))}.", err=True)
     else:
         click.echo(f"There is no hook of stenolog in {one_line(str(path))}.", err=True)
 
 
 @hook_command.command("run", hidden=True)
-@_program
+@_program_argument
 @click.option("--file", type=click.Path(path_type=Path), help="Import this transcript and wait.")
 @location_options
 def run_command(program: str, file: Path | None, where: Location) -> None:
-    """Import the session that ended. Claude Code calls this and gives its facts on stdin.
+    """Import the session that ended. Claude Code passes the session as JSON on stdin.
 
-    Prints nothing: an import that fails must not disturb the session.
+    Prints nothing, so that a failed import does not disturb Claude Code.
 
     Exit codes: 0 always.
     """
     del program
     try:
         if file is None:
-            text = sys.stdin.buffer.read(MAX_INPUT)
-            given = as_text(as_dict(parse_json(text)).get("transcript_path"))
-            if not given:
-                _log("the hook was called without a transcript_path")
+            text = sys.stdin.buffer.read(MAX_INPUT_BYTES)
+            transcript = as_text(as_dict(parse_json(text)).get("transcript_path"))
+            if not transcript:
+                _write_log("the hook was called without a transcript_path")
                 return
-            _start_import(Path(given).expanduser(), where)
+            _start_import(Path(transcript).expanduser(), where)
         else:
-            _import(file, where)
-    except Exception as error:  # noqa: BLE001 -- whatever fails must not fail the session
-        _log(f"{'the session' if file is None else file} was not imported: {error}")
+            _import_transcript(file, where)
+    except Exception as error:  # noqa: BLE001 -- an error must not fail the session
+        _write_log(f"{'the session' if file is None else file} was not imported: {error}")
 
 
 def _start_import(path: Path, where: Location) -> None:
-    """Import in a process of its own: Claude Code ends hooks that run longer than some seconds."""
+    """Import in a separate process, because Claude Code ends hooks that run for several seconds."""
     subprocess.Popen(
-        [*_steno(), *_arguments(where), "--file", str(path)],
+        [*_program_command(), *_hook_arguments(where), "--file", str(path)],
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -143,9 +143,9 @@ def _start_import(path: Path, where: Location) -> None:
     )
 
 
-def _import(path: Path, where: Location) -> None:
+def _import_transcript(path: Path, where: Location) -> None:
     """Import a session and its subagents. Raises OSError and the errors of the store."""
-    # Imported late: the process that Claude Code waits for does not need it.
+    # Imported late: the process that Claude Code waits for does not need this module.
     from stenolog.transfer.transcripts.claude_code import ClaudeCode
     from stenolog.transfer.transcripts.transcript_import import import_transcript
 
@@ -153,12 +153,12 @@ def _import(path: Path, where: Location) -> None:
     reader = ClaudeCode()
     place = where.place
     with open_store(place.where, namespace=place.namespace) as store:
-        for found in (path, path.with_suffix("") / "subagents"):
-            if found != path and not found.is_dir():
+        for source in (path, path.with_suffix("") / "subagents"):
+            if source != path and not source.is_dir():
                 continue
-            for file in reader.find(found):
+            for file in reader.find(source):
                 for problem in import_transcript(reader, file, store).problems:
-                    _log(f"{file.key}: {problem}")
+                    _write_log(f"{file.key}: {problem}")
 
 
 # --- the command line of the hook ---------------------------------------------------------------
@@ -166,7 +166,7 @@ def _import(path: Path, where: Location) -> None:
 
 def _command_line(where: Location) -> str:
     """Return the command that runs the hook from any folder."""
-    return shlex.join([*_steno(), *_arguments(where)])
+    return shlex.join([*_program_command(), *_hook_arguments(where)])
 
 
 def _is_utf8(text: str) -> bool:
@@ -177,39 +177,39 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _steno() -> list[str]:
+def _program_command() -> list[str]:
     script = Path(sys.argv[0]).absolute()
     if script.name in ("steno", "stenolog") and os.access(script, os.X_OK):
         return [str(script)]
-    # -P: a folder named stenolog in the current one is not imported.
+    # With -P, Python does not import a folder named stenolog in the current folder.
     return [sys.executable, "-P", "-m", "stenolog"]
 
 
-def _arguments(where: Location) -> list[str]:
-    more = [] if where.agent is None else ["--agent", where.agent]
-    more += [] if where.namespace is None else ["--namespace", where.namespace]
-    return [*HOOK_ARGUMENTS.split(), "-w", _absolute(where.workspace), *more]
+def _hook_arguments(where: Location) -> list[str]:
+    options = [] if where.agent is None else ["--agent", where.agent]
+    options += [] if where.namespace is None else ["--namespace", where.namespace]
+    return [*HOOK_ARGUMENTS.split(), "-w", _absolute_address(where.workspace), *options]
 
 
-def _absolute(workspace: str) -> str:
-    """Return the address of a workspace so that it is the same from any folder."""
-    found = address(workspace)
-    if found.engine == "jsonl":
-        return str(Path(found.path).absolute())
-    return f"sqlite:{Path(found.path).absolute()}" if found.engine == "sqlite" else workspace
+def _absolute_address(workspace: str) -> str:
+    """Return the address of a workspace with an absolute path."""
+    address = parse_address(workspace)
+    if address.engine == "jsonl":
+        return str(Path(address.path).absolute())
+    return f"sqlite:{Path(address.path).absolute()}" if address.engine == "sqlite" else workspace
 
 
 # --- files --------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> bytes | None:
+def _read_settings(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return None
 
 
-def _text(content: bytes | None, path: Path) -> str:
+def _decode_settings(content: bytes | None, path: Path) -> str:
     if content is None or not content.strip():
         return "{}\n"
     try:
@@ -219,20 +219,20 @@ def _text(content: bytes | None, path: Path) -> str:
         raise click.ClickException(text) from error
 
 
-def _write(path: Path, before: bytes | None, text: str, *, dry_run: bool) -> bool:
+def _write_settings(path: Path, old_content: bytes | None, text: str, *, dry_run: bool) -> bool:
     """Write the settings if they differ, or print the difference. Return whether they differ."""
-    if before is not None and text.encode() == before:
+    if old_content is not None and text.encode() == old_content:
         return False
     if dry_run:
-        old = "" if before is None else before.decode()
+        old_text = "" if old_content is None else old_content.decode()
         name = str(path)
         lines = difflib.unified_diff(
-            old.splitlines(), text.splitlines(), name, name, lineterm="", n=2
+            old_text.splitlines(), text.splitlines(), name, name, lineterm="", n=2
         )
         for line in lines:
             click.echo(one_line(line))
     else:
-        replace_settings(path, before, text)
+        replace_settings(path, old_content, text)
     return True
 
 
@@ -242,12 +242,12 @@ def log_file() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "stenolog" / "hook.log"
 
 
-def _log(text: str) -> None:
-    """Write a line to the log. If that fails, too, there is nobody to tell."""
+def _write_log(text: str) -> None:
+    """Write a line to the log. A failure to write is ignored, because nobody could see a report."""
     path = log_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_full = path.exists() and path.stat().st_size > MAX_LOG
+        is_full = path.exists() and path.stat().st_size > MAX_LOG_BYTES
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_full else os.O_APPEND)
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as log:
             log.write(f"{format_time(datetime.now(UTC))} {one_line(text)}\n")

@@ -1,10 +1,11 @@
 """`steno import`: import sessions of other programs, and report problems."""
 
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +13,18 @@ from typing import Any, Final
 import click
 from msgspec.structs import replace
 
+from stenolog.cli.options import dry_run_option, json_option
 from stenolog.cli.output import (
-    PARTIAL,
-    json_text,
+    EXIT_PARTIAL,
     one_line,
     plural,
+    print_notices,
+    print_rows,
     print_table,
     sentence,
-    table_console,
+    show_import_progress,
+    terminal_console,
+    uses_color,
 )
 from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.errors import UsageError
@@ -27,20 +32,16 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import META_SUFFIX
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.importers.key_map import KeyMap, parse_pair, parse_pairs
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, LOG_SUFFIX, Layout
-from stenolog.transfer.migration import ImportedSession, ImportReport, Progress, import_folder
+from stenolog.transfer.migration import ImportedSession, ImportReport, import_folder
 
-PROGRESS_BYTES: Final = 1024 * 1024
-"""Size in bytes from which a progress bar is shown."""
-MAX_KEYS_LISTED: Final = 5
-"""Maximum number of keys listed if a key was not found."""
+MAX_LISTED_KEYS: Final = 5
+"""Maximum number of keys listed in the error for an unknown key."""
 _STORE_URL: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
 _STORE_FOLDERS: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
 """Folders of a stenolog store, which may be next to the files to import."""
-
-
 PROGRAMS: Final[dict[str, frozenset[Layout]]] = {
     "picoclaw": frozenset({"picoclaw", "picoclaw-legacy"}),
     "zeroclaw": frozenset({"zeroclaw"}),
@@ -52,9 +53,7 @@ PROGRAMS: Final[dict[str, frozenset[Layout]]] = {
     "plain": frozenset({"plain"}),
 }
 """Layouts for each value of `--from`."""
-
-
-TRANSCRIPTS: Final = (
+TRANSCRIPT_PROGRAMS: Final = (
     "claude-code",
     "codex",
     "chatgpt",
@@ -65,10 +64,19 @@ TRANSCRIPTS: Final = (
     "open-webui",
     "aider",
 )
-"""Programs whose transcripts are imported (transfer/transcripts)."""
+"""Programs whose transcripts can be imported (transfer/transcripts)."""
+NEEDED_PATHS: Final = {
+    **dict.fromkeys(PROGRAMS, "file or folder"),
+    "chatgpt": "zip or JSON file of the export",
+    "claude-ai": "zip or JSON file of the export",
+    "open-webui": "JSON file of the export",
+    "aider": "folder of a project",
+}
+"""Programs without a usual place, and what to import instead."""
+_MAX_ECHOED_CHARS: Final = 200
 
 
-class _Source(click.Path):
+class _SourceType(click.Path):
     """A file or folder of another program, or the name of a program.
 
     Addresses of stenolog stores are rejected.
@@ -78,19 +86,28 @@ class _Source(click.Path):
         super().__init__(exists=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in TRANSCRIPTS and not Path(value).exists():
+        is_missing = not os.path.lexists(value)  # True also for a name that is too long
+        if is_missing and value in NEEDED_PATHS:
+            text = f"{value} has no usual place; name the {NEEDED_PATHS[value]}"
+            self.fail(f"{text}: steno import --from {value} PATH", param, ctx)
+        if is_missing and value in TRANSCRIPT_PROGRAMS:
             return value
         if _STORE_URL.match(str(value)):
             self.fail("this is a store of stenolog; copy it with `steno copy SRC DST`.", param, ctx)
+        if is_missing:
+            names = get_close_matches(value.casefold(), [*TRANSCRIPT_PROGRAMS, *PROGRAMS], 1)
+            hint = f" Did you mean {names[0]}?" if names else ""
+            text = f"{one_line(value)[:_MAX_ECHOED_CHARS]}: there is no such file or folder.{hint}"
+            self.fail(f"{text} Known programs: {', '.join(TRANSCRIPT_PROGRAMS)}.", param, ctx)
         return super().convert(value, param, ctx)
 
 
 @click.command("import")
-@click.argument("source", type=_Source())
+@click.argument("source", type=_SourceType())
 @click.option(
     "--from",
     "program",
-    type=click.Choice([*PROGRAMS, *TRANSCRIPTS]),
+    type=click.Choice([*PROGRAMS, *TRANSCRIPT_PROGRAMS]),
     help="Program that wrote SOURCE.  [default: detected]",
 )
 @click.option(
@@ -108,24 +125,22 @@ class _Source(click.Path):
 @click.option(
     "--aliases/--no-aliases",
     default=None,
-    help="Accept other keys that SOURCE names for its sessions.  [default: ask in a terminal]",
+    help="Use the aliases in SOURCE, or do not.  [default: ask in a terminal, otherwise do not]",
 )
 @click.option(
-    "-r", "--recursive", is_flag=True, help="Also search subfolders; keys begin with their path."
+    "-r", "--recursive", is_flag=True, help="Also search subfolders; keys start with the path."
 )
 @click.option(
     "--time-field",
     metavar="NAME",
     default="",
-    help="Field with the time of a plain message: ISO 8601, or s or ms since 1970.",
+    help="Field with the time of a plain message: ISO 8601, or seconds or milliseconds since 1970.",
 )
 @click.option("--watch", is_flag=True, help="Keep importing new messages. Transcripts only.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
+@dry_run_option
+@json_option("one JSON object per session")
 @location_options
-@click.pass_context
 def import_command(
-    ctx: click.Context,
     source: Path | str,
     program: str | None,
     pairs: tuple[str, ...],
@@ -137,10 +152,10 @@ def import_command(
     dry_run: bool,
     as_json: bool,
     where: Location,
-) -> None:
+) -> int:
     """Import sessions of other programs from SOURCE.
 
-    SOURCE is a folder, a file, or the name of a coding agent, whose usual folder is read then.
+    SOURCE is a folder, a file, or the name of a coding agent, for the default folder of the agent.
 
     \b
     Transcripts of coding agents and chat exports:
@@ -159,19 +174,33 @@ def import_command(
       adk            a SQLite file of SqliteSessionService or
                      DatabaseSessionService
       plain          [{"role": ...}, ...] as .json, or one message per line;
-                     {"messages": [...]} per line is one session per line
+                     a line {"messages": [...]} is one session
 
-    SOURCE is not changed. Importing again adds only new messages. In a folder, the files in it or
-    in its folder sessions are read, but no other subfolders, unless --recursive is given: then the
-    session in a/b/talk.json gets the key a/b/talk. If SOURCE is the session folder of the
-    workspace itself, imported files are renamed to .migrated.
+    SOURCE is not changed, with one exception: if it is the session folder of the workspace itself,
+    imported files are renamed to .migrated. Importing again adds only new messages. If SOURCE is a
+    folder, its files and the files of its subfolder sessions are read. --recursive reads all
+    subfolders: the session in a/b/talk.json gets the key a/b/talk.
 
-    Imported messages are never answered or sent to a chat app. A file may name other keys for a
-    session (aliases); future messages to those keys would be added to that session. They are
-    listed, and used only with --aliases or if you confirm.
+    Imported messages are never answered or sent to a chat app. An alias is a second key of a
+    session: new messages with this key are added to the session. The aliases in SOURCE are listed,
+    and used only if you confirm them or pass --aliases.
 
-    Prints one line per session, separated by tabs: key, messages added, messages in the file,
-    layout, file. In a terminal it prints a table.
+    In a terminal it prints a table. In a pipe it prints one line per session, with columns
+    separated by tabs. For transcripts it prints only sessions with new or changed messages.
+
+    \b
+    Columns of transcripts:
+      1  key
+      2  number of messages added
+      3  number of messages in the transcript; --watch leaves it out
+
+    \b
+    Columns of other programs:
+      1  key
+      2  number of messages added
+      3  number of messages in the file
+      4  layout: the kind of file that was recognized
+      5  file
 
     \b
     Examples:
@@ -183,116 +212,113 @@ def import_command(
     Exit codes: 0 everything is imported, now or earlier, 1 failed or nothing to import, 2 wrong
     usage, 3 something could not be imported; the reasons are on stderr.
     """  # noqa: D301 -- click knows a block by this character
+    if watch and dry_run:
+        raise click.UsageError("--watch and --dry-run cannot be combined.")
+    if isinstance(source, str) and program not in (None, source):
+        raise click.UsageError(f"SOURCE is {source}, but --from is {program}.")
     transcripts = _find_transcripts(source, program)
     if transcripts is not None:
         if pairs or map_file is not None or aliases is not None or time_field:
             raise click.UsageError(
                 "--map, --map-file, --aliases and --time-field do not apply to transcripts."
             )
-        code = _import_transcripts(
-            *transcripts,
-            where,
-            watch=watch,
-            dry_run=dry_run,
-            as_json=as_json,
-            color=ctx.color is not False,
+        return _import_transcripts(
+            *transcripts, where, watch=watch, dry_run=dry_run, as_json=as_json
         )
-        ctx.exit(code)
     if watch:
         raise click.UsageError("--watch applies only to transcripts of coding agents.")
     source = Path(source)
-    folder, only = _source_folder(source)
-    if recursive and only is None:
+    folder, file_name = _source_folder(source)
+    if recursive and file_name is None:
         folder = source
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
-    folders = _subfolders(folder) if recursive and only is None else []
-    look = partial(
-        _import_folders, folder, folders, only=only, layouts=layouts, time_field=time_field
+    folders = _subfolders(folder) if recursive and file_name is None else []
+    import_all = partial(
+        _import_folders, folder, folders, only=file_name, layouts=layouts, time_field=time_field
     )
-    keys = _key_map(pairs, map_file, look)
-    migrated = ImportReport()
-    is_there = _store_exists(where)
-    if not is_there:
+    keys = _key_map(pairs, map_file, import_all)
+    report = ImportReport()
+    store_exists = _store_exists(where)
+    if not store_exists:
         # Create a workspace only if there is a session to import.
-        migrated = look(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=keys)
-    if is_there or migrated.imported:
+        report = import_all(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=keys)
+    if store_exists or report.imported:
         with (_open_read_only if dry_run else _open_writable)(where) as store:
-            in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
-            with _show_progress([folder, *folders], only, shown=not dry_run) as progress:
-                migrated = look(
+            is_in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
+            byte_count = 0 if dry_run else _import_size([folder, *folders], file_name)
+            with show_import_progress(byte_count) as progress:
+                report = import_all(
                     store=store,
-                    rename_files=in_place,
-                    is_own=in_place,
+                    rename_files=is_in_place,
+                    is_own=is_in_place,
                     aliases=bool(aliases),
                     dry_run=dry_run,
                     map_key=keys,
                     progress=progress,
                 )
-            if _confirm_aliases(migrated, aliases, dry_run=dry_run):
-                named = look(store=store, rename_files=False, aliases=True, map_key=keys)
-                migrated = _with_aliases(migrated, named)
-    if as_json:
-        for one in migrated.imported:
-            click.echo(json_text({**_fields(one), "dry_run": dry_run}))
-    elif sys.stdout.isatty() and migrated.imported:
-        _print_table(migrated, color=ctx.color is not False)
+            if _confirm_aliases(report, aliases, dry_run=dry_run):
+                second = import_all(store=store, rename_files=False, aliases=True, map_key=keys)
+                report = _with_aliases(report, second)
+    if sys.stdout.isatty() and report.imported and not as_json:
+        _print_table(report)
     else:
-        for one in migrated.imported:
-            click.echo("\t".join(_row(one)))
-    problems = list(_problem_lines(migrated))
-    for words in (
-        *problems,
-        *_note_lines(migrated),
-        *_alias_report(migrated, dry_run=dry_run),
-        *_report_lines(migrated, source, program, recursive=recursive, dry_run=dry_run),
-    ):
-        click.echo(words, err=True)
-    if not migrated.imported and not migrated.migrated:
-        ctx.exit(1)
-    ctx.exit(PARTIAL if problems else 0)
+        print_rows(
+            report.imported,
+            fields=lambda session: {**_session_fields(session), "dry_run": dry_run},
+            cells=_session_cells,
+            as_json=as_json,
+        )
+    problems = list(_problem_lines(report))
+    print_notices(problems)
+    print_notices(_note_lines(report))
+    print_notices(_alias_report(report, dry_run=dry_run))
+    print_notices(_report_lines(report, source, program, recursive=recursive, dry_run=dry_run))
+    if not report.imported and not report.migrated:
+        return 1
+    return EXIT_PARTIAL if problems else 0
 
 
-def _confirm_aliases(migrated: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
+def _confirm_aliases(report: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
     """Ask in a terminal whether to accept the aliases that were found."""
-    found = [one for one in migrated.imported if one.unaccepted_aliases]
-    if not found or aliases is not None or dry_run or not sys.stdin.isatty():
+    lines = list(_unaccepted_alias_lines(report))
+    if not lines or aliases is not None or dry_run or not sys.stdin.isatty():
         return False
-    for one in found:
-        click.echo(_alias_line(one.key, one.unaccepted_aliases), err=True)
+    print_notices(lines)
     return click.confirm("Accept these aliases?", err=True)
 
 
-def _with_aliases(migrated: ImportReport, named: ImportReport) -> ImportReport:
-    """Return the first report with the aliases that the second run has added."""
-    given = {(one.file, one.key): one for one in named.imported}
+def _with_aliases(report: ImportReport, second_report: ImportReport) -> ImportReport:
+    """Return the first report with the aliases that the second import added."""
+    repeated = {(session.file, session.key): session for session in second_report.imported}
     imported = []
-    for one in migrated.imported:
-        again = given.get((one.file, one.key))
-        if again is not None and one.unaccepted_aliases:
-            problems = tuple(dict.fromkeys((*one.problems, *again.problems)))
-            one = replace(one, aliases=again.aliases, unaccepted_aliases=(), problems=problems)
-        imported.append(one)
-    return replace(migrated, imported=tuple(imported))
+    for session in report.imported:
+        second_session = repeated.get((session.file, session.key))
+        if second_session is not None and session.unaccepted_aliases:
+            problems = tuple(dict.fromkeys((*session.problems, *second_session.problems)))
+            session = replace(
+                session, aliases=second_session.aliases, unaccepted_aliases=(), problems=problems
+            )
+        imported.append(session)
+    return replace(report, imported=tuple(imported))
 
 
-def _alias_report(migrated: ImportReport, *, dry_run: bool) -> Iterator[str]:
-    for one in migrated.imported:
-        if one.aliases:
-            has = "would have" if dry_run else "now has"
-            yield f"{one_line(one.key)} {has} the aliases: {_alias_names(one.aliases)}."
-    left = [one for one in migrated.imported if one.unaccepted_aliases]
-    for one in left:
-        yield _alias_line(one.key, one.unaccepted_aliases)
-    if left:
+def _alias_report(report: ImportReport, *, dry_run: bool) -> Iterator[str]:
+    verb = "would have" if dry_run else "now has"
+    for session in report.imported:
+        if session.aliases:
+            names = ", ".join(map(one_line, session.aliases))
+            yield f"{one_line(session.key)} {verb} the aliases: {names}."
+    unaccepted = list(_unaccepted_alias_lines(report))
+    yield from unaccepted
+    if unaccepted:
         yield "These aliases were not accepted. To accept them, import again with --aliases."
 
 
-def _alias_line(key: str, names: Sequence[str]) -> str:
-    return f"The file names aliases of {one_line(key)}: {_alias_names(names)}."
-
-
-def _alias_names(names: Sequence[str]) -> str:
-    return ", ".join(map(one_line, names))
+def _unaccepted_alias_lines(report: ImportReport) -> Iterator[str]:
+    for session in report.imported:
+        if session.unaccepted_aliases:
+            names = ", ".join(map(one_line, session.unaccepted_aliases))
+            yield f"The file names aliases of {one_line(session.key)}: {names}."
 
 
 def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Path] | None:
@@ -307,148 +333,135 @@ def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Pat
         return source, default_place(source)
     if program is not None:
         return program, source
-    found = detect_program(source)
-    # Aider's file is in the folder of a project, where there may be anything else.
-    if found is None or (found == "aider" and _has_other_sessions(source)):
+    program = detect_program(source)
+    # Aider's file is in a project folder, which may also contain sessions of other programs.
+    if program is None or (program == "aider" and _has_other_sessions(source)):
         return None
-    return found, source
+    return program, source
 
 
 def _has_other_sessions(source: Path) -> bool:
     """Return whether a folder with transcripts also has sessions of the other programs."""
     if not source.is_dir():
         return False
-    folder, only = _source_folder(source)
+    folder, name = _source_folder(source)
     report = import_folder(
-        folder,
-        InMemoryStore(),
-        only=only,
-        layouts=ALL_LAYOUTS,
-        rename_files=False,
-        dry_run=True,
+        folder, InMemoryStore(), only=name, layouts=ALL_LAYOUTS, rename_files=False, dry_run=True
     )
     return bool(report.imported)
 
 
 def _import_transcripts(
-    program: str,
-    path: Path,
-    where: Location,
-    *,
-    watch: bool,
-    dry_run: bool,
-    as_json: bool,
-    color: bool,
+    program: str, path: Path, where: Location, *, watch: bool, dry_run: bool, as_json: bool
 ) -> int:
     """Import the transcripts of a program and return the exit code."""
     from stenolog.cli.import_transcripts import TranscriptsCommand
 
-    if dry_run or not (watch or TranscriptsCommand(program, path, None).files()):
-        run = TranscriptsCommand(program, path, None)
-        run.run()
-        run.show(as_json=as_json, color=color, dry_run=dry_run)
-        return run.exit_code
-    with _open_writable(where) as store:
-        run = TranscriptsCommand(program, path, store)
-        run.run()
-        run.show(as_json=as_json, color=color)
-        code = run.exit_code
+    if not (watch or TranscriptsCommand(program, path, InMemoryStore()).find_files()):
+        # Create no workspace.
+        command = TranscriptsCommand(program, path, InMemoryStore())
+        return command.run(as_json=as_json, dry_run=dry_run)
+    with (_open_read_only if dry_run else _open_writable)(where) as store:
+        command = TranscriptsCommand(program, path, store)
+        exit_code = command.run(as_json=as_json, dry_run=dry_run)
         if watch:
-            run.watch()
-    return code
+            command.watch()
+    return exit_code
 
 
-def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., ImportReport]) -> KeyMap:
-    """Return the mapping from old to new keys. Raises UsageError for pairs that make no sense."""
+def _key_map(
+    pairs: Sequence[str], file: Path | None, import_all: Callable[..., ImportReport]
+) -> KeyMap:
+    """Return the mapping from old to new keys. Raises UsageError for wrong pairs."""
     try:
-        given = KeyMap(tuple(map(parse_pair, pairs)))
+        option_map = KeyMap(tuple(map(parse_pair, pairs)))
         text = "" if file is None else file.read_text("utf-8-sig")
-        keys = KeyMap(given.pairs + parse_pairs(text))
+        keys = KeyMap(option_map.pairs + parse_pairs(text))
     except UsageError as error:
         raise click.UsageError(f"--map: {one_line(str(error))}") from error
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--map-file cannot be read: {error}") from error
     if not keys.pairs:
         return keys
-    found: list[str] = []
+    source_keys: list[str] = []
 
     def collect(key: str) -> str:
-        found.append(key)
+        source_keys.append(key)
         return key
 
-    # Check before anything is written: a typing error would create sessions with wrong names.
-    look(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=collect)
-    for pair in given.unmatched(found):
-        there = ", ".join(map(one_line, found[:MAX_KEYS_LISTED])) + (
-            ", …" if len(found) > MAX_KEYS_LISTED else ""
-        )
-        has = f"; known keys: {there}" if found else ""
+    # Check the keys before writing: a typing error would create sessions with wrong keys.
+    import_all(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=collect)
+    for pair in option_map.unmatched(source_keys):
+        names = ", ".join(map(one_line, source_keys[:MAX_LISTED_KEYS]))
+        more = ", …" if len(source_keys) > MAX_LISTED_KEYS else ""
+        known_text = f"; known keys: {names}{more}" if source_keys else ""
         raise click.UsageError(
-            f"--map {one_line(str(pair))}: SOURCE has no session of that key{has}"
+            f"--map {one_line(str(pair))}: SOURCE has no session with that key{known_text}"
         )
-    for key in keys.duplicates(found):
+    for key in keys.duplicates(source_keys):
         raise click.UsageError(f"--map: several sessions would get the key {one_line(key)}")
     return keys
 
 
-def _fields(one: ImportedSession) -> dict[str, Any]:
+def _session_fields(imported: ImportedSession) -> dict[str, Any]:
     return {
-        "key": one.key,
-        "added": one.added,
-        "messages": one.messages,
-        "dropped": one.dropped,
-        "layout": one.layout,
-        "file": one.file,
-        "problems": list(one.problems),
-        "notes": list(one.notes),
-        "aliases": list(one.aliases),
-        "aliases_left": list(one.unaccepted_aliases),
+        "key": imported.key,
+        "added": imported.added,
+        "messages": imported.messages,
+        "dropped": imported.dropped,
+        "layout": imported.layout,
+        "file": imported.file,
+        "problems": imported.problems,
+        "notes": imported.notes,
+        "aliases": imported.aliases,
+        "aliases_left": imported.unaccepted_aliases,
     }
 
 
-def _row(one: ImportedSession) -> Sequence[str]:
-    cells = (one.key, one.added, one.messages, one.layout, one.file)
-    return [one_line(str(cell)) for cell in cells]
+def _session_cells(imported: ImportedSession) -> Sequence[object]:
+    return imported.key, imported.added, imported.messages, imported.layout, imported.file
 
 
 _MIN_WIDTHS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
 """Minimum width of the terminal for each column after the key."""
 
 
-def _print_table(migrated: ImportReport, *, color: bool) -> None:
-    console = table_console(color=color)
-    shown = [name for name, width in _MIN_WIDTHS.items() if console.width >= width]
+def _print_table(report: ImportReport) -> None:
+    console = terminal_console(styled=uses_color())
     columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
-    for name in shown:
-        justify = "right" if name in ("added", "messages") else "left"
-        columns[name] = {"no_wrap": name != "file", "overflow": "fold", "justify": justify}
-    rows = []
-    for one in migrated.imported:
-        key, *others = _row(one)
-        cells: dict[str, Any] = dict(zip(_MIN_WIDTHS, others, strict=True))
-        cells["file"] = one_line(Path(one.file).name), "dim"
-        rows.append([(key, "cyan"), *(cells[name] for name in shown)])
-    print_table(console, columns, rows)
+    for name, width in _MIN_WIDTHS.items():
+        if console.width >= width:
+            justify = "right" if name in ("added", "messages") else "left"
+            columns[name] = {"no_wrap": name != "file", "overflow": "fold", "justify": justify}
+
+    def cells(session: ImportedSession) -> dict[str, Any]:
+        return {
+            "key": (one_line(session.key), "cyan"),
+            "added": str(session.added),
+            "messages": str(session.messages),
+            "layout": session.layout,
+            "file": (one_line(Path(session.file).name), "dim"),
+        }
+
+    rows = ([cells(session)[name] for name in columns] for session in report.imported)
+    print_table(columns, rows, console=console)
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Return all subfolders that --recursive searches: neither hidden ones nor links.
+    """Return the subfolders that --recursive searches, without hidden folders and links.
 
     Logs of stenolog in them are recognized by their content and not imported.
     """
-    found = []
+    folders = []
     for path in sorted(folder.iterdir()):
-        if path.is_symlink() or not path.is_dir() or path.name.startswith("."):
-            continue
-        if _is_searched_folder(path):
-            continue
-        found += [path, *_subfolders(path)]
-    return found
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+            folders += [] if _is_searched_folder(path) else [path, *_subfolders(path)]
+    return folders
 
 
 def _import_folders(
     folder: Path,
-    more: Sequence[Path],
+    subfolders: Sequence[Path],
     store: Store,
     *,
     map_key: Callable[[str], str] | None = None,
@@ -457,23 +470,23 @@ def _import_folders(
 ) -> ImportReport:
     """Import a folder and its subfolders. Keys of sessions in a subfolder begin with its path."""
     total = import_folder(folder, store, map_key=map_key, rename_files=rename_files, **options)
-    for path in more:
+    for path in subfolders:
         prefix = path.relative_to(folder).as_posix()
 
-        def named(key: str, prefix: str = prefix) -> str:
+        def add_prefix(key: str, prefix: str = prefix) -> str:
             key = f"{prefix}/{key}"
             return key if map_key is None else map_key(key)
 
-        found = import_folder(path, store, map_key=named, rename_files=False, **options)
-        total = total.combined_with(found)
+        result = import_folder(path, store, map_key=add_prefix, rename_files=False, **options)
+        total = total.combined_with(result)
     return total
 
 
 def _source_folder(source: Path) -> tuple[Path, str | None]:
     """Return the folder to search, and the file name if SOURCE is a file."""
     if source.is_dir():
-        inside = source / "sessions"
-        return (inside if inside.is_dir() else source), None
+        sessions_folder = source / "sessions"
+        return (sessions_folder if sessions_folder.is_dir() else source), None
     name = source.name
     if name.endswith(META_SUFFIX):
         name = name.removesuffix(META_SUFFIX) + LOG_SUFFIX
@@ -482,11 +495,11 @@ def _source_folder(source: Path) -> tuple[Path, str | None]:
 
 def _store_exists(where: Location) -> bool:
     place = where.place
-    found = address(place.where)
-    if found.engine == "postgresql":
+    address = parse_address(place.where)
+    if address.engine == "postgresql":
         return True
-    path = Path(found.path)
-    return (path / place.namespace if found.engine == "jsonl" else path).exists()
+    path = Path(address.path)
+    return (path / place.namespace if address.engine == "jsonl" else path).exists()
 
 
 def _open_writable(where: Location) -> Store:
@@ -495,38 +508,22 @@ def _open_writable(where: Location) -> Store:
 
 
 def _open_read_only(where: Location) -> Store:
-    """Open the store read-only; return an empty one if it does not exist yet."""
-    found = address(where.workspace)
-    is_there = found.engine == "postgresql" or Path(found.path).exists()
-    return open_read_only(where) if is_there else InMemoryStore()
+    """Open the store read-only. If the store does not exist yet, return an empty store."""
+    address = parse_address(where.workspace)
+    exists = address.engine == "postgresql" or Path(address.path).exists()
+    return open_read_only(where) if exists else InMemoryStore()
 
 
-@contextmanager
-def _show_progress(
-    folders: Sequence[Path], only: str | None, *, shown: bool
-) -> Iterator[Progress | None]:
-    """Show a progress bar in a terminal if the import is large."""
-    files = (
-        [folders[0] / only]
-        if only is not None
-        else [path for folder in folders for path in _files(folder)]
-    )
-    size = sum(path.stat().st_size for path in files if path.is_file())
-    if not shown or size < PROGRESS_BYTES or not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=size, label="Importing", file=sys.stderr) as bar:
-        done = 0.0
-
-        def progress(step: float) -> None:
-            nonlocal done
-            done += step
-            bar.update(int(done) - bar.pos)
-
-        yield progress
+def _import_size(folders: Sequence[Path], file_name: str | None) -> int:
+    """Return the number of bytes in the files to import."""
+    if file_name is not None:
+        files = [folders[0] / file_name]
+    else:
+        files = [path for folder in folders for path in _files_to_import(folder)]
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files_to_import(folder: Path) -> Iterator[Path]:
     """Yield all files that the import reads."""
     for path in folder.iterdir():
         if not path.is_dir():
@@ -542,59 +539,57 @@ def _is_searched_folder(folder: Path) -> bool:
     return is_searched(folder)
 
 
-def _problem_lines(migrated: ImportReport) -> Iterator[str]:
-    for one in migrated.imported:
-        for words in one.problems:
-            yield f"{one_line(one.file)}: {sentence(words)}"
-    for left in migrated.skipped:
-        yield f"{one_line(left.file)} was skipped: {sentence(left.reason)}"
+def _problem_lines(report: ImportReport) -> Iterator[str]:
+    for session in report.imported:
+        for problem in session.problems:
+            yield f"{one_line(session.file)}: {sentence(problem)}"
+    for skipped in report.skipped:
+        yield f"{one_line(skipped.file)} was skipped: {sentence(skipped.reason)}"
 
 
-def _note_lines(migrated: ImportReport) -> Iterator[str]:
-    """Yield what was converted, once for all sessions."""
-    converted: Counter[str] = Counter()
-    for one in migrated.imported:
-        if not one.already_imported:
-            for note in one.notes:
+def _note_lines(report: ImportReport) -> Iterator[str]:
+    """Yield a line for each kind of conversion, with the number of messages in all sessions."""
+    message_counts: Counter[str] = Counter()
+    for session in report.imported:
+        if not session.already_imported:
+            for note in session.notes:
                 text, _, count = note.rpartition(" in ")
-                converted[text] += int(count.split()[0].replace(",", ""))
-    for text, number in converted.most_common():
+                message_counts[text] += int(count.split()[0].replace(",", ""))
+    for text, number in message_counts.most_common():
         yield f"Note: {one_line(text)} in {plural(number, 'message')}."
 
 
 def _report_lines(
-    migrated: ImportReport, source: Path, program: str | None, *, recursive: bool, dry_run: bool
+    report: ImportReport, source: Path, program: str | None, *, recursive: bool, dry_run: bool
 ) -> Iterator[str]:
-    if migrated.migrated and not migrated.imported:
-        yield f"Already imported: {plural(migrated.migrated, 'file')} *.migrated."
-    if migrated.imported or migrated.skipped:
-        yield _total_line(migrated, dry_run=dry_run)
-    if not (migrated.imported or migrated.migrated or migrated.skipped):
-        known = "session files of a known program" if program is None else f"sessions of {program}"
+    if report.migrated and not report.imported:
+        yield f"Already imported: {plural(report.migrated, 'file')} *.migrated."
+    if report.imported or report.skipped:
+        yield _total_line(report, dry_run=dry_run)
+    if not (report.imported or report.migrated or report.skipped):
+        sought = "session files of a known program" if program is None else f"sessions of {program}"
         place = one_line(str(source))
-        yield f"No {known} in {place}. `steno import --help` lists the programs."
+        yield f"No {sought} in {place}. `steno import --help` lists the programs."
     entries = source.iterdir() if source.is_dir() and not recursive else ()
-    folders = sum(
+    folder_count = sum(
         path.is_dir() and path.name not in _STORE_FOLDERS and not _is_searched_folder(path)
         for path in entries
     )
-    if folders:
-        yield f"{plural(folders, 'subfolder')} not searched. Use --recursive to search them."
+    if folder_count:
+        yield f"{plural(folder_count, 'subfolder')} not searched. Use --recursive to search them."
 
 
-def _total_line(migrated: ImportReport, *, dry_run: bool) -> str:
-    done = "Would import" if dry_run else "Imported"
-    words = [
-        f"{done} {plural(migrated.sessions, 'session')}, {plural(migrated.messages, 'message')}"
-    ]
-    known = [one for one in migrated.imported if one.already_imported]
-    never = sum(one.dropped for one in known)
-    if known:
-        words.append(f"{plural(len(known), 'session')} already imported")
-    if never:
-        words[-1] += f", except {plural(never, 'message')} that could not be imported"
-    if migrated.skipped:
-        words.append(f"{plural(len(migrated.skipped), 'file')} skipped")
-    if migrated.dropped > never:
-        words.append(f"{plural(migrated.dropped - never, 'message')} could not be imported")
-    return f"{'; '.join(words)}."
+def _total_line(report: ImportReport, *, dry_run: bool) -> str:
+    verb = "Would import" if dry_run else "Imported"
+    parts = [f"{verb} {plural(report.sessions, 'session')}, {plural(report.messages, 'message')}"]
+    earlier = [session for session in report.imported if session.already_imported]
+    dropped_before = sum(session.dropped for session in earlier)
+    if earlier:
+        parts.append(f"{plural(len(earlier), 'session')} already imported")
+    if dropped_before:
+        parts[-1] += f", except {plural(dropped_before, 'message')} that could not be imported"
+    if report.skipped:
+        parts.append(f"{plural(len(report.skipped), 'file')} skipped")
+    if dropped := report.dropped - dropped_before:
+        parts.append(f"{plural(dropped, 'message')} could not be imported")
+    return f"{'; '.join(parts)}."

@@ -5,130 +5,135 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import wraps
 from itertools import groupby
-from pathlib import Path
-from typing import IO, Any, TextIO, TypeVar
+from typing import IO, Any, Final, TextIO
 
 import click
 from msgspec import Struct
 
-from stenolog.catalog.query import parse
+from stenolog.catalog.query import parse_query
+from stenolog.cli.options import dry_run_option, json_option, require_terminal, yes_option
 from stenolog.cli.output import (
-    PARTIAL,
+    EXIT_PARTIAL,
     format_age,
     format_time,
     json_text,
     one_line,
+    print_notice,
+    print_notices,
+    print_rows,
     print_table,
     printable,
     sentence,
-    table_console,
+    terminal_console,
+    uses_color,
 )
-from stenolog.cli.workspace import check_exists, display_name, workspace_option
-from stenolog.errors import UsageError
-from stenolog.memory.note_files import NoteChanges, export_notes, import_notes
+from stenolog.cli.workspace import (
+    Location,
+    check_store_exists,
+    display_name,
+    location_hint,
+    open_existing,
+    workspace_option,
+)
+from stenolog.memory.note_files import export_notes, import_notes
 from stenolog.memory.note_pages import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.sessions.folders import NOTES
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.open_store import address, open_store
-
-# --- notes ----------------------------------------------------------------------------------------
+from stenolog.stores.open_store import open_store
 
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+class NoteSelection(Struct, frozen=True, kw_only=True):
+    """The notes that the options select: a workspace, and a user and an agent in it."""
+
+    workspace: str
+    who: str | None
+    agent: str | None
+
+    def open(self) -> Store:
+        """Open the store of the notes read-only. If there are no notes, return an empty store."""
+        return self._open_existing(read_only=True)
+
+    def open_writable(self, *, create: bool = False) -> Store:
+        """Open the store of the notes for writing.
+
+        If there are no notes, return an empty store, or create the store if `create` is set.
+        """
+        if create:
+            check_store_exists(self.workspace)
+            return open_store(self.workspace, namespace=NOTES)
+        return self._open_existing(read_only=False)
+
+    def _open_existing(self, *, read_only: bool) -> Store:
+        check_store_exists(self.workspace)
+        notes = Location(workspace=self.workspace, namespace=NOTES)
+        return open_existing(notes, read_only=read_only)
+
+    def find_scopes(self, notes: Notes) -> list[Scope]:
+        """Return the scopes that have notes and match the options."""
+        scopes = notes.scopes(agent=self.agent)
+        return [scope for scope in scopes if self.who in (None, scope.who, scope.name)]
+
+    def find_scope(self, notes: Notes) -> Scope:
+        """Return the only scope that matches the options.
+
+        Raises UsageError if several scopes match, and ClickException if no scope matches.
+        """
+        scopes = self.find_scopes(notes)
+        if self.who is not None:
+            scopes = [scope for scope in scopes if scope.name == self.who] or scopes
+        if len(scopes) == 1:
+            return scopes[0]
+        if not scopes:
+            user = f" of {one_line(self.who)}" if self.who is not None else ""
+            raise click.ClickException(f"There are no notes{user} here.")
+        names = ", ".join(map(_scope_name, scopes[:10])) + (" …" if len(scopes) > 10 else "")
+        option = "--agent" if len({scope.who for scope in scopes}) == 1 else "--who"
+        raise click.UsageError(f"There are notes of {names}. Select one with {option}.")
+
+    def find_notes(self, notes: Notes, ids: Sequence[str]) -> list[Note]:
+        """Return the notes with these ids or id prefixes.
+
+        Raises UsageError if an id is ambiguous, and ClickException if there is no such note.
+        """
+        scopes = self.find_scopes(notes)
+        selectable = [note for scope in scopes for note in notes.list(scope, full=True)]
+        selected = [_find_note(selectable, id) for id in ids]
+        return list({(note.scope, note.id): note for note in selected}.values())
 
 
-def scope_options(command: _Command) -> _Command:
-    """Add `--who` and `--agent` to a command."""
-    who = click.option("--who", metavar="USER", help="Only notes of this user or group chat.")
-    agent = click.option("--agent", metavar="NAME", help="Only notes of this agent.")
-    return who(agent(command))
+def note_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--who`, `--agent` and `--workspace` to a command, passed as NoteSelection."""
 
+    @click.option("--who", metavar="USER", help="Only notes of this user or group chat.")
+    @click.option("--agent", metavar="NAME", help="Only notes of this agent.")
+    @workspace_option
+    @wraps(command)
+    def with_selection(
+        *arguments: Any, who: str | None, agent: str | None, workspace: str, **others: Any
+    ) -> Any:
+        selection = NoteSelection(workspace=workspace, who=who, agent=agent)
+        return command(*arguments, selection=selection, **others)
 
-# --- opening ---------------------------------------------------------------------------------
-
-
-def open_notes(workspace: str) -> Store:
-    """Open the notes read-only; return an empty store if there are none."""
-    if not _has_notes(workspace):
-        return InMemoryStore()
-    return open_store(workspace, namespace=NOTES, read_only=True)
-
-
-def open_notes_writable(workspace: str, *, create: bool = False) -> Store:
-    """Open the notes for writing. Without notes, return an empty store unless `create` is set."""
-    if not _has_notes(workspace) and not create:
-        return InMemoryStore()
-    return open_store(workspace, namespace=NOTES)
-
-
-def _has_notes(workspace: str) -> bool:
-    """Return whether notes were ever stored there. Raises UsageError if there is no workspace.
-
-    Otherwise a typing error would create one.
-    """
-    check_exists(workspace)
-    found = address(workspace)
-    place = Path(found.path)
-    if found.engine == "sqlite" and not place.is_file():
-        raise UsageError(f"there is no database at {place}; check the path")
-    return found.engine != "jsonl" or (place / NOTES).exists()
-
-
-# --- selection -------------------------------------------------------------------------------
-
-
-def find_scopes(notes: Notes, *, who: str | None, agent: str | None) -> list[Scope]:
-    """Return the scopes that have notes and match the options."""
-    return [scope for scope in notes.scopes(agent=agent) if who in (None, scope.who, scope.name)]
-
-
-def find_scope(notes: Notes, *, who: str | None, agent: str | None) -> Scope:
-    """Return the one scope that matches.
-
-    Raises UsageError if several match, and ClickException if none does.
-    """
-    found = find_scopes(notes, who=who, agent=agent)
-    if who is not None:
-        found = [scope for scope in found if scope.name == who] or found
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        of = f" of {one_line(who)}" if who is not None else ""
-        raise click.ClickException(f"There are no notes{of} here.")
-    names = ", ".join(map(_scope_name, found[:10])) + (" …" if len(found) > 10 else "")
-    option = "--agent" if len({scope.who for scope in found}) == 1 else "--who"
-    raise click.UsageError(f"There are notes of {names}. Select one with {option}.")
-
-
-def find_notes(
-    notes: Notes, ids: Sequence[str], *, who: str | None, agent: str | None
-) -> list[Note]:
-    """Return the notes with these ids or id prefixes.
-
-    Raises UsageError if an id is ambiguous, and ClickException if there is no such note.
-    """
-    scopes = find_scopes(notes, who=who, agent=agent)
-    everything = [note for scope in scopes for note in notes.list(scope, full=True)]
-    return list({(n.scope, n.id): n for n in (_find_note(everything, id) for id in ids)}.values())
+    return with_selection
 
 
 def _find_note(notes: Sequence[Note], id: str) -> Note:
     exact = [note for note in notes if note.id == id]
-    found = exact or [note for note in notes if id and note.id.startswith(id)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    matches = exact or [note for note in notes if id and note.id.startswith(id)]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
         raise click.ClickException(
             f"There is no note {one_line(id)!r}. `steno memory list` lists the notes."
         )
     if exact:
-        whose = ", ".join(_scope_name(note.scope) for note in found)
-        raise click.UsageError(f"{whose} have a note {id}. Select one with --who or --agent.")
-    names = ", ".join(note.id for note in found[:5]) + (" …" if len(found) > 5 else "")
+        users = ", ".join(_scope_name(note.scope) for note in matches)
+        raise click.UsageError(f"{users} have a note {id}. Select one with --who or --agent.")
+    names = ", ".join(note.id for note in matches[:5]) + (" …" if len(matches) > 5 else "")
     raise click.UsageError(f"Several notes start with {one_line(id)!r}: {names}")
 
 
@@ -153,18 +158,17 @@ def note_label(note: Note) -> str:
     return f"{note.id} “{text if len(text) <= 60 else text[:59] + '…'}”"
 
 
-def print_notes(notes: Sequence[Note], *, as_json: bool, color: bool) -> None:
-    """Print notes to stdout: as tables in a terminal, otherwise for programs."""
-    if as_json:
-        for note in notes:
-            click.echo(json_text(_fields(note)))
-    elif sys.stdout.isatty() and notes:
-        _print_tables(notes, color=color)
+def print_notes(notes: Sequence[Note], *, as_json: bool) -> None:
+    """Print notes to stdout: as tables in a terminal, otherwise as JSON or tab-separated lines."""
+    if sys.stdout.isatty() and not as_json:
+        _print_tables(notes)
     else:
-        for note in notes:
-            text = one_line(printable(note.text))
-            row = (note.id, note.kind, format_time(note.at), state_of(note), note.scope.name, text)
-            click.echo("\t".join(map(one_line, row)))
+        print_rows(notes, fields=_note_fields, cells=_note_cells, as_json=as_json)
+
+
+def _note_cells(note: Note) -> Sequence[str]:
+    text = printable(note.text)
+    return note.id, note.kind, format_time(note.at), state_of(note), note.scope.name, text
 
 
 def print_note(note: Note) -> None:
@@ -196,13 +200,13 @@ def _details(note: Note) -> Iterator[tuple[str, str]]:
         yield "confidence", f"{note.confidence:g}"
 
 
-def _fields(note: Note) -> dict[str, Any]:
+def _note_fields(note: Note) -> dict[str, Any]:
     return {
         "id": note.id,
         "agent": note.scope.agent,
         "who": note.scope.name,
         "kind": note.kind,
-        "at": format_time(note.at),
+        "at": note.at,
         "state": state_of(note),
         "about": note.about,
         "text": note.text,
@@ -212,47 +216,45 @@ def _fields(note: Note) -> dict[str, Any]:
         "seqs": note.seqs,
         "confidence": note.confidence,
         "supersedes": note.supersedes,
-        "superseded": format_time(note.superseded) if note.superseded is not None else None,
+        "superseded": note.superseded,
         "superseded_by": note.superseded_by,
     }
 
 
-def _print_tables(notes: Sequence[Note], *, color: bool) -> None:
+def _print_tables(notes: Sequence[Note]) -> None:
     # Imported late: slow, and only needed in a terminal.
     from rich.text import Text
 
-    console = table_console(color=color)
+    console = terminal_console(styled=uses_color())
     columns: dict[str, dict[str, Any]] = {name: {"no_wrap": True} for name in ("id", "kind", "age")}
     columns["text"] = {"overflow": "fold", "ratio": 1}
     now = datetime.now(UTC)
 
     def row(note: Note) -> Sequence[Any]:
-        said = Text(printable(note.text), style="dim" if not note.in_force else "")
+        text = Text(printable(note.text), style="dim" if not note.in_force else "")
         if not note.in_force:
-            said.append(f"  ({state_of(note)})", style="yellow")
-        return f"  {note.id}", note.kind, (format_age(note.at, now), "dim"), said
+            text.append(f"  ({state_of(note)})", style="yellow")
+        return f"  {note.id}", note.kind, (format_age(note.at, now), "dim"), text
 
-    for scope, own in groupby(notes, lambda note: note.scope):
+    for scope, scope_notes in groupby(notes, lambda note: note.scope):
         console.print(Text(_scope_name(scope), style="bold cyan"))
-        print_table(console, columns, map(row, own), show_header=False, padding=(0, 2, 0, 0))
+        rows = map(row, scope_notes)
+        print_table(columns, rows, console=console, show_header=False, padding=(0, 2, 0, 0))
         console.print()
 
 
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object per note."
-)
+# --- commands --------------------------------------------------------------------------------
 
 
-_result_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as a JSON object."
-)
+_json_option: Final = json_option("one JSON object per note")
+_result_option: Final = json_option("the result as a JSON object")
 
 
 @click.group("memory")
 def memory_command() -> None:
     """List, search, correct and forget the notes that agents remember.
 
-    Notes belong to a user or a group chat, and to an agent. Select them with --who and --agent.
+    Each agent has its own notes about users and group chats. Select them with --who and --agent.
     """
 
 
@@ -260,18 +262,8 @@ def memory_command() -> None:
 @click.option("--kind", type=click.Choice(["core", "daily"]), help="Only notes of this kind.")
 @click.option("--all", "full", is_flag=True, help="Include superseded and forgotten notes.")
 @_json_option
-@scope_options
-@workspace_option
-@click.pass_context
-def list_command(
-    ctx: click.Context,
-    kind: Kind | None,
-    full: bool,
-    as_json: bool,
-    who: str | None,
-    agent: str | None,
-    workspace: str,
-) -> None:
+@note_options
+def list_command(kind: Kind | None, full: bool, as_json: bool, selection: NoteSelection) -> None:
     """List notes by user, oldest first.
 
     Prints one line per note, separated by tabs: id, kind, time, state, user, text. In a terminal it
@@ -279,73 +271,57 @@ def list_command(
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    with open_notes(workspace) as store:
+    with selection.open() as store:
         notes = Notes(store)
-        scopes = find_scopes(notes, who=who, agent=agent)
-        found = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
-    print_notes(found, as_json=as_json, color=ctx.color is not False)
-    if not found:
-        unfiltered = kind is None and who is None and agent is None
-        words = (
-            f"There are no notes in {display_name(workspace)} yet."
-            if unfiltered
-            else "No matching notes."
-        )
-        click.echo(words, err=True)
+        scopes = selection.find_scopes(notes)
+        matches = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
+    print_notes(matches, as_json=as_json)
+    if not matches and kind is None and selection.who is None and selection.agent is None:
+        print_notice(f"There are no notes in {display_name(selection.workspace)} yet.")
+    elif not matches:
+        print_notice("No matching notes.")
 
 
 @memory_command.command("search")
 @click.argument("query", nargs=-1, required=True)
 @_json_option
-@scope_options
-@workspace_option
-@click.pass_context
-def search_command(
-    ctx: click.Context,
-    query: tuple[str, ...],
-    as_json: bool,
-    who: str | None,
-    agent: str | None,
-    workspace: str,
-) -> None:
+@note_options
+def search_command(query: tuple[str, ...], as_json: bool, selection: NoteSelection) -> int:
     """Find notes that contain all words of QUERY.
 
-    QUERY is written as for `steno search`. Only notes in force are searched. The output is that of
-    `steno memory list`, newest first for each user.
+    QUERY has the same syntax as for `steno search`. Forgotten and superseded notes are not
+    searched. The output has the same columns as `steno memory list`, newest first for each user.
 
     Exit codes: 0 found, 1 nothing found, 2 wrong usage.
     """
-    asked = " ".join(query)
-    if parse(asked).is_empty:
-        raise click.UsageError(f"{one_line(asked)!r} contains no word to search for.")
-    with open_notes(workspace) as store:
+    text = " ".join(query)
+    if parse_query(text).is_empty:
+        raise click.UsageError(f"{one_line(text)!r} contains no word to search for.")
+    with selection.open() as store:
         notes = Notes(store)
-        scopes = find_scopes(notes, who=who, agent=agent)
-        found = [note for scope in scopes for note in notes.search(asked, scope=scope)]
-    print_notes(found, as_json=as_json, color=ctx.color is not False)
-    if not found:
-        click.echo("No matching notes.", err=True)
-        ctx.exit(1)
+        scopes = selection.find_scopes(notes)
+        matches = [note for scope in scopes for note in notes.search(text, scope=scope)]
+    print_notes(matches, as_json=as_json)
+    if not matches:
+        print_notice("No matching notes.")
+    return 0 if matches else 1
 
 
 @memory_command.command("show")
 @click.argument("id")
 @_json_option
-@scope_options
-@workspace_option
-def show_command(
-    id: str, as_json: bool, who: str | None, agent: str | None, workspace: str
-) -> None:
+@note_options
+def show_command(id: str, as_json: bool, selection: NoteSelection) -> None:
     """Show the note ID with all details.
 
     The first characters of an id are enough.
 
     Exit codes: 0 done, 1 there is no such note, 2 wrong usage.
     """
-    with open_notes(workspace) as store:
-        [note] = find_notes(Notes(store), [id], who=who, agent=agent)
+    with selection.open() as store:
+        [note] = selection.find_notes(Notes(store), [id])
     if as_json:
-        print_notes([note], as_json=True, color=False)
+        print_notes([note], as_json=True)
     else:
         print_note(note)
 
@@ -353,138 +329,119 @@ def show_command(
 @memory_command.command("forget")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--purge", is_flag=True, help="Delete the text permanently.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
+@yes_option
+@dry_run_option
 @_json_option
-@scope_options
-@workspace_option
+@note_options
 def forget_command(
     ids: tuple[str, ...],
     purge: bool,
     yes: bool,
     dry_run: bool,
     as_json: bool,
-    who: str | None,
-    agent: str | None,
-    workspace: str,
+    selection: NoteSelection,
 ) -> None:
     """Forget notes, or delete their text permanently.
 
-    The first characters of an id are enough. A forgotten note is no longer recalled; `steno memory
-    undo` brings it back. --purge deletes its text from the notes permanently. The messages that it
-    was made from stay in their session, which is named on stderr.
+    The first characters of an id are enough. A forgotten note is no longer recalled;
+    `steno memory undo` restores it. --purge deletes the text of the note permanently. The messages
+    from which the note was made are not deleted; their session is named on stderr.
 
     Exit codes: 0 done, 1 not confirmed or there is no such note, 2 wrong usage.
     """
-    with (open_notes if dry_run else open_notes_writable)(workspace) as store:
+    with selection.open() if dry_run else selection.open_writable() as store:
         notes = Notes(store)
-        found = find_notes(notes, ids, who=who, agent=agent)
-        done = "Would delete permanently" if purge else "Would forget"
+        selected = selection.find_notes(notes, ids)
+        verb = "Would delete permanently" if purge else "Would forget"
         if not dry_run:
-            done = "Deleted permanently" if purge else "Forgotten"
+            verb = "Deleted permanently" if purge else "Forgotten"
             if purge and not yes:
-                _confirm_purge(found)
-        for note in found:
-            effect = _ForgetEffect() if dry_run else _forget(notes, note, purge=purge)
+                _confirm_purge(selected)
+        for note in selected:
+            restored, not_reached = ([], ()) if dry_run else _forget_note(notes, note, purge=purge)
             # The output may be logged: purged text must not appear in it.
-            gone = purge and not dry_run
-            words = [f"{done}: {note.id if gone else note_label(note)}"]
-            words += [f"In force again: {note_label(one)}" for one in effect.again]
-            words += [f"Not deleted: {sentence(why)}" for why in effect.not_reached]
-            click.echo("\n".join(words), err=True)
+            is_purged = purge and not dry_run
+            print_notice(f"{verb}: {note.id if is_purged else note_label(note)}")
+            print_notices(f"In force again: {note_label(other)}" for other in restored)
+            print_notices(f"Not deleted: {sentence(place)}" for place in not_reached)
             if as_json:
-                click.echo(json_text(_forget_fields(note, effect, purge=purge, dry_run=dry_run)))
+                fields = {
+                    "id": note.id,
+                    "agent": note.scope.agent,
+                    "who": note.scope.name,
+                    "purged": purge,
+                    "in_force_again": [other.id for other in restored],
+                    "not_reached": not_reached,
+                    "dry_run": dry_run,
+                }
+                click.echo(json_text(fields))
     if not purge and not dry_run:
-        click.echo(f"Undo with {_undo_command_text(found[-1].scope)}.", err=True)
+        print_notice(f"Undo with {_undo_command_text(selected[-1].scope)}.")
 
 
 def _undo_command_text(scope: Scope) -> str:
-    agent = "" if scope.agent == "main" else f" --agent {shlex.quote(scope.agent)}"
-    return one_line(f"`steno memory undo --who {shlex.quote(scope.name)}{agent}`")
+    options = location_hint()
+    if scope.agent != "main" and " --agent " not in options:
+        options += f" --agent {shlex.quote(scope.agent)}"
+    return one_line(f"`steno memory undo --who {shlex.quote(scope.name)}{options}`")
 
 
 def _confirm_purge(notes: Sequence[Note]) -> None:
     """Ask for confirmation. Raises Abort, or UsageError if there is no terminal to ask in."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise click.UsageError(
-            "--purge deletes permanently. Without a terminal to confirm, add --yes."
-        )
-    for note in notes:
-        click.echo(note_label(note), err=True)
-    what = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
-    click.confirm(f"Delete {what} permanently?", abort=True, err=True)
+    require_terminal("--purge deletes permanently")
+    print_notices(map(note_label, notes))
+    notes_text = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
+    click.confirm(f"Delete {notes_text} permanently?", abort=True, err=True)
 
 
-class _ForgetEffect(Struct, frozen=True):
-    """The effects of forgetting a note."""
+def _forget_note(notes: Notes, note: Note, *, purge: bool) -> tuple[list[Note], Sequence[str]]:
+    """Forget or purge a note.
 
-    again: tuple[Note, ...] = ()
-    """Notes that are in force again because of it."""
-    not_reached: tuple[str, ...] = ()
-
-
-def _forget(notes: Notes, note: Note, *, purge: bool) -> _ForgetEffect:
-    before = {one.id for one in notes.list(note.scope)}
-    not_reached: tuple[str, ...] = ()
+    Return the older notes that are recalled again because this note no longer supersedes them, and
+    the places that a purge did not reach.
+    """
+    ids_before = {other.id for other in notes.list(note.scope)}
+    not_reached: Sequence[str] = ()
     if purge:
         not_reached = notes.purge(note.scope, note.id).not_reached
     else:
         notes.forget(note.scope, note.id)
-    again = tuple(one for one in notes.list(note.scope) if one.id not in before)
-    return _ForgetEffect(again, not_reached)
-
-
-def _forget_fields(
-    note: Note, effect: _ForgetEffect, *, purge: bool, dry_run: bool
-) -> dict[str, Any]:
-    return {
-        "id": note.id,
-        "agent": note.scope.agent,
-        "who": note.scope.name,
-        "purged": purge,
-        "in_force_again": [one.id for one in effect.again],
-        "not_reached": list(effect.not_reached),
-        "dry_run": dry_run,
-    }
+    return [other for other in notes.list(note.scope) if other.id not in ids_before], not_reached
 
 
 @memory_command.command("undo")
 @_result_option
-@scope_options
-@workspace_option
-def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: str) -> None:
+@note_options
+def undo_command(as_json: bool, selection: NoteSelection) -> None:
     """Undo the last forget of a user's notes.
 
-    Up to eight can be undone, one per call, but none from before a purge.
+    Each call restores the notes of one forget, up to eight times, but not from before a purge.
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
-    with open_notes_writable(workspace) as store:
+    with selection.open_writable() as store:
         notes = Notes(store)
-        scope = find_scope(notes, who=who, agent=agent)
-        before = {note.id: note for note in notes.list(scope)}
+        scope = selection.find_scope(notes)
+        notes_before = {note.id: note for note in notes.list(scope)}
         notes.undo(scope)
-        after = {note.id: note for note in notes.list(scope)}
-    again = [note for id, note in after.items() if id not in before]
-    superseded = [note for id, note in before.items() if id not in after]
-    for note in again:
-        click.echo(f"In force again: {note_label(note)}", err=True)
-    for note in superseded:
-        click.echo(f"Superseded again: {note_label(note)}", err=True)
+        notes_after = {note.id: note for note in notes.list(scope)}
+    restored = [note for id, note in notes_after.items() if id not in notes_before]
+    superseded = [note for id, note in notes_before.items() if id not in notes_after]
+    print_notices(f"In force again: {note_label(note)}" for note in restored)
+    print_notices(f"Superseded again: {note_label(note)}" for note in superseded)
     if as_json:
         ids = {
-            "in_force_again": [note.id for note in again],
+            "in_force_again": [note.id for note in restored],
             "superseded_again": [note.id for note in superseded],
         }
         click.echo(json_text({"agent": scope.agent, "who": scope.name, **ids}))
-    if before == after:
-        click.echo("Undone. The same notes are in force as before.", err=True)
+    if notes_before == notes_after:
+        print_notice("Undone. The same notes are in force as before.")
 
 
 @memory_command.command("export")
-@scope_options
-@workspace_option
-def export_command(who: str | None, agent: str | None, workspace: str) -> None:
+@note_options
+def export_command(selection: NoteSelection) -> None:
     """Print the notes of a user as Markdown.
 
     Edit the file and read your changes back with `steno memory import`.
@@ -493,9 +450,9 @@ def export_command(who: str | None, agent: str | None, workspace: str) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    with open_notes(workspace) as store:
+    with selection.open() as store:
         notes = Notes(store)
-        page = export_notes(notes, find_scope(notes, who=who, agent=agent))
+        page = export_notes(notes, selection.find_scope(notes))
     click.echo(printable(page) if sys.stdout.isatty() else page.encode(), nl=False)
 
 
@@ -519,23 +476,13 @@ class _TextFile(click.File):
 @click.argument("file", type=_TextFile(encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Show what would be changed, without changing it.")
 @_result_option
-@scope_options
-@workspace_option
-@click.pass_context
-def import_command(
-    ctx: click.Context,
-    file: TextIO,
-    dry_run: bool,
-    as_json: bool,
-    who: str | None,
-    agent: str | None,
-    workspace: str,
-) -> None:
+@note_options
+def import_command(file: TextIO, dry_run: bool, as_json: bool, selection: NoteSelection) -> int:
     """Import edited notes from FILE, or from stdin with -.
 
-    FILE is the output of `steno memory export`. A changed text supersedes the old note, a deleted
-    item is forgotten, and a new item becomes a note. A file without the header of an export
-    requires --who. Importing the same file twice changes nothing.
+    FILE is the output of `steno memory export`. A changed text replaces the old note, a deleted
+    item is forgotten, and a new item becomes a note. If the file has no header of an export, --who
+    is required. Importing the same file twice changes nothing.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some notes had changed since the export and were
     skipped.
@@ -544,38 +491,30 @@ def import_command(
         text = file.read()
     except UnicodeDecodeError as error:
         raise click.ClickException(f"{file.name} is not UTF-8 text: {error}.") from error
-    scope = _target_scope(text, who=who, agent=agent)
-    with open_notes_writable(workspace, create=not dry_run) as store:
-        edits = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
-    for words in _change_lines(edits, dry_run=dry_run):
-        click.echo(words, err=True)
+    scope = _target_scope(text, selection)
+    with selection.open_writable(create=not dry_run) as store:
+        changes = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
+    notes_by_change: dict[str, Sequence[Draft | Note]] = {
+        "added": changes.added,
+        "changed": changes.changed,
+        "forgotten": changes.forgotten,
+    }
+    for change, notes in notes_by_change.items():
+        verb = f"Would be {change}" if dry_run else change.capitalize()
+        print_notices(f"{verb}: {one_line(printable(note.text))}" for note in notes)
+    print_notices(f"Skipped: {sentence(conflict)}" for conflict in changes.conflicts)
+    if not changes.count and not changes.conflicts:
+        print_notice("Nothing to change: the file matches the notes.")
     if as_json:
-        texts = {
-            name: [one.text for one in notes] for name, notes in _changes_by_kind(edits).items()
-        }
-        fields = {**texts, "left_out": list(edits.conflicts), "dry_run": dry_run}
-        click.echo(json_text(fields))
-    ctx.exit(PARTIAL if edits.conflicts else 0)
+        texts = {change: [note.text for note in notes] for change, notes in notes_by_change.items()}
+        click.echo(json_text({**texts, "left_out": changes.conflicts, "dry_run": dry_run}))
+    return EXIT_PARTIAL if changes.conflicts else 0
 
 
-def _target_scope(page: str, *, who: str | None, agent: str | None) -> Scope | None:
-    """Return whose notes are meant. With only an agent, the page names the user."""
-    if agent is not None and who is None:
-        named = from_markdown(page).scope
-        who = None if named is None else named.name
-    return None if who is None else parse_scope_name(who, agent=agent or "main")
-
-
-def _changes_by_kind(edits: NoteChanges) -> dict[str, Sequence[Draft | Note]]:
-    return {"added": edits.added, "changed": edits.changed, "forgotten": edits.forgotten}
-
-
-def _change_lines(edits: NoteChanges, *, dry_run: bool) -> Iterator[str]:
-    would = "would be " if dry_run else ""
-    for done, notes in _changes_by_kind(edits).items():
-        for one in notes:
-            yield f"{f'{would}{done}'.capitalize()}: {one_line(printable(one.text))}"
-    for words in edits.conflicts:
-        yield f"Skipped: {sentence(words)}"
-    if not edits.count and not edits.conflicts:
-        yield "Nothing to change: the file matches the notes."
+def _target_scope(page: str, selection: NoteSelection) -> Scope | None:
+    """Return the scope of an edited page. If only the agent is given, the page names the user."""
+    who = selection.who
+    if selection.agent is not None and who is None:
+        page_scope = from_markdown(page).scope
+        who = None if page_scope is None else page_scope.name
+    return None if who is None else parse_scope_name(who, agent=selection.agent or "main")

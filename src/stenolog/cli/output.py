@@ -2,24 +2,32 @@
 
 import json
 import os
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
+
+from stenolog.lazy_loading import lazy_pattern
 
 if TYPE_CHECKING:
     from prompt_toolkit.output.vt100 import Vt100_Output
     from rich.console import Console
+    from rich.markdown import Markdown
     from rich.progress import Progress
+    from rich.text import Text
 
-PARTIAL: Final = 3
+_Item = TypeVar("_Item")
+
+EXIT_PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
+_MIN_PROGRESS_BYTES: Final = 1024 * 1024
+"""Size of an import in bytes from which a progress bar is shown."""
 
 # Remove whole sequences, otherwise their visible part would remain: "[31m".
-_SEQUENCE: Final = re.compile(
+_CONTROL_SEQUENCE: Final = lazy_pattern(
     # colours, cursor, erase
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     # titles and links
@@ -28,54 +36,79 @@ _SEQUENCE: Final = re.compile(
 )
 # Control characters, and characters that change the writing direction.
 _UNPRINTABLE: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_CONTROL: Final = re.compile(f"[{_UNPRINTABLE}]")
-# Also lone surrogates, which cannot be encoded. In JSON, line ends occur only between values.
-_IN_JSON: Final = re.compile(f"[{_UNPRINTABLE}\ud800-\udfff]")
-_CONTROL_IN_LINE: Final = re.compile(f"[{_UNPRINTABLE}\t\n]")
+_CONTROL: Final = lazy_pattern(f"[{_UNPRINTABLE}]")
+# Lone surrogates are unsafe too, because they cannot be encoded. Line ends are safe in JSON: they
+# occur only between values.
+_UNSAFE_IN_JSON: Final = lazy_pattern(f"[{_UNPRINTABLE}\ud800-\udfff]")
+_CONTROL_IN_LINE: Final = lazy_pattern(f"[{_UNPRINTABLE}\t\n]")
 
 
 def printable(text: str) -> str:
     """Return the text without terminal control sequences; line ends and tabs are kept."""
-    return _CONTROL.sub("", _SEQUENCE.sub("", text))
+    return _CONTROL.sub("", _CONTROL_SEQUENCE.sub("", text))
 
 
 def one_line(name: str) -> str:
     """Return a key or path in one line, with control characters escaped."""
-    return _CONTROL_IN_LINE.sub(lambda found: ascii(found[0])[1:-1], name)
+    return _CONTROL_IN_LINE.sub(lambda match: ascii(match[0])[1:-1], name)
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON that is safe to print: control characters are escaped."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Return a value as JSON that is safe to print: control characters are escaped.
+
+    Times are written as `format_time` does.
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=format_time)
+    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def print_notice(words: str) -> None:
+def print_notice(text: str) -> None:
     """Print a message to stderr."""
-    click.echo(printable(words), err=True)
+    click.echo(printable(text), err=True)
 
 
-def print_result(fields: Any, words: str, *, as_json: bool) -> None:
+def print_notices(texts: Iterable[str]) -> None:
+    """Print messages to stderr, each in a line of its own."""
+    for text in texts:
+        print_notice(text)
+
+
+def print_rows(
+    items: Iterable[_Item],
+    *,
+    fields: Callable[[_Item], Any],
+    cells: Callable[[_Item], Iterable[object]],
+    as_json: bool,
+) -> None:
+    """Print one line per item to stdout: a JSON object, or cells separated by tabs."""
+    for item in items:
+        if as_json:
+            click.echo(json_text(fields(item)))
+        else:
+            click.echo("\t".join(one_line(str(cell)) for cell in cells(item)))
+
+
+def print_result(fields: Any, text: str, *, as_json: bool) -> None:
     """Print a result: as JSON to stdout, or as a message to stderr."""
     if as_json:
         click.echo(json_text(fields))
     else:
-        print_notice(words)
+        print_notice(text)
 
 
-def plural(number: int, what: str) -> str:
+def plural(number: int, noun: str) -> str:
     """Return a count with its noun."""
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def sentence(words: str) -> str:
+def sentence(text: str) -> str:
     """Return an error text that ends with a full stop."""
-    text = one_line(words)
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+    trimmed = one_line(text)
+    return trimmed if trimmed.endswith((".", "?", "!")) else f"{trimmed}."
 
 
 def error_sentence(error: Exception | str) -> str:
-    """Return an error as a sentence. The first letter is capitalized unless it starts a name."""
+    """Return an error as a sentence. The first letter becomes upper case, except in a name."""
     text = sentence(str(error))
     first, _, rest = text.partition(" ")
     # "x at http://…" starts with the name of a model.
@@ -94,29 +127,29 @@ def format_local_time(at: datetime) -> str:
     try:
         local = at.astimezone()
     except (OverflowError, ValueError):
-        return format_time(at)  # next to the first or last year, a zone may not be applied
+        return format_time(at)  # the local time would be before year 1 or after year 9999
     return f"{local.year:04}{local:-%m-%d %H:%M:%S %Z}"
 
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_AGE: Final = re.compile(r"(\d{1,6})([smhdw])")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_AGE: Final = lazy_pattern(r"(\d{1,6})([smhdw])")
 
 
-def parse_time(words: str, now: datetime) -> datetime | None:
-    """Return the time that the words describe, or None.
+def parse_time(text: str, now: datetime) -> datetime | None:
+    """Return the time that a text describes, or None if it describes no time.
 
     Forms: `2026-11-05`, `2026-11-05T14:30` (UTC), `3d` ago, `today`, `yesterday` (from 0:00 UTC).
     """
-    days = {"today": 0, "yesterday": 1}.get(words.strip().lower())
+    days = {"today": 0, "yesterday": 1}.get(text.strip().lower())
     if days is not None:
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         return midnight - timedelta(days=days)
-    ago = _AGE.fullmatch(words.strip())
+    age = _AGE.fullmatch(text.strip())
     try:
-        if ago is not None:
-            return now - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
-        found = datetime.fromisoformat(words.strip())
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        if age is not None:
+            return now - timedelta(seconds=int(age[1]) * _UNIT_SECONDS[age[2]])
+        time = datetime.fromisoformat(text.strip())
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
@@ -138,25 +171,24 @@ class TimeType(click.ParamType[datetime]):
         """Return the time. Fails if the value is not a time."""
         if isinstance(value, datetime):
             return value
-        found = parse_time(value, datetime.now(UTC))
-        if found is None:
+        time = parse_time(value, datetime.now(UTC))
+        if time is None:
             self.fail(f"{value!r} is not a time; write {TIME_FORMATS}", param, ctx)
-        return found
+        return time
 
 
 def format_age(at: datetime, now: datetime) -> str:
-    """Return the age in one unit, or the date if it is nine weeks or more."""
+    """Return the age in one unit, or the date if the age is nine weeks or more."""
     seconds = max(0, int((now - at).total_seconds()))
-    if seconds >= 9 * _UNITS["w"]:
+    if seconds >= 9 * _UNIT_SECONDS["w"]:
         return format_local_time(at)[:10]
     for unit in ("w", "d", "h", "m"):
-        if seconds >= _UNITS[unit]:
-            return f"{seconds // _UNITS[unit]}{unit}"
+        if seconds >= _UNIT_SECONDS[unit]:
+            return f"{seconds // _UNIT_SECONDS[unit]}{unit}"
     return "now"
 
 
 # --- terminal -------------------------------------------------------------------------------------
-# The terminal: detection, and output below the other lines, without the alternate screen.
 
 
 _DUMB_TERMINALS: Final = ("", "dumb", "unknown")
@@ -166,55 +198,100 @@ def is_interactive() -> bool:
     """Return whether stdin and stdout are a terminal that can move its cursor."""
     term = os.environ.get("TERM", "").casefold()
     # If a program is started with stdin closed, `sys.stdin` is None.
-    typed = sys.stdin is not None and sys.stdin.isatty()
-    return typed and sys.stdout.isatty() and term not in _DUMB_TERMINALS
+    has_input = sys.stdin is not None and sys.stdin.isatty()
+    return has_input and sys.stdout.isatty() and term not in _DUMB_TERMINALS
 
 
-def terminal_console() -> "Console":
-    """Return a console that renders colours for this terminal; none with NO_COLOR."""
+def uses_color() -> bool:
+    """Return whether the running command may print colours."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is None or ctx.color is not False
+
+
+def terminal_console(*, styled: bool = True) -> "Console":
+    """Return a console for stdout. Without `styled` it prints neither colours nor bold text."""
     # Imported late: slow, and only needed in a terminal.
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False, markup=False)
+    color_system: Literal["auto"] | None = "auto" if styled else None
+    return Console(color_system=color_system, highlight=False, emoji=False, markup=False)
 
 
-def table_console(*, color: bool) -> "Console":
-    """Return the console for tables: stdout, as wide as the terminal."""
-    from rich.console import Console
+def render_lines(
+    console: "Console", text: "Text | Markdown", *, style: str | None = None, **options: Any
+) -> list[str]:
+    """Return the lines that the console would print, with its colour codes."""
+    with console.capture() as captured:
+        console.print(text, style=style, **options)
+    return captured.get().removesuffix("\n").split("\n")
 
-    return Console(color_system="auto" if color else None, highlight=False)
+
+def styled_lines(console: "Console", text: str, style: str) -> list[str]:
+    """Return the lines of a text in one style. Control sequences in the text are removed."""
+    from rich.text import Text
+
+    return render_lines(console, Text(printable(text), style=style))
 
 
 def print_table(
-    console: "Console",
     columns: Mapping[str, Mapping[str, Any]],
     rows: Iterable[Sequence[Any]],
+    *,
+    console: "Console | None" = None,
     **options: Any,
 ) -> None:
-    """Print rows with a header. A cell is text, or a tuple of text and style."""
+    """Print rows with a header. A cell is text, a tuple of text and style, or a rich object."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", **options)
-    for name, look in columns.items():
-        table.add_column(name, **look)
+    for name, column_style in columns.items():
+        table.add_column(name, **column_style)
     for row in rows:
-        split = (cell if isinstance(cell, tuple) else (cell,) for cell in row)
-        table.add_row(*(Text(*one) if isinstance(one[0], str) else one[0] for one in split))
-    console.print(table)
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
+        table.add_row(*(Text(*cell) if isinstance(cell, tuple) else cell for cell in cells))
+    (console or terminal_console(styled=uses_color())).print(table)
 
 
-def progress_bar(*more: str) -> "Progress":
+@contextmanager
+def show_progress(label: str, total: int, *, enabled: bool = True) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each step. Shows a progress bar if stderr is a terminal."""
+    if not enabled or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with progress_bar() as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def show_import_progress(byte_count: int) -> Iterator[Callable[[float], None]]:
+    """Yield a function that adds imported bytes. Shows a bar for a large import in a terminal."""
+    if byte_count < _MIN_PROGRESS_BYTES or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=byte_count, label="Importing", file=sys.stderr) as bar:
+        total_read = 0.0
+
+        def advance(bytes_read: float) -> None:
+            nonlocal total_read
+            total_read += bytes_read
+            bar.update(int(total_read) - bar.pos)
+
+        yield advance
+
+
+def progress_bar(*extra_columns: str) -> "Progress":
     """Return a progress bar on stderr that disappears at the end.
 
-    `more` are formats of further columns.
+    `extra_columns` are formats of further columns.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True, highlight=False)
-    return Progress(*columns, *map(TextColumn, more), console=console, transient=True)
+    return Progress(*columns, *map(TextColumn, extra_columns), console=console, transient=True)
 
 
 def inline_output() -> "Vt100_Output":

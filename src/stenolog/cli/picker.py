@@ -1,11 +1,11 @@
-"""Choosing a session: the resume picker, a list that filters as you type, and its matching.
+"""Interactive list from which the user chooses a session. Typing filters the list.
 
-Titles, keys and first prompts are matched here, on entries of the catalog; the catalog searches the
-messages.
+This module compares the typed text with titles, keys and first prompts of the catalog's entries.
+The catalog searches the messages.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,14 @@ from msgspec import Struct
 from stenolog.agent.commands import new_key
 from stenolog.catalog import Catalog, Entry, Hit
 from stenolog.cli.agents import CHANNEL, SENDER, OpenAgent
-from stenolog.cli.output import format_age, inline_output, is_interactive, one_line, printable
+from stenolog.cli.output import (
+    format_age,
+    inline_output,
+    is_interactive,
+    one_line,
+    plural,
+    printable,
+)
 from stenolog.errors import StenologError
 
 if TYPE_CHECKING:
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
 
 
 # --- choices --------------------------------------------------------------------------------------
-# Matching sessions while the user types, by title, key, first prompt and message content.
 
 
 PAGE_SIZE: Final = 1_000
@@ -38,58 +44,60 @@ _MAX_HITS: Final = 100
 
 
 class Choices:
-    """The sessions that match a query, and the selected one."""
+    """The sessions that match a query, and the selected session."""
 
     def __init__(self, *, channel: str | None = None) -> None:
-        """Start without sessions. Only those of `channel` match until `toggle_channel`."""
+        """Start without sessions. Until `toggle_channel`, only sessions of `channel` match."""
         self.channel = channel
         self.all_channels = channel is None
-        self.loaded = False
+        self.is_loaded = False
         """Whether all sessions of the catalog were added."""
         self.query = ""
         self.matches: list[Entry] = []
-        self.selected = 0
+        self.selected_row = 0
         self.hits: dict[str, Hit] = {}
         """Hits of the current query in messages, by key."""
         self._entries: dict[str, Entry] = {}
-        self._words: dict[str, str] = {}
+        self._searched_texts: dict[str, str] = {}
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Add sessions, in the order of the catalog."""
         for entry in entries:
             if entry.problem is None and entry.count and entry.key not in self._entries:
                 self._entries[entry.key] = entry
-                self._words[entry.key] = f"{entry.title}\n{entry.key}\n{entry.prompt}".casefold()
-        self._update()
+                self._searched_texts[entry.key] = (
+                    f"{entry.title}\n{entry.key}\n{entry.prompt}".casefold()
+                )
+        self._update_matches()
 
     def set_query(self, query: str) -> None:
-        """Set the query, and drop the hits of the previous one."""
+        """Set the query, and drop the hits of the previous query."""
         if query != self.query:
-            self.query, self.hits, self.selected = query, {}, 0
-            self._update()
+            self.query, self.hits, self.selected_row = query, {}, 0
+            self._update_matches()
 
     def add_hits(self, query: str, hits: Iterable[Hit]) -> None:
         """Add hits in messages, best first, unless the query has changed."""
         if query == self.query:
             for hit in hits:
                 self.hits.setdefault(hit.key, hit)
-            self._update()
+            self._update_matches()
 
     def toggle_channel(self) -> None:
         """Switch between the sessions of the channel and all sessions."""
         if self.channel is not None:
             self.all_channels = not self.all_channels
-            self.selected = 0
-            self._update()
+            self.selected_row = 0
+            self._update_matches()
 
-    def move(self, by: int) -> None:
+    def move(self, rows: int) -> None:
         """Move the selection down by this number of rows."""
-        self.selected = max(0, min(self.selected + by, len(self.matches) - 1))
+        self.selected_row = max(0, min(self.selected_row + rows, len(self.matches) - 1))
 
     @property
     def selection(self) -> Entry | None:
         """The selected session."""
-        return self.matches[self.selected] if self.matches else None
+        return self.matches[self.selected_row] if self.matches else None
 
     @property
     def other_matches(self) -> int:
@@ -98,54 +106,62 @@ class Choices:
             0 if self.all_channels else sum(map(self._matches, self._entries)) - len(self.matches)
         )
 
-    def _update(self) -> None:
-        kept = self.selection.key if self.selected and self.selection is not None else None
-        shown = [
+    def _update_matches(self) -> None:
+        old_key = self.selection.key if self.selected_row and self.selection is not None else None
+        matching = [
             entry
             for key, entry in self._entries.items()
             if (self.all_channels or entry.channel == self.channel) and self._matches(key)
         ]
-        # A match in the title ranks above one in a message.
-        self.matches = [entry for entry in shown if self.is_named(entry.key)]
+        # A match in the title ranks above a match in a message.
+        self.matches = [entry for entry in matching if self.name_matches(entry.key)]
         self.matches += [
             self._entries[key]
             for key in self.hits
             if key in self._entries
-            and not self.is_named(key)
+            and not self.name_matches(key)
             and (self.all_channels or self._entries[key].channel == self.channel)
         ]
-        places = [at for at, entry in enumerate(self.matches) if entry.key == kept]
-        self.selected = places[0] if places else min(self.selected, max(0, len(self.matches) - 1))
+        indexes = [index for index, entry in enumerate(self.matches) if entry.key == old_key]
+        self.selected_row = (
+            indexes[0] if indexes else min(self.selected_row, max(0, len(self.matches) - 1))
+        )
 
     def _matches(self, key: str) -> bool:
-        return key in self.hits or self.is_named(key)
+        return key in self.hits or self.name_matches(key)
 
-    def is_named(self, key: str) -> bool:
+    def name_matches(self, key: str) -> bool:
         """Return whether the title, key or first prompt contain all words of the query."""
-        words = self._words[key]
-        return all(word in words for word in self.query.casefold().split())
+        searched_text = self._searched_texts[key]
+        return all(word in searched_text for word in self.query.casefold().split())
 
 
-def search_words(query: str) -> str:
+def prefix_query(query: str) -> str:
     """Return the query for the catalog; the last word is a prefix, as it may be incomplete."""
     return f"{query}*" if query[-1:].isalnum() else query
 
 
-def hits_for(catalog: Catalog, query: str) -> Sequence[Hit]:
+def search_messages(catalog: Catalog, query: str) -> Sequence[Hit]:
     """Return hits of the query in messages, best first."""
-    return catalog.search(search_words(query), limit=_MAX_HITS).hits if query.strip() else ()
+    return catalog.search(prefix_query(query), limit=_MAX_HITS).hits if query.strip() else ()
 
 
-def load(catalog: Catalog, choices: Choices) -> None:
+def _catalog_pages(
+    catalog: Catalog, *, size: int, channel: str | None = None
+) -> Iterator[Sequence[Entry]]:
+    """Yield the entries of the catalog in pages, last changed first."""
+    page = catalog.list(channel=channel, limit=size)
+    yield page.entries
+    while page.after is not None:
+        page = catalog.list(channel=channel, limit=size, after=page.after)
+        yield page.entries
+
+
+def load_sessions(catalog: Catalog, choices: Choices) -> None:
     """Add all sessions of the catalog to `choices`."""
-    after: str | None = None
-    while True:
-        page = catalog.list(limit=PAGE_SIZE, after=after)
-        choices.add(page.entries)
-        after = page.after
-        if after is None:
-            choices.loaded = True
-            return
+    for entries in _catalog_pages(catalog, size=PAGE_SIZE):
+        choices.add(entries)
+    choices.is_loaded = True
 
 
 def find_sessions(catalog: Catalog, text: str) -> Sequence[Entry]:
@@ -154,37 +170,33 @@ def find_sessions(catalog: Catalog, text: str) -> Sequence[Entry]:
     Messages are searched only if no title, key or first prompt matches.
     """
     choices = Choices()
-    load(catalog, choices)
+    load_sessions(catalog, choices)
     choices.set_query(text)
     for entry in choices.matches:
         if entry.key == text:
             return [entry]
     if not choices.matches:
-        choices.add_hits(text, hits_for(catalog, text))
+        choices.add_hits(text, search_messages(catalog, text))
     return choices.matches
 
 
 def newest_session(catalog: Catalog, *, channel: str) -> Entry | None:
-    """Return the last changed readable session of a channel; None if there is none."""
-    after: str | None = None
-    while True:
-        page = catalog.list(channel=channel, limit=20, after=after)
-        for entry in page.entries:
+    """Return the last changed readable session of a channel, or None."""
+    for entries in _catalog_pages(catalog, size=20, channel=channel):
+        for entry in entries:
             if entry.problem is None and entry.count:
                 return entry
-        after = page.after
-        if after is None:
-            return None
+    return None
 
 
 # --- picker ---------------------------------------------------------------------------------------
 
 
-_FIRST_PAGE: Final = 50
+_FIRST_PAGE_SIZE: Final = 50
 _MAX_ROWS: Final = 15
 _OTHER_ROWS: Final = 5
-"""Number of lines around the list."""
-_SEARCH_DELAY: Final = 0.08
+"""Number of rows of the terminal that are not used for the list."""
+_SEARCH_DELAY_SECONDS: Final = 0.08
 """Seconds without a key press before messages are searched."""
 _STYLE: Final = {
     "chosen": "reverse",
@@ -196,121 +208,111 @@ _STYLE: Final = {
 }
 
 
-async def pick(
-    catalog: Catalog,
-    *,
-    text: str = "",
-    channel: str | None = None,
-    source: "Input | None" = None,
-    output: "Output | None" = None,
-) -> str | None:
-    """Return the key of the session that the user chooses, or None.
-
-    `text` is the initial query. `channel` limits the list until the user switches. `source` and
-    `output` are the terminal, if it is not that of the process.
-    """
-    picker = Picker(catalog, channel=channel)
-    return await picker.run(text, source=source, output=output)
-
-
 class Picker:
     """Interactive list of choices, filled from the catalog while it is shown."""
 
     def __init__(self, catalog: Catalog, *, channel: str | None = None) -> None:
+        """Create the list. Until the user switches, the list has only sessions of `channel`."""
         self._catalog = catalog
         self.choices = Choices(channel=channel)
         self.problem = ""
-        self._top = 0
-        self._done = False
-        self._entered = False
+        self._top_row = 0
+        self._is_done = False
+        self._enter_pressed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(
         self, text: str = "", *, source: "Input | None" = None, output: "Output | None" = None
     ) -> str | None:
-        """Show the list until the user chooses a session or cancels."""
-        page = await asyncio.to_thread(self._catalog.list, limit=_FIRST_PAGE)
+        """Return the key of the session that the user chooses, or None.
+
+        `text` is the initial query. `source` and `output` replace the terminal of the
+        process.
+        """
+        page = await asyncio.to_thread(self._catalog.list, limit=_FIRST_PAGE_SIZE)
         self.choices.add(page.entries)
-        self.choices.loaded = page.after is None
-        app = self._application(text, source, output)
+        self.choices.is_loaded = page.after is None
+        app = self._make_application(text, source, output)
         if page.after is not None:
-            self._begin(self._load(app, page.after))
+            self._start_task(self._load_sessions(app, page.after))
         if text:
-            self._begin(self._search(app, text, at_once=True))
+            self._start_task(self._search_messages(app, text, at_once=True))
         try:
             return await app.run_async()
         finally:
             # Searches are short and must not outlive the catalog.
-            self._done = True
+            self._is_done = True
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- content -----------------------------------------------------------------------------
 
-    def head(self) -> "StyleAndTextTuples":
+    def headline(self) -> "StyleAndTextTuples":
         """Return the headline: which sessions are listed, and their number."""
         choices = self.choices
-        whose = "all channels" if choices.all_channels else f"channel {choices.channel}"
-        count = f"{len(choices.matches):,}{'' if choices.loaded else '+'}"
-        return [("class:head", "Resume a session"), ("class:dim", f"  {whose} · {count}")]
+        channel_text = "all channels" if choices.all_channels else f"channel {choices.channel}"
+        count = f"{len(choices.matches):,}{'' if choices.is_loaded else '+'}"
+        return [("class:head", "Resume a session"), ("class:dim", f"  {channel_text} · {count}")]
 
-    def rows(self, width: int, height: int) -> "StyleAndTextTuples":
+    def session_rows(self, width: int, height: int) -> "StyleAndTextTuples":
         """Return the part of the list around the selection, one line per session."""
         choices = self.choices
         if not choices.matches:
             return [("class:dim", self._empty_text())]
-        self._top = min(self._top, choices.selected)
-        self._top = max(self._top, choices.selected - height + 1)
-        self._top = max(0, min(self._top, len(choices.matches) - height))
+        self._top_row = min(self._top_row, choices.selected_row)
+        self._top_row = max(self._top_row, choices.selected_row - height + 1)
+        self._top_row = max(0, min(self._top_row, len(choices.matches) - height))
         now = datetime.now(UTC)
         lines: StyleAndTextTuples = []
-        for at, entry in enumerate(choices.matches[self._top : self._top + height], self._top):
-            chosen = at == choices.selected
-            lines += self._row(entry, now, width - 1, chosen=chosen)
+        for position, entry in enumerate(
+            choices.matches[self._top_row : self._top_row + height], self._top_row
+        ):
+            is_selected = position == choices.selected_row
+            lines += self._session_row(entry, now, width - 1, is_selected=is_selected)
             lines.append(("", "\n"))
         return lines[:-1]
 
-    def detail(self, width: int) -> "StyleAndTextTuples":
+    def selection_detail(self, width: int) -> "StyleAndTextTuples":
         """Return details of the selection: the hit or the first prompt, and the key."""
         entry = self.choices.selection
         if entry is None:
             return []
         hit = self.choices.hits.get(entry.key)
-        said = f"[{hit.seq}] {hit.role}: {hit.snippet}" if hit is not None else entry.prompt
-        key = _fit_width(f"  {one_line(entry.key)} · ≈{entry.tokens:,} tokens", width - 1)
+        text = f"[{hit.seq}] {hit.role}: {hit.snippet}" if hit is not None else entry.prompt
+        key_line = _fit_width(f"  {one_line(entry.key)} · ≈{entry.tokens:,} tokens", width - 1)
         return [
             (
                 "class:dim",
-                f"{_fit_width('  ' + ' '.join(printable(said).split()), width - 1)}\n{key}",
-            ),
+                f"{_fit_width('  ' + ' '.join(printable(text).split()), width - 1)}\n{key_line}",
+            )
         ]
 
-    def legend(self) -> "StyleAndTextTuples":
+    def help_line(self) -> "StyleAndTextTuples":
         """Return the help line, or the problem that occurred."""
         if self.problem:
             return [("class:interrupted", self.problem)]
         keys = "type to filter · ↑↓ select · Enter resume · Esc cancel"
         if self.choices.channel is not None:
-            other = "this channel" if self.choices.all_channels else "all channels"
-            keys = f"{keys} · Tab {other}"
+            other_list = "this channel" if self.choices.all_channels else "all channels"
+            keys = f"{keys} · Tab {other_list}"
         return [("class:dim", keys)]
 
-    def _row(
-        self, entry: Entry, now: datetime, width: int, *, chosen: bool
+    def _session_row(
+        self, entry: Entry, now: datetime, width: int, *, is_selected: bool
     ) -> "StyleAndTextTuples":
-        style = "class:chosen" if chosen else ""
-        when = format_age(entry.updated, now) if entry.updated is not None else "-"
+        style = "class:chosen" if is_selected else ""
+        age = format_age(entry.updated, now) if entry.updated is not None else "-"
         mark = {"running": "●", "interrupted": "◐"}.get(entry.state, " ")
         title = one_line(printable(entry.title)) or one_line(entry.key)
-        if entry.key in self.choices.hits and not self.choices.is_named(entry.key):
+        if entry.key in self.choices.hits and not self.choices.name_matches(entry.key):
             title = f"{title}  …{one_line(printable(self.choices.hits[entry.key].snippet))}"
-        start = f"{'>' if chosen else ' '} {when:>10} {entry.visible:>6,} "
-        rest = _fit_width(f" {title}", width - len(start) - 1)
-        state = f"class:{entry.state}" if entry.state != "idle" else ""
-        return [(style, start), (f"{style} {state}", mark), (style, rest)]
+        start = f"{'>' if is_selected else ' '} {age:>10} {entry.visible:>6,} "
+        title_text = _fit_width(f" {title}", width - len(start) - 1)
+        state_style = f"class:{entry.state}" if entry.state != "idle" else ""
+        return [(style, start), (f"{style} {state_style}", mark), (style, title_text)]
 
     def _empty_text(self) -> str:
         choices = self.choices
-        if not choices.loaded:
+        if not choices.is_loaded:
             return "  …"
         if choices.other_matches:
             return f"  No match in this channel; Tab shows {choices.other_matches:,} in others."
@@ -318,13 +320,13 @@ class Picker:
 
     # --- loading -----------------------------------------------------------------------------
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _load(self, app: "Application[Any]", after: str | None) -> None:
-        while after is not None and not self._done:
+    async def _load_sessions(self, app: "Application[Any]", after: str | None) -> None:
+        while after is not None and not self._is_done:
             try:
                 page = await asyncio.to_thread(self._catalog.list, limit=PAGE_SIZE, after=after)
             except StenologError as error:
@@ -332,33 +334,35 @@ class Picker:
                 break
             self.choices.add(page.entries)
             after = page.after
-            self._refresh(app)
-        self.choices.loaded = True
+            self._refresh_list(app)
+        self.choices.is_loaded = True
         app.invalidate()
 
-    async def _search(self, app: "Application[Any]", query: str, *, at_once: bool = False) -> None:
+    async def _search_messages(
+        self, app: "Application[Any]", query: str, *, at_once: bool = False
+    ) -> None:
         if not at_once:
-            await asyncio.sleep(_SEARCH_DELAY)
-        if query != self.choices.query or self._done:
+            await asyncio.sleep(_SEARCH_DELAY_SECONDS)
+        if query != self.choices.query or self._is_done:
             return
         try:
-            hits = await asyncio.to_thread(hits_for, self._catalog, query)
+            hits = await asyncio.to_thread(search_messages, self._catalog, query)
         except StenologError as error:
             self.problem = f"Messages cannot be searched: {error}"
         else:
             self.choices.add_hits(query, hits)
-        self._refresh(app)
+        self._refresh_list(app)
 
-    def _refresh(self, app: "Application[Any]") -> None:
-        """Repaint; if Enter was pressed before a match was loaded, choose the match now."""
-        chosen = self.choices.selection
-        if self._entered and chosen is not None and not app.is_done:
-            app.exit(result=chosen.key)
+    def _refresh_list(self, app: "Application[Any]") -> None:
+        """Repaint. If Enter was pressed before a match was loaded, choose the match now."""
+        entry = self.choices.selection
+        if self._enter_pressed and entry is not None and not app.is_done:
+            app.exit(result=entry.key)
         app.invalidate()
 
     # --- the application ---------------------------------------------------------------------
 
-    def _application(
+    def _make_application(
         self, text: str, source: "Input | None", output: "Output | None"
     ) -> "Application[str | None]":
         # Imported late: slow, and only needed for this list.
@@ -368,31 +372,36 @@ class Picker:
         from prompt_toolkit.layout import Layout
         from prompt_toolkit.styles import Style
 
-        def typed(buffer: Buffer) -> None:
-            self._entered = False
+        def on_text_changed(buffer: Buffer) -> None:
+            self._enter_pressed = False
             self.choices.set_query(buffer.text.strip())
-            self._begin(self._search(app, self.choices.query))
+            self._start_task(self._search_messages(app, self.choices.query))
 
         buffer = Buffer(document=Document(text), multiline=False)
         self.choices.set_query(text.strip())
-        buffer.on_text_changed += typed
-        layout: Layout = self._layout(buffer)
+        buffer.on_text_changed += on_text_changed
+        layout: Layout = self._make_layout(buffer)
         app: Application[str | None] = Application(
             layout=layout,
-            key_bindings=self._keys(),
+            key_bindings=self._key_bindings(),
             style=Style.from_dict(_STYLE),
             erase_when_done=True,
             input=source,
             output=output or inline_output(),
         )
-        # Esc is a key here; do not wait long for the rest of an escape sequence.
+        # The user can press Esc. Do not wait long for an escape sequence that starts with Esc.
         app.ttimeoutlen = 0.05
         return app
 
-    def _layout(self, buffer: Any) -> "Layout":
+    def _make_layout(self, buffer: Any) -> "Layout":
         from prompt_toolkit.application import get_app
-        from prompt_toolkit.layout import BufferControl, FormattedTextControl, HSplit, Layout
-        from prompt_toolkit.layout import Window as Shown
+        from prompt_toolkit.layout import (
+            BufferControl,
+            FormattedTextControl,
+            HSplit,
+            Layout,
+            Window,
+        )
 
         def width() -> int:
             return get_app().output.get_size().columns
@@ -400,45 +409,46 @@ class Picker:
         def height() -> int:
             return max(1, min(_MAX_ROWS, get_app().output.get_size().rows - _OTHER_ROWS))
 
-        line = Shown(
+        line = Window(
             BufferControl(buffer), height=1, get_line_prefix=lambda _line, _wrap: [("", "> ")]
         )
         return Layout(
             HSplit(
                 [
-                    Shown(FormattedTextControl(self.head), height=1),
+                    Window(FormattedTextControl(self.headline), height=1),
                     line,
-                    Shown(
-                        FormattedTextControl(lambda: self.rows(width(), height())), height=height
+                    Window(
+                        FormattedTextControl(lambda: self.session_rows(width(), height())),
+                        height=height,
                     ),
-                    Shown(FormattedTextControl(lambda: self.detail(width())), height=2),
-                    Shown(FormattedTextControl(self.legend), height=1),
+                    Window(FormattedTextControl(lambda: self.selection_detail(width())), height=2),
+                    Window(FormattedTextControl(self.help_line), height=1),
                 ]
             ),
             focused_element=line,
         )
 
-    def _keys(self) -> "KeyBindings":
+    def _key_bindings(self) -> "KeyBindings":
         from prompt_toolkit.key_binding import KeyBindings
         from prompt_toolkit.key_binding.key_processor import KeyPressEvent as Press
 
         keys = KeyBindings()
-        for names, by in (
+        for names, rows in (
             (("up", "c-p"), -1),
             (("down", "c-n"), 1),
             (("pageup",), -_MAX_ROWS),
             (("pagedown",), _MAX_ROWS),
         ):
             for name in names:
-                keys.add(name)(lambda _press, by=by: self.choices.move(by))
+                keys.add(name)(lambda _press, rows=rows: self.choices.move(rows))
 
         keys.add("tab")(lambda _press: self.choices.toggle_channel())
 
         @keys.add("enter")
         def _(press: Press) -> None:
-            # If the search is slower than the user, Enter applies when the result arrives.
-            self._entered = True
-            self._refresh(press.app)
+            # If the user presses Enter before the search ends, Enter applies to its result.
+            self._enter_pressed = True
+            self._refresh_list(press.app)
 
         @keys.add("escape", eager=True)
         @keys.add("c-c")
@@ -455,12 +465,12 @@ def _fit_width(text: str, width: int) -> str:
     from prompt_toolkit.utils import get_cwidth
 
     if get_cwidth(text) > width:
-        kept = ""
+        fitting = ""
         for character in text:
-            if get_cwidth(kept + character) > max(0, width - 1):
+            if get_cwidth(fitting + character) > max(0, width - 1):
                 break
-            kept += character
-        text = f"{kept}…" if width > 0 else ""
+            fitting += character
+        text = f"{fitting}…" if width > 0 else ""
     return text + " " * (width - get_cwidth(text))
 
 
@@ -468,8 +478,8 @@ def _fit_width(text: str, width: int) -> str:
 
 
 _MAX_LISTED: Final = 10
-"""Maximum number of sessions listed if several match."""
-_MAX_TITLE: Final = 60
+"""Maximum number of sessions listed in the error if several match."""
+_MAX_TITLE_LENGTH: Final = 60
 
 
 class ChatStart(Struct, frozen=True, kw_only=True):
@@ -477,7 +487,7 @@ class ChatStart(Struct, frozen=True, kw_only=True):
 
     key: str
     description: str
-    """Description in one line."""
+    """Description of the session in one line."""
     resumes: bool
     """Whether the session already has messages."""
 
@@ -489,74 +499,67 @@ async def find_start(
     continue_last: bool = False,
     text: str | None = None,
 ) -> ChatStart | None:
-    """Find the session to start in; return None if the user was asked and chose none.
+    """Find the session to start in; return None if the user chose no session.
 
-    `continue_last` selects the last session of channel cli, `text` one that matches it. Raises
-    StenologError, and ClickException if there is no terminal to ask in.
+    `continue_last` selects the last session of channel cli; `text` selects a session that matches
+    this text. Raises StenologError, and ClickException if there is no terminal to ask in.
     """
     catalog = opened.agent.catalog
     if key is not None:
         return _start_with_key(opened, key)
     if text is not None:
         return await _choose_start(catalog, text)
-    last = await asyncio.to_thread(newest_session, catalog, channel=CHANNEL)
+    last_entry = await asyncio.to_thread(newest_session, catalog, channel=CHANNEL)
     if not continue_last:
-        words = "New session."
-        if last is not None:
-            words = f"New session. `steno chat -c` continues the last one: {_title(last)}"
-        if last is not None and last.state == "interrupted":
-            words = (
-                "New session. The last one was interrupted; `steno chat -c` finishes the answer: "
-                f"{_title(last)}"
-            )
-        return ChatStart(key=new_key(CHANNEL, SENDER), description=words, resumes=False)
-    if last is None:
-        words = "There is no earlier session to continue. This is a new one."
-        return ChatStart(key=new_key(CHANNEL, SENDER), description=words, resumes=False)
-    return _resume_start(last)
+        description = "New session."
+        if last_entry is not None:
+            hint = "`steno chat -c` continues the last one"
+            if last_entry.state == "interrupted":
+                hint = "The last one was interrupted; `steno chat -c` finishes the answer"
+            description = f"New session. {hint}: {_short_title(last_entry)}"
+    elif last_entry is not None:
+        return _resume_start(last_entry)
+    else:
+        description = "There is no earlier session to continue. This is a new one."
+    return ChatStart(key=new_key(CHANNEL, SENDER), description=description, resumes=False)
 
 
 async def _choose_start(catalog: Catalog, text: str) -> ChatStart | None:
-    found = await asyncio.to_thread(find_sessions, catalog, text)
-    if len(found) == 1:
-        return _resume_start(found[0])
+    matches = await asyncio.to_thread(find_sessions, catalog, text)
+    if len(matches) == 1:
+        return _resume_start(matches[0])
     if is_interactive():
-        key = await pick(catalog, text=text, channel=CHANNEL)
+        key = await Picker(catalog, channel=CHANNEL).run(text)
         if key is None:
             return None
         return _resume_start(next(iter(await asyncio.to_thread(find_sessions, catalog, key))))
-    if not found:
+    if not matches:
         raise click.ClickException(
             f"No session matches {one_line(text)!r}. `steno list` lists all sessions."
         )
-    raise click.ClickException("\n".join(_ambiguous_lines(found, text)))
-
-
-def _ambiguous_lines(found: Sequence[Entry], text: str) -> list[str]:
-    named = [f"  {one_line(entry.key)}  {_title(entry)}" for entry in found[:_MAX_LISTED]]
-    more = [f"  … and {len(found) - _MAX_LISTED:,} more"] if len(found) > _MAX_LISTED else []
-    what = f"{len(found):,} sessions match {one_line(text)!r}." if text else "Which session?"
-    return [f"{what} Choose one by its key: steno chat KEY", *named, *more]
+    count = len(matches)
+    question = f"{count:,} sessions match {one_line(text)!r}." if text else "Which session?"
+    lines = [f"{question} Choose one by its key: steno chat KEY"]
+    lines += [f"  {one_line(entry.key)}  {_short_title(entry)}" for entry in matches[:_MAX_LISTED]]
+    lines += [f"  … and {count - _MAX_LISTED:,} more"] if count > _MAX_LISTED else []
+    raise click.ClickException("\n".join(lines))
 
 
 def _start_with_key(opened: OpenAgent, key: str) -> ChatStart:
-    own = opened.agent.resolve_key(key)
-    if opened.agent.sessions.get_history(own, last=1):
-        return ChatStart(key=own, description="", resumes=True)
-    return ChatStart(key=own, description="New session with this key.", resumes=False)
+    key = opened.agent.resolve_key(key)
+    if opened.agent.sessions.get_history(key, last=1):
+        return ChatStart(key=key, description="", resumes=True)
+    return ChatStart(key=key, description="New session with this key.", resumes=False)
 
 
 def _resume_start(entry: Entry) -> ChatStart:
-    said = "1 message" if entry.visible == 1 else f"{entry.visible:,} messages"
-    when = "" if entry.updated is None else f", {_ago(entry.updated)}"
-    return ChatStart(key=entry.key, description=f"{_title(entry)} ({said}{when})", resumes=True)
+    details = plural(entry.visible, "message")
+    if entry.updated is not None:
+        age = format_age(entry.updated, datetime.now(UTC))
+        details += ", just now" if age == "now" else f", {age}" if "-" in age else f", {age} ago"
+    return ChatStart(key=entry.key, description=f"{_short_title(entry)} ({details})", resumes=True)
 
 
-def _ago(at: datetime) -> str:
-    ago = format_age(at, datetime.now(UTC))
-    return "just now" if ago == "now" else ago if "-" in ago else f"{ago} ago"
-
-
-def _title(entry: Entry) -> str:
+def _short_title(entry: Entry) -> str:
     title = one_line(printable(entry.title)) or one_line(entry.key)
-    return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 1]}…"
+    return title if len(title) <= _MAX_TITLE_LENGTH else f"{title[: _MAX_TITLE_LENGTH - 1]}…"

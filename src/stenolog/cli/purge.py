@@ -1,6 +1,6 @@
 """`steno purge`: permanently delete sessions, or everything of one person."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
@@ -9,38 +9,50 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from stenolog.cli.completion import complete_key
-from stenolog.cli.delete_restore import json_option, list_lines, require_confirmation, yes_option
-from stenolog.cli.edit import dry_run_option, open_writable, progress
+from stenolog.cli.delete_restore import print_first_lines
+from stenolog.cli.options import (
+    complete_key,
+    dry_run_option,
+    json_option,
+    require_terminal,
+    yes_option,
+)
 from stenolog.cli.output import (
-    PARTIAL,
+    EXIT_PARTIAL,
     json_text,
     one_line,
     plural,
     print_notice,
+    print_notices,
     printable,
     sentence,
+    show_progress,
 )
-from stenolog.cli.show import find_session
-from stenolog.cli.workspace import Location, check_exists, location_options, open_read_only
+from stenolog.cli.workspace import (
+    Location,
+    check_exists,
+    find_session,
+    location_options,
+    open_read_only,
+    open_writable,
+)
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
 from stenolog.maintenance.retention_runs import escaped_for_log, mask_keys_in_log, place_in_log
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import MARK_PREFIX, Scope, mark_uid, scope_from_key
-from stenolog.records import Message, Trashed
+from stenolog.records import Message
 from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, aliases_in
 from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, locate_sessions, other_namespaces
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import PurgingStore, Store
-from stenolog.stores.open_store import address
-from stenolog.stores.snapshots import Snapshot, SnapshotStore
-from stenolog.stores.state import not_reached
+from stenolog.stores.open_store import parse_address
+from stenolog.stores.snapshots import SnapshotReading, SnapshotStore
+from stenolog.stores.state import describe_remaining
 from stenolog.transfer.copy_all import namespaces_of, opened_read_only, opened_store
 from stenolog.transfer.fallback import copies_in_fallback
 
-MAIN: Final = "main"
+MAIN_AGENT: Final = "main"
 """Name of the default agent in the notes."""
-_WARNING: Final = "This cannot be undone."
 
 
 class _PurgeTarget(Struct, frozen=True, kw_only=True):
@@ -50,66 +62,69 @@ class _PurgeTarget(Struct, frozen=True, kw_only=True):
     """None: the namespace given by the command's options."""
     key: str
     uid: str = ""
-    """Uid of the live session, otherwise of the one deleted last; empty if unknown."""
+    """Uid of the live session, or of the session deleted last; empty if unknown."""
     uids: frozenset[str] = frozenset()
-    """Uids of the live session and the deleted ones."""
+    """Uids of the live session and of deleted sessions with this key."""
     messages: int = 0
     """Number of messages of the live session."""
-    deleted: int = 0
+    deleted_sessions: int = 0
     """Number of sessions with this key in the trash."""
-    in_trash: int = 0
-    """Number of messages of those sessions."""
+    deleted_messages: int = 0
+    """Number of messages of the sessions with this key in the trash."""
     before: int | None = None
-    readable: bool = True
-    unfinished: bool = False
-    """Whether an earlier purge of it was interrupted."""
-    left: int = 0
-    """Number of messages that the interrupted purge left."""
+    is_readable: bool = True
+    is_unfinished: bool = False
+    """Whether an earlier purge of this key was interrupted."""
+    unfinished_messages: int = 0
+    """Number of messages that the interrupted purge did not delete."""
 
     @property
-    def is_notes(self) -> bool:
-        """Whether it contains notes, not a conversation."""
+    def has_notes(self) -> bool:
+        """Whether the target contains notes instead of a conversation."""
         return self.namespace == NOTES
 
     @property
-    def is_progress(self) -> bool:
-        """Whether it only records the progress of consolidating a session."""
-        return self.is_notes and self.key.startswith(MARK_PREFIX)
+    def is_progress_record(self) -> bool:
+        """Whether the target only records how far a session was consolidated into notes."""
+        return self.has_notes and self.key.startswith(MARK_PREFIX)
 
     @property
     def confirmation(self) -> str:
-        """Return the text to type as confirmation: the key, or the uid if it is not printable."""
+        """Return the text to type to confirm: the key, or the uid if the key is not printable."""
         return self.key if _is_typable(self.key) else self.uid or ascii(self.key)
 
     @property
     def name(self) -> str:
         """Return the name that is printed."""
-        if not self.is_notes:
+        if not self.has_notes:
             return self.key
-        if self.is_progress:
+        if self.is_progress_record:
             return "progress of consolidation"
         scope = scope_from_key(self.key)
-        agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
+        agent = "" if scope.agent == MAIN_AGENT else f" (agent {scope.agent})"
         return f"notes of {scope.name}{agent}"
+
+    def count_text(self, number: int) -> str:
+        """Return a number of messages or notes, with the noun."""
+        return plural(number, "note" if self.has_notes else "message")
 
     @property
     def description(self) -> str:
         """Describe everything that would be deleted."""
-        place = "" if self.namespace is None or self.is_notes else f" in {self.namespace}"
-        what = "note" if self.is_notes else "message"
-        upto = "" if self.before is None else f" before seq {self.before}"
-        trash = (
-            f", and {plural(self.deleted, 'session')} of this key in the trash with "
-            f"{plural(self.in_trash, what)}"
-            if self.deleted
-            else ""
-        )
-        trash += ", and the rest of an interrupted purge" if self.unfinished else ""
-        if self.unfinished and not self.uid:
-            return one_line(f"{self.name}{place}: the rest of an interrupted purge")
-        if not self.readable:
-            return one_line(f"{self.name}{place}: unreadable{trash}")
-        return one_line(f"{self.name}{place}: {plural(self.messages, what)}{upto}{trash}")
+        parts = []
+        if self.uid or not self.is_unfinished:
+            limit = "" if self.before is None else f" before seq {self.before}"
+            count = self.count_text(self.messages)
+            parts.append(f"{count}{limit}" if self.is_readable else "unreadable")
+        if self.deleted_sessions:
+            parts.append(
+                f"{plural(self.deleted_sessions, 'session')} of this key in the trash with "
+                f"{self.count_text(self.deleted_messages)}"
+            )
+        if self.is_unfinished:
+            parts.append("files of an interrupted purge")
+        place = "" if self.namespace is None or self.has_notes else f" in {self.namespace}"
+        return one_line(f"{self.name}{place}: {', and '.join(parts)}")
 
 
 class _PurgeResult(Struct, frozen=True, kw_only=True):
@@ -137,11 +152,9 @@ class _PurgeResult(Struct, frozen=True, kw_only=True):
 )
 @yes_option
 @dry_run_option
-@json_option
+@json_option("one JSON object per session")
 @location_options
-@click.pass_context
 def purge_command(
-    ctx: click.Context,
     keys: tuple[str, ...],
     before: int | None,
     who: str | None,
@@ -149,17 +162,17 @@ def purge_command(
     dry_run: bool,
     as_json: bool,
     where: Location,
-) -> None:
+) -> int:
     """Delete sessions permanently, or everything about one person.
 
-    A session is deleted with its archives, its index entries, and all sessions of the same key in
+    A session is deleted with its archives, its index entries, and all sessions with the same key in
     the trash. --scope WHO deletes all sessions of a person in the workspace, of all agents and
-    under all aliases, and all notes about them. Entries in the retention log and in the input
-    history of chats are removed too. What cannot be deleted is listed on stderr: forks, summaries,
-    imported files.
+    under all aliases, and all notes about the person. Entries in the retention log and in the input
+    history of chats are removed too. Data that cannot be deleted is listed on stderr: forks,
+    summaries, imported files.
 
-    You are asked to type the key (or WHO) to confirm, or the uid if the key cannot be typed.
-    Without a terminal, --yes is required. An interrupted purge is completed by running it again.
+    To confirm, you must type the key or WHO (or the uid, if the key cannot be typed). Without a
+    terminal, --yes is required. If a purge is interrupted, run it again to complete it.
 
     Example: steno purge --scope telegram:123 --dry-run
 
@@ -169,42 +182,41 @@ def purge_command(
         raise click.UsageError("Give either a KEY or --scope WHO.")
     if who is not None and (before is not None or where.agent or where.namespace):
         raise click.UsageError("--scope cannot be combined with --before, --agent or --namespace.")
-    if not dry_run:
-        require_confirmation(yes, "This deletes permanently")
+    if not dry_run and not yes:
+        require_terminal("This deletes permanently")
     if who is not None:
         targets = _targets_of_person(where.workspace, who)
         if not targets:
             raise click.ClickException(f"There is no data about {one_line(who)} here.")
     else:
         targets = _targets_of_keys(where, keys, before)
-    lines = [target.description for target in _without_progress_records(targets)]
+    listed_targets = _without_progress_records(targets)
+    lines = [target.description for target in listed_targets]
     if dry_run:
-        list_lines("Would be deleted permanently:", lines)
+        print_first_lines("Would be deleted permanently:", lines)
         results = list(_plan_results(where, targets))
         _print_results(results, as_json=as_json, dry_run=True)
-        for words in _remaining_forks(results):
-            print_notice(f"Would not be deleted: {sentence(words)}")
-        return
+        forks = _remaining_forks(results)
+        print_notices(f"Would not be deleted: {sentence(fork)}" for fork in forks)
+        return 0
     if not yes:
-        list_lines("To be deleted permanently:", lines)
-        print_notice(_WARNING)
-        by_name = who is not None and _is_typable(who)
-        _confirm_names(
-            [who]
-            if who and by_name
-            else [one.confirmation for one in _without_progress_records(targets)]
-        )
-    typed = input_history_file()
-    # First, while the messages can still be read: a repeated purge could not read them any more.
-    kept = remove_input_history(typed, _user_messages(where, targets)) if typed is not None else ""
+        print_first_lines("To be deleted permanently:", lines)
+        print_notice("This cannot be undone.")
+        typed_names = [target.confirmation for target in listed_targets]
+        _confirm_names([who] if who is not None and _is_typable(who) else typed_names)
+    history = _input_history_file()
+    # Clear the history first: it is compared with the messages, which the purge deletes.
+    history_problem = "" if history is None else _clear_history(history, where, targets)
     results = list(_purge_all(where, targets, who))
     _print_results(results, as_json=as_json, dry_run=False)
-    for words in (
-        *_remaining_data(where, results, who),
-        *_remove_traces(where, results, who, typed, kept),
-    ):
-        print_notice(f"Not deleted: {sentence(words)}")
-    ctx.exit(PARTIAL if any(one.problem for one in results) else 0)
+    remaining = [*_remaining_data(where, results, who), *_clear_retention_log(where, results, who)]
+    if history_problem:
+        remaining.append(history_problem)
+    elif history is not None and who is not None:
+        file = one_line(str(history))
+        remaining.append(f"other chat input in {file}; the file does not record who typed it")
+    print_notices(f"Not deleted: {sentence(phrase)}" for phrase in remaining)
+    return EXIT_PARTIAL if any(result.problem for result in results) else 0
 
 
 def _confirm_names(names: Iterable[str]) -> None:
@@ -221,122 +233,132 @@ def _is_typable(name: str) -> bool:
     return bool(name.strip()) and name.isprintable()
 
 
+# --- targets ---------------------------------------------------------------------------------
+
+
+class _Namespace:
+    """Everything that can be purged in one namespace: live, deleted and partly purged sessions."""
+
+    def __init__(self, store: Store, name: str | None) -> None:
+        self.store = store
+        self._namespace = name
+        self._trash = store.list_trash()
+        self._remains = store.unfinished_purges() if isinstance(store, PurgingStore) else []
+
+    @property
+    def has_unnamed_remains(self) -> bool:
+        """Whether an interrupted purge left data whose key is no longer known."""
+        return any(not session.key for session in self._remains)
+
+    def all_keys(self) -> list[str]:
+        """Return the keys of all sessions, including deleted and partly purged sessions."""
+        removed = (session.key for session in (*self._trash, *self._remains))
+        return list(dict.fromkeys([*self.store.list_sessions(), *filter(None, removed)]))
+
+    def find_targets(self, keys: Iterable[str]) -> list[_PurgeTarget]:
+        """Return the targets of these keys."""
+        targets = map(self.find_target, keys)
+        return [target for target in targets if target is not None]
+
+    def find_target(self, key: str, before: int | None = None) -> _PurgeTarget | None:
+        """Return the target of a key, or None if there is nothing to purge."""
+        trashed = [session for session in self._trash if session.key == key]
+        remains = [session for session in self._remains if session.key == key]
+        uids = {session.uid for session in (*trashed, *remains)}
+        uid, messages, is_readable = trashed[0].uid if trashed else "", 0, True
+        if before is not None:
+            # The trash, and remains of other purges, are not affected.
+            trashed = remains = []
+        try:
+            info = self.store.info(key)
+            uid, messages = info.uid, info.count
+            if before is not None:
+                history = self.store.get_history(key, full=True)
+                messages = sum(message.seq < before for message in history)
+        except NoSuchSession:
+            if not (trashed or remains):
+                return None
+        except DamagedStore:
+            # A damaged session is purged too; the number of its messages is unknown.
+            is_readable = False
+        return _PurgeTarget(
+            namespace=self._namespace,
+            key=key,
+            uid=uid,
+            uids=frozenset(uids | {uid}) - {""},
+            messages=messages,
+            deleted_sessions=len(trashed),
+            deleted_messages=sum(session.count for session in trashed),
+            before=before,
+            is_readable=is_readable,
+            is_unfinished=bool(remains),
+            unfinished_messages=sum(session.count for session in remains),
+        )
+
+
 def _targets_of_keys(
     where: Location, keys: Sequence[str], before: int | None
 ) -> list[_PurgeTarget]:
     """Return the targets of these keys. Raises ClickException if a key has nothing to purge."""
     with open_read_only(where) as store:
-        trash = store.list_trash()
-        left = _unfinished_purges(store) if before is None else []
+        namespace = _Namespace(store, None)
         aliases = Aliases(store)
-        found = {}
+        targets = {}
         for name in keys:
             key = aliases.resolve_key(name)
-            target = _target(store, None, key, trash, before, left)
-            if target is None and any(not one.key for one in left):
-                # The key of an interrupted purge is no longer known; assume that the same purge is
-                # repeated.
-                target = _PurgeTarget(namespace=None, key=key, unfinished=True)
+            target = namespace.find_target(key, before)
+            if target is None and before is None and namespace.has_unnamed_remains:
+                # Assume that the interrupted purge is repeated.
+                target = _PurgeTarget(namespace=None, key=key, is_unfinished=True)
             if target is None:
-                # Raises the usual error about an unknown session.
+                # `find_session` raises the usual error about an unknown session.
                 find_session(store, name)
                 continue
-            found[key] = target
-    return list(found.values())
-
-
-def _unfinished_purges(store: Store) -> list[Trashed]:
-    """Return the remains of interrupted purges."""
-    return store.unfinished_purges() if isinstance(store, PurgingStore) else []
-
-
-def _target(
-    store: Store,
-    namespace: str | None,
-    key: str,
-    trash: Sequence[Trashed],
-    before: int | None = None,
-    left: Sequence[Trashed] = (),
-) -> _PurgeTarget | None:
-    """Return the target of a key, or None if there is nothing to purge."""
-    deleted = [one for one in trash if one.key == key]
-    unfinished = [one for one in left if one.key == key]
-    uid, messages, readable = deleted[0].uid if deleted else "", 0, True
-    uids = {one.uid for one in (*deleted, *unfinished)}
-    try:
-        info = store.info(key)
-        uid, messages = info.uid, info.count
-        if before is not None:
-            every = store.get_history(key, full=True)
-            messages = sum(message.seq < before for message in every)
-    except NoSuchSession:
-        if before is not None or not (deleted or unfinished):
-            return None
-    except DamagedStore:
-        # A damaged session is purged too; the number of its messages is unknown.
-        readable = False
-    return _PurgeTarget(
-        namespace=namespace,
-        key=key,
-        uid=uid,
-        uids=frozenset(uids | {uid}) - {""},
-        messages=messages,
-        deleted=0 if before is not None else len(deleted),
-        in_trash=0 if before is not None else sum(one.count for one in deleted),
-        before=before,
-        readable=readable,
-        unfinished=bool(unfinished),
-        left=sum(one.count for one in unfinished),
-    )
+            targets[key] = target
+    return list(targets.values())
 
 
 def _targets_of_person(workspace: str, who: str) -> list[_PurgeTarget]:
     """Find everything of a person: sessions of every agent, live and deleted, and notes."""
     check_exists(workspace)
-    found: list[_PurgeTarget] = []
-    unknown = ""
-    for namespace in namespaces_of(workspace):
-        if namespace in (CHANNELS, NOTES):
+    targets: list[_PurgeTarget] = []
+    unfinished_namespace = ""
+    for name in namespaces_of(workspace):
+        if name in (CHANNELS, NOTES):
             continue  # channels contain no messages; notes are found through the sessions
-        with opened_read_only(workspace, namespace) as store:
-            assert isinstance(store, Store), "every namespace is a Store"
-            trash, left = store.list_trash(), _unfinished_purges(store)
-            unknown = namespace if any(not one.key for one in left) else unknown
-            every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
-            names = aliases_by_session(store)
-            keys = [
+        with _open_namespace(Location(workspace=workspace), name) as store:
+            namespace = _Namespace(store, name)
+            if namespace.has_unnamed_remains:
+                unfinished_namespace = name
+            aliases = _aliases_by_session(store)
+            targets += namespace.find_targets(
                 key
-                for key in every
-                if any(_belongs_to(name, who) for name in (key, *names.get(key, ())))
-            ]
-            targets = [
-                _target(store, namespace, key, trash, left=left) for key in dict.fromkeys(keys)
-            ]
-            found += [target for target in targets if target is not None]
-    found += _note_targets_of_person(workspace, who, found)
-    if unknown and not found:
-        # Any purge in this namespace completes it, and this may be the one that was interrupted.
-        found.append(_PurgeTarget(namespace=unknown, key=who, unfinished=True))
-    return found
+                for key in namespace.all_keys()
+                if any(_belongs_to(alias, who) for alias in (key, *aliases.get(key, ())))
+            )
+    targets += _note_targets_of_person(workspace, who, targets)
+    if unfinished_namespace and not targets:
+        # The interrupted purge may be about this person. Any purge in its namespace completes it.
+        targets.append(_PurgeTarget(namespace=unfinished_namespace, key=who, is_unfinished=True))
+    return targets
 
 
 def _note_targets_of_person(
     workspace: str, who: str, sessions: Sequence[_PurgeTarget]
 ) -> list[_PurgeTarget]:
-    """Find the notes of a person, and how far these sessions of theirs were consolidated."""
+    """Find the notes of a person, and the records of how far these sessions were consolidated."""
     if NOTES not in namespaces_of(workspace):
         return []
     uids = {uid for target in sessions for uid in target.uids}
-    with opened_read_only(workspace, NOTES) as store:
-        assert isinstance(store, Store), "every namespace is a Store"
-        trash, left = store.list_trash(), _unfinished_purges(store)
-        every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
-        targets = [
-            _target(store, NOTES, key, trash, left=left)
-            for key in dict.fromkeys(every)
-            if _has_notes_of(key, who) or mark_uid(key) in uids or _is_mark_of(store, key, who)
-        ]
-    return [target for target in targets if target is not None]
+    with _open_namespace(Location(workspace=workspace), NOTES) as store:
+        namespace = _Namespace(store, NOTES)
+        return namespace.find_targets(
+            key
+            for key in namespace.all_keys()
+            if _has_notes_of(key, who)
+            or mark_uid(key) in uids
+            or _is_progress_record_of(store, key, who)
+        )
 
 
 def _has_notes_of(key: str, who: str) -> bool:
@@ -346,15 +368,15 @@ def _has_notes_of(key: str, who: str) -> bool:
         return False  # not notes of stenolog
 
 
-def _is_mark_of(store: Store, key: str, who: str) -> bool:
-    """Return whether a progress record, as older versions wrote it, names this person."""
+def _is_progress_record_of(store: Store, key: str, who: str) -> bool:
+    """Return whether a progress record of an older version of stenolog names this person."""
     if not key.startswith(MARK_PREFIX):
         return False
     try:
-        metas = [store.info(key).meta]
+        records = [store.info(key).meta]
     except StenologError:
-        metas = [snapshot.meta for snapshot in deleted_snapshots(store) if snapshot.key == key]
-    sessions = [meta.get("session") for meta in metas]
+        records = [reading.snapshot.meta for reading in _read_trash(store, key)]
+    sessions = [meta.get("session") for meta in records]
     return any(isinstance(session, str) and _belongs_to(session, who) for session in sessions)
 
 
@@ -362,248 +384,222 @@ def _belongs_to(key: str, who: str) -> bool:
     return who in (key, owner_in_key(key))
 
 
-def _purge_all(
-    where: Location, targets: Sequence[_PurgeTarget], who: str | None
-) -> Iterator[_PurgeResult]:
-    """Delete them permanently, and yield the result of each.
-
-    The notes of a person are looked for again once the sessions are gone: a consolidation in
-    progress may have added some. After that it adds none (see `Notes.guarded`).
-    """
-    sessions = [target for target in targets if who is None or not target.is_notes]
-    with progress("Deleting", len(targets), shown=len(targets) > 1) as step:
-        for target in sessions:
-            yield _purge(where, target, alone=len(targets) == 1)
-            step()
-        if who is not None:
-            found = _note_targets_of_person(where.workspace, who, sessions)
-            for target in {target.key: target for target in (*targets, *found)}.values():
-                if target.is_notes:
-                    yield _purge(where, target, alone=len(targets) == 1)
-                    step()
+def _aliases_by_session(store: Store) -> Mapping[str, Collection[str]]:
+    """Return the aliases of each session that has any, including deleted sessions."""
+    if alias_mark(store) == NO_ALIASES:
+        return {}
+    aliases = {key: set(names) for key, names in Aliases(store).aliases_by_session().items()}
+    for reading in _read_trash(store):
+        session = reading.snapshot
+        if session.forked_from is None and aliases_in(session.meta):
+            aliases.setdefault(session.key, set()).update(aliases_in(session.meta))
+    return aliases
 
 
-def _purge(where: Location, target: _PurgeTarget, *, alone: bool) -> _PurgeResult:
-    try:
-        with _open_namespace(where, target.namespace, to_read=False) as store:
-            done = store.purge(target.key, before=target.before)
-    except NoSuchSession:
-        return _PurgeResult(target=target)  # purged by another process
-    except StenologError as error:
-        if alone:
-            raise
-        # Purge as much as possible.
-        return _PurgeResult(target=target, problem=str(error))
-    return _PurgeResult(target=target, messages=done.messages, not_reached=done.not_reached)
-
-
-def _plan_results(where: Location, targets: Sequence[_PurgeTarget]) -> Iterator[_PurgeResult]:
-    """Yield what a purge would delete, with the forks that it would report."""
-    for namespace in dict.fromkeys(target.namespace for target in targets):
-        here = [target for target in targets if target.namespace == namespace]
-        with _open_namespace(where, namespace) as store:
-            forks = forks_of(store, {target.key for target in here})
-        for one in here:
-            remaining = not_reached(one.key, forks=forks.get(one.key, []))
-            messages = one.messages + one.in_trash + one.left
-            yield _PurgeResult(target=one, messages=messages, not_reached=remaining)
+def _read_trash(store: Store, key: str | None = None) -> Iterator[SnapshotReading]:
+    """Yield the readable sessions in the trash; with `key`, only those with this key."""
+    if not isinstance(store, SnapshotStore):
+        return
+    for snapshot in store.list_snapshots():
+        if snapshot.deleted is not None and key in (None, snapshot.key):
+            with suppress(StenologError), store.read_snapshot(snapshot) as reading:
+                yield reading
 
 
 @contextmanager
 def _open_namespace(
-    where: Location, namespace: str | None, *, to_read: bool = True
+    where: Location, namespace: str | None, *, writable: bool = False
 ) -> Iterator[Store]:
-    """Open the store of a namespace, or the one given by the options."""
+    """Open the store of a namespace; without a namespace, the store that the options select."""
     if namespace is None:
-        with open_read_only(where) if to_read else open_writable(where) as store:
+        with (open_writable if writable else open_read_only)(where) as store:
             yield store
         return
-    with (opened_read_only if to_read else opened_store)(where.workspace, namespace) as store:
-        assert isinstance(store, Store), "every namespace is a Store"
-        yield store
+    with (opened_store if writable else opened_read_only)(where.workspace, namespace) as opened:
+        assert isinstance(opened, Store), "every namespace is a Store"
+        yield opened
 
 
-def _user_messages(where: Location, targets: Sequence[_PurgeTarget]) -> set[str]:
-    """Return the user messages that will be purged, to remove them from the input history too."""
-    said = set[str]()
-    for target in targets:
-        if not target.is_notes:
-            with suppress(StenologError), _open_namespace(where, target.namespace) as store:
-                said.update(user_texts(store, target.key, target.before))
-    return said
+# --- purging ---------------------------------------------------------------------------------
 
 
-def _remove_traces(
-    where: Location,
-    results: Sequence[_PurgeResult],
-    who: str | None,
-    typed: Path | None,
-    kept: str,
-) -> Iterator[str]:
-    """Remove other traces of purged sessions; yield a phrase for each one that remains."""
-    purged_keys = {
-        escaped_for_log(one.target.key)
-        for one in results
-        if one.problem is None and one.target.before is None and not one.target.is_notes
-    }
-    place = place_in_log(where.agent, where.namespace or NAMESPACE)
+def _purge_all(
+    where: Location, targets: Sequence[_PurgeTarget], who: str | None
+) -> Iterator[_PurgeResult]:
+    """Delete the targets permanently, and yield the result of each target.
 
-    def is_meant(at: str, key: str) -> bool:
+    The notes of a person are searched again after the sessions were deleted, because a
+    consolidation in progress may have added notes until then (see `Notes.guarded`).
+    """
+    sessions = [target for target in targets if who is None or not target.has_notes]
+    is_only = len(targets) == 1
+    with show_progress("Deleting", len(targets), enabled=not is_only) as step:
+        for target in sessions:
+            yield _purge_target(where, target, is_only=is_only)
+            step()
         if who is not None:
-            return key in purged_keys or _belongs_to(key, who)
-        return key in purged_keys and at == place
+            notes = _note_targets_of_person(where.workspace, who, sessions)
+            for target in {target.key: target for target in (*targets, *notes)}.values():
+                if target.has_notes:
+                    yield _purge_target(where, target, is_only=is_only)
+                    step()
 
-    if purged_keys:
-        left = remove_log_entries(where.workspace, is_meant)
-        # For a single session, retention may never have logged anything.
-        if left and (who is not None or "program's log" not in left):
-            yield left
-    if kept:
-        yield kept
-    elif typed is not None and who is not None:
-        yield (f"other chat input in {one_line(str(typed))}; the file does not record who typed it")
+
+def _purge_target(where: Location, target: _PurgeTarget, *, is_only: bool) -> _PurgeResult:
+    try:
+        with _open_namespace(where, target.namespace, writable=True) as store:
+            report = store.purge(target.key, before=target.before)
+    except NoSuchSession:
+        return _PurgeResult(target=target)  # purged by another process
+    except StenologError as error:
+        if is_only:
+            raise
+        # Purge as much as possible.
+        return _PurgeResult(target=target, problem=str(error))
+    return _PurgeResult(target=target, messages=report.messages, not_reached=report.not_reached)
+
+
+def _plan_results(where: Location, targets: Sequence[_PurgeTarget]) -> Iterator[_PurgeResult]:
+    """Yield the results that a purge would have, with the forks that it would report."""
+    for namespace in dict.fromkeys(target.namespace for target in targets):
+        group = [target for target in targets if target.namespace == namespace]
+        with _open_namespace(where, namespace) as store:
+            forks = _forks_of(store, {target.key for target in group})
+        for target in group:
+            remaining = describe_remaining(target.key, forks=forks.get(target.key, []))
+            messages = target.messages + target.deleted_messages + target.unfinished_messages
+            yield _PurgeResult(target=target, messages=messages, not_reached=remaining)
+
+
+def _forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
+    """Return the forks of these sessions by key, including deleted forks that can be read."""
+    forks: dict[str, list[str]] = {}
+
+    def add(source: str | None, fork: str) -> None:
+        if source in keys and source is not None:
+            forks.setdefault(source, []).append(fork)
+
+    for key in store.list_sessions():
+        with suppress(StenologError):
+            add(store.info(key).forked_from, key)
+    for reading in _read_trash(store):
+        add(reading.snapshot.forked_from, reading.snapshot.key)
+    return forks
 
 
 def _without_progress_records(targets: Sequence[_PurgeTarget]) -> list[_PurgeTarget]:
-    """Leave out progress records, unless there is nothing else."""
-    return [target for target in targets if not target.is_progress] or list(targets)
+    """Return the targets that are not progress records. If there are none, return all targets."""
+    return [target for target in targets if not target.is_progress_record] or list(targets)
 
 
 def _print_results(results: Sequence[_PurgeResult], *, as_json: bool, dry_run: bool) -> None:
-    named = _without_progress_records([one.target for one in results])
-    for one in results:
-        target = one.target
+    listed_targets = _without_progress_records([result.target for result in results])
+    for result in results:
+        target = result.target
         if as_json:
             fields = {
                 "key": target.key,
                 "namespace": target.namespace,
-                "messages": one.messages,
+                "messages": result.messages,
                 "before": target.before,
-                "not_reached": list(one.not_reached),
-                "problem": one.problem,
+                "not_reached": result.not_reached,
+                "problem": result.problem,
                 "dry_run": dry_run,
             }
             click.echo(json_text(fields))
-        elif one.problem is not None:
-            print_notice(f"{one_line(target.name)}: {sentence(one.problem)}")
-        elif not dry_run and target in named:
-            what = "note" if target.is_notes else "message"
-            print_notice(
-                f"Deleted permanently: {one_line(target.name)}, {plural(one.messages, what)}."
-            )
+        elif result.problem is not None:
+            print_notice(f"{one_line(target.name)}: {sentence(result.problem)}")
+        elif not dry_run and target in listed_targets:
+            count = target.count_text(result.messages)
+            print_notice(f"Deleted permanently: {one_line(target.name)}, {count}.")
+
+
+# --- remaining data --------------------------------------------------------------------------
 
 
 def _remaining_data(
     where: Location, results: Sequence[_PurgeResult], who: str | None
 ) -> Iterator[str]:
     """Yield a phrase for each place that may still contain purged data, without repetition."""
-    purged = {one.target.key for one in results if one.problem is None}
+    purged_keys = {result.target.key for result in results if result.problem is None}
     yield from _remaining_forks(results)
+    agents: Sequence[str | None] = (where.agent,)
     if who is not None:
         yield f"messages of {one_line(who)} in other sessions, such as group chats"
+        agents = (None, *other_namespaces(where.workspace).agents)
     else:
-        for key in sorted(purged):
-            notes = _count_notes(where, key)
-            if notes:
-                yield (
-                    f"{plural(notes, 'note')} about {one_line(key)}; `steno purge --scope` deletes "
-                    "notes too"
-                )
-    agents = (
-        (None, *other_namespaces(where.workspace).agents) if who is not None else (where.agent,)
-    )
+        for key in sorted(purged_keys):
+            if note_count := _count_notes(where, key):
+                notes_text = f"{plural(note_count, 'note')} about {one_line(key)}"
+                yield f"{notes_text}; `steno purge --scope` deletes notes too"
     for agent in agents if where.namespace in (None, NAMESPACE) else ():
-        yield from fallback_copies(
-            where.workspace,
-            agent,
-            lambda key: key in purged if who is None else _belongs_to(key, who),
-        )
+        place = locate_sessions(where.workspace, agent)
+        for namespace, key in sorted(copies_in_fallback(place)):
+            if key in purged_keys if who is None else _belongs_to(key, who):
+                option = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
+                command = f"steno purge {quote(key)} -w {quote(str(place.fallback))}{option}"
+                yield one_line(
+                    f"messages of {key} in the fallback folder {place.fallback}/{namespace}; "
+                    f"delete them with `{command}`"
+                )
     yield "earlier backups and copies"
 
 
 def _remaining_forks(results: Sequence[_PurgeResult]) -> Iterator[str]:
     """Yield the places that a purge did not reach, except forks that are purged too."""
-    purged = {one.target.key for one in results if one.problem is None}
-    also = tuple(f"the fork {key!r} has " for key in purged)
-    places = dict.fromkeys(words for one in results for words in one.not_reached)
-    yield from (words for words in places if not words.startswith(also))
+    purged_keys = {result.target.key for result in results if result.problem is None}
+    purged_forks = tuple(f"the fork {key!r} has " for key in purged_keys)
+    places = dict.fromkeys(place for result in results for place in result.not_reached)
+    yield from (place for place in places if not place.startswith(purged_forks))
 
 
 def _count_notes(where: Location, key: str) -> int:
     """Return the number of notes about the owner of a session; 0 if they cannot be read."""
-    try:
-        if NOTES not in namespaces_of(where.workspace):
-            return 0
-        with opened_read_only(where.workspace, NOTES) as store:
-            assert isinstance(store, Store), "every namespace is a Store"
-            agent, person = where.agent or MAIN, owner_in_key(key)
-            scopes = {
-                Scope(agent=agent, who=key),
-                Scope(agent=agent, who=person),
-                Scope(agent=agent, who=person, of="sender"),
-            }
-            return sum(len(Notes(store).list(scope, full=True)) for scope in scopes)
-    except StenologError:
-        return 0
+    agent, person = where.agent or MAIN_AGENT, owner_in_key(key)
+    scopes = {
+        Scope(agent=agent, who=key),
+        Scope(agent=agent, who=person),
+        Scope(agent=agent, who=person, of="sender"),
+    }
+    with suppress(StenologError):
+        if NOTES in namespaces_of(where.workspace):
+            with _open_namespace(where, NOTES) as store:
+                return sum(len(Notes(store).list(scope, full=True)) for scope in scopes)
+    return 0
 
 
-# --- other traces ---------------------------------------------------------------------------------
-
-
-def aliases_by_session(store: Store) -> Mapping[str, Collection[str]]:
-    """Return the aliases of each session that has any, including deleted sessions."""
-    if alias_mark(store) == NO_ALIASES:
-        return {}
-    found = {key: set(names) for key, names in Aliases(store).aliases_by_session().items()}
-    for snapshot in deleted_snapshots(store):
-        if snapshot.forked_from is None and aliases_in(snapshot.meta):
-            found.setdefault(snapshot.key, set()).update(aliases_in(snapshot.meta))
-    return found
-
-
-def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
-    """Return the forks of these sessions, including deleted ones, if they can be read."""
-    found: dict[str, list[str]] = {}
-    for key in store.list_sessions():
-        with suppress(StenologError):
-            source = store.info(key).forked_from
-            if source in keys and source is not None:
-                found.setdefault(source, []).append(key)
-    for snapshot in deleted_snapshots(store):
-        if snapshot.forked_from in keys and snapshot.forked_from is not None:
-            found.setdefault(snapshot.forked_from, []).append(snapshot.key)
-    return found
-
-
-def deleted_snapshots(store: Store) -> Iterator[Snapshot]:
-    """Yield the sessions in the trash that can be read."""
-    if not isinstance(store, SnapshotStore):
-        return
-    for mark in store.list_snapshots():
-        if mark.deleted is not None:
-            with suppress(StenologError), store.read_snapshot(mark) as reading:
-                yield reading.snapshot
-
-
-def fallback_copies(
-    workspace: str, agent: str | None, is_meant: Callable[[str], bool]
+def _clear_retention_log(
+    where: Location, results: Sequence[_PurgeResult], who: str | None
 ) -> Iterator[str]:
-    """Yield a phrase for each session that the fallback folder still contains."""
-    place = locate_sessions(workspace, agent)
-    for namespace, key in sorted(copies_in_fallback(place)):
-        if is_meant(key):
-            other = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
-            command = f"steno purge {quote(key)} -w {quote(str(place.fallback))}{other}"
-            yield one_line(
-                f"messages of {key} in the fallback folder {place.fallback}/{namespace}; delete "
-                f"them with `{command}`"
-            )
+    """Remove purged sessions from the log of retention; yield a phrase if entries remain."""
+    purged_keys = {
+        escaped_for_log(result.target.key)
+        for result in results
+        if result.problem is None and result.target.before is None and not result.target.has_notes
+    }
+    logged_place = place_in_log(where.agent, where.namespace or NAMESPACE)
+
+    def is_purged(place: str, key: str) -> bool:
+        if who is not None:
+            return key in purged_keys or _belongs_to(key, who)
+        return key in purged_keys and place == logged_place
+
+    if not purged_keys:
+        return
+    if parse_address(where.workspace).engine == "jsonl":
+        try:
+            mask_keys_in_log(where.workspace, is_purged)
+        except StenologError as error:
+            yield f"entries in the retention log: {error}"
+    elif who is not None:
+        # For a single session, retention may never have logged anything.
+        yield "entries about the session in the program's log"
 
 
 # --- input history ---------------------------------------------------------------------------
 
 
-def input_history_file() -> Path | None:
+def _input_history_file() -> Path | None:
     """Return the input history of chats, or None if it is missing or empty."""
     # Imported late: slow, and only needed for a purge.
     from stenolog.cli.chat_input import history_file
@@ -615,46 +611,37 @@ def input_history_file() -> Path | None:
     return None
 
 
-def user_texts(store: Store, key: str, before: int | None) -> Iterator[str]:
-    """Yield the readable user messages with this key, below seq `before` if it is given."""
-    with suppress(StenologError):
-        yield from _texts(store.get_history(key, full=True), before)
-    if before is None and isinstance(store, SnapshotStore):
-        for mark in store.list_snapshots():
-            if mark.deleted is not None and mark.key == key:
-                with suppress(StenologError), store.read_snapshot(mark) as reading:
-                    yield from _texts(reading.messages, None)
-
-
-def _texts(messages: Iterable[Message], before: int | None) -> Iterator[str]:
-    for message in messages:
-        meant = before is None or message.seq < before
-        body = message.to_dict() if meant else {}
-        content = body.get("content")
-        if body.get("role") == "user" and isinstance(content, str):
-            yield content.strip()
-
-
-def remove_input_history(file: Path, said: Collection[str]) -> str:
-    """Remove messages from the input history; return a phrase about the failure, or nothing."""
+def _clear_history(file: Path, where: Location, targets: Sequence[_PurgeTarget]) -> str:
+    """Remove messages from the input history; return a phrase about a failure, or an empty text."""
     from stenolog.cli.chat_input import remove_entries
 
+    texts = set[str]()
+    for target in targets:
+        if not target.has_notes:
+            with suppress(StenologError), _open_namespace(where, target.namespace) as store:
+                texts.update(_user_texts(store, target))
     try:
-        remove_entries(file, said)
+        remove_entries(file, texts)
     except OSError as error:
         return f"chat input in {one_line(str(file))}: {error.strerror}"
     return ""
 
 
-# --- the log of retention --------------------------------------------------------------------
+def _user_texts(store: Store, target: _PurgeTarget) -> Iterator[str]:
+    """Yield the readable user messages of a target."""
+    with suppress(StenologError):
+        for message in store.get_history(target.key, full=True):
+            if target.before is None or message.seq < target.before:
+                yield from _user_text(message)
+    if target.before is None:
+        for reading in _read_trash(store, target.key):
+            with suppress(StenologError):
+                for message in reading.messages:
+                    yield from _user_text(message)
 
 
-def remove_log_entries(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
-    """Remove sessions from the log of retention; return a phrase about what remains, or nothing."""
-    if address(workspace).engine != "jsonl":
-        return "entries about it that retention wrote to the program's log"
-    try:
-        mask_keys_in_log(workspace, is_meant)
-    except StenologError as error:
-        return f"entries in the retention log: {error}"
-    return ""
+def _user_text(message: Message) -> Iterator[str]:
+    body = message.to_dict()
+    content = body.get("content")
+    if body.get("role") == "user" and isinstance(content, str):
+        yield content.strip()

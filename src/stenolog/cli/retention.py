@@ -1,6 +1,6 @@
 """`steno retention`: list the rules for old sessions, and apply them."""
 
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +9,18 @@ from typing import Any, Final
 import click
 
 from stenolog.cli.config import config_option, read_settings
-from stenolog.cli.edit import dry_run_option, progress
-from stenolog.cli.output import PARTIAL, format_time, json_text, one_line, plural, sentence
+from stenolog.cli.options import dry_run_option, json_option, require_terminal, yes_option
+from stenolog.cli.output import (
+    EXIT_PARTIAL,
+    format_time,
+    one_line,
+    plural,
+    print_notice,
+    print_notices,
+    print_rows,
+    sentence,
+    show_progress,
+)
 from stenolog.cli.workspace import Location, check_exists, location_options
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
@@ -38,7 +48,7 @@ def retention_command() -> None:
 
 
 @retention_command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per rule.")
+@json_option("one JSON object per rule")
 @config_option
 def list_command(as_json: bool, config: Path | None) -> None:
     """List the rules.
@@ -48,37 +58,32 @@ def list_command(as_json: bool, config: Path | None) -> None:
     Exit codes: 0 done, 1 the settings are invalid, 2 wrong usage.
     """
     rules = rules_of(read_settings(config))
-    for rule in rules:
-        if as_json:
-            click.echo(json_text(_rule_fields(rule)))
-        else:
-            click.echo(f"{rule.name}\t{rule.action}\t{one_line(_describe_sessions(rule))}")
+    print_rows(
+        rules,
+        fields=_rule_fields,
+        cells=lambda rule: (rule.name, rule.action, _describe_sessions(rule)),
+        as_json=as_json,
+    )
     if not rules:
-        click.echo(_NO_RULES, err=True)
+        print_notice(_NO_RULES)
 
 
 @retention_command.command("run")
 @dry_run_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
+@yes_option
+@json_option("one JSON object per session")
 @config_option
 @location_options
-@click.pass_context
 def run_command(
-    ctx: click.Context,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    config: Path | None,
-    where: Location,
-) -> None:
-    """Apply the rules to the sessions of all agents, or of the one given by --agent.
+    dry_run: bool, yes: bool, as_json: bool, config: Path | None, where: Location
+) -> int:
+    """Apply the rules to the sessions of all agents, or only of --agent NAME.
 
-    Sessions that are running, or that change in the meantime, are skipped; so are damaged ones when
-    deleting. The age of a session counts from its last change or from its import, and in the trash
-    from its deletion. `steno restore` brings deleted sessions back. Purge rules delete permanently
-    and also complete interrupted purges. All actions are recorded in the file retention.log of the
-    workspace.
+    Sessions with a turn in progress and sessions that change during the run are skipped. Damaged
+    sessions are not deleted. The age of a session counts from its last change or from its import,
+    and in the trash from its deletion. `steno restore` restores deleted sessions. Purge rules
+    delete permanently and also complete interrupted purges. All actions are recorded in the file
+    retention.log of the workspace.
 
     Prints one line per session, separated by tabs: action, rule, key, number of messages, time of
     the last change. Without a terminal, --yes is required to delete.
@@ -92,21 +97,19 @@ def run_command(
     check_exists(where.workspace)
     for rule in rules:
         if not rule.has_condition:
-            click.echo(
-                f"Rule {rule.name} matches no session: it {_missing_condition(rule)}.", err=True
-            )
+            print_notice(f"Rule {rule.name} matches no session: {_missing_condition(rule)}.")
 
     steps: list[Callable[[], None]] = []
 
     def confirm(planned: Sequence[RetentionResult]) -> bool:
         # guard: retention-asks
-        if not yes and any(one.step.action != "archive" for one in planned):
+        if not yes and any(result.step.action != "archive" for result in planned):
             _confirm(planned)
-        steps.append(bars.enter_context(progress("Applying rules", len(planned))))
+        steps.append(bars.enter_context(show_progress("Applying rules", len(planned))))
         return True
 
     with ExitStack() as bars:
-        found = apply_rules(
+        results = apply_rules(
             where.workspace,
             rules,
             agent=where.agent,
@@ -115,73 +118,67 @@ def run_command(
             confirm=confirm,
             progress=lambda: steps[0](),
         )
-    for one in found:
-        click.echo(json_text(_fields(one)) if as_json else "\t".join(_row(one)))
-    for words in _remarks(rules, found, dry_run=dry_run):
-        click.echo(words, err=True)
-    ctx.exit(PARTIAL if any(one.outcome == "failed" for one in found) else 0)
+    print_rows(results, fields=_result_fields, cells=_result_row, as_json=as_json)
+    print_notices(_remarks(rules, results, dry_run=dry_run))
+    return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
 
 
 def _confirm(planned: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises UsageError, Abort."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise click.UsageError(
-            "This deletes sessions. Without a terminal to confirm, add --yes; --dry-run lists the "
-            "sessions."
-        )
-    for one in planned:
-        click.echo("\t".join(_row(one)), err=True)
-    click.confirm(f"{_totals(planned, 'to be')} Continue?", abort=True, err=True)
+    require_terminal("This deletes sessions", "add --yes; --dry-run lists the sessions")
+    print_notices("\t".join(map(one_line, _result_row(result))) for result in planned)
+    click.confirm(f"{_totals_text(planned, 'to be ')} Continue?", abort=True, err=True)
 
 
 def _remarks(
-    rules: Sequence[Rule], found: Sequence[RetentionResult], *, dry_run: bool
+    rules: Sequence[Rule], results: Sequence[RetentionResult], *, dry_run: bool
 ) -> Iterator[str]:
     if not rules:
         yield _NO_RULES
         return
-    for one in found:
-        if one.outcome in ("skipped", "failed"):
-            left = f"skipped, {one.words}" if one.outcome == "skipped" else one.words
-            yield f"{one_line(one.step.key)}: {sentence(left)}"
-    did = [one for one in found if one.outcome in ("planned", "done")]
-    if not did:
+    for result in results:
+        if result.outcome in ("skipped", "failed"):
+            prefix = "skipped, " if result.outcome == "skipped" else ""
+            yield f"{one_line(result.step.key)}: {sentence(f'{prefix}{result.words}')}"
+    applied_results = [result for result in results if result.outcome in ("planned", "done")]
+    if not applied_results:
         yield "There is nothing to do."
     else:
-        yield _totals(did, "would be" if dry_run else "")
+        yield _totals_text(applied_results, "would be " if dry_run else "")
 
 
-def _totals(found: Sequence[RetentionResult], verb: str) -> str:
-    parts = []
-    for action, words in _ACTIONS.items():
-        number = sum(one.step.action == action for one in found)
-        if number:
-            parts.append(f"{plural(number, 'session')} {verb} {words}".replace("  ", " "))
+def _totals_text(results: Sequence[RetentionResult], verb: str) -> str:
+    counts = Counter[str](result.step.action for result in results)
+    parts = [
+        f"{plural(counts[action], 'session')} {verb}{participle}"
+        for action, participle in _ACTIONS.items()
+        if counts[action]
+    ]
     return f"{', '.join(parts)}."
 
 
-def _row(one: RetentionResult) -> list[str]:
-    step = one.step
+def _result_row(result: RetentionResult) -> list[str]:
+    step = result.step
     key = step.key or "-"
-    name = key if one.agent is None else f"{one.agent}/{key}"
-    shown = step.action if one.outcome in ("planned", "done") else one.outcome
-    return [shown, step.rule, one_line(name), str(step.messages), format_time(step.updated)]
+    name = key if result.agent is None else f"{result.agent}/{key}"
+    action = step.action if result.outcome in ("planned", "done") else result.outcome
+    return [action, step.rule, name, str(step.messages), format_time(step.updated)]
 
 
-def _fields(one: RetentionResult) -> dict[str, Any]:
-    step = one.step
+def _result_fields(result: RetentionResult) -> dict[str, Any]:
+    step = result.step
     return {
         "action": step.action,
         "rule": step.rule,
-        "agent": one.agent,
-        "namespace": one.namespace,
+        "agent": result.agent,
+        "namespace": result.namespace,
         "key": step.key,
         "uid": step.uid,
         "messages": step.messages,
-        "updated": format_time(step.updated),
+        "updated": step.updated,
         "in_trash": step.in_trash,
-        "outcome": one.outcome,
-        "words": one.words,
+        "outcome": result.outcome,
+        "words": result.words,
     }
 
 
@@ -201,7 +198,7 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
 def _describe_sessions(rule: Rule) -> str:
     """Describe the sessions that a rule selects."""
     if not rule.has_condition:
-        return f"no sessions: the rule {_missing_condition(rule)}"
+        return f"no sessions: {_missing_condition(rule)}"
     parts = []
     if rule.older_than is not None:
         days = f"{rule.older_than.total_seconds() / 86_400:,g} days"
@@ -215,16 +212,16 @@ def _describe_sessions(rule: Rule) -> str:
         parts.append(f"tagged {rule.tag}")
     if rule.prefix:
         parts.append(f"whose key starts with {rule.prefix}")
-    spared = f", except those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
+    exception = f", except those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
     if rule.action == "purge":
-        return f"sessions in the trash, {' and '.join(parts)}{spared}"
-    return f"sessions {' and '.join(parts)}{spared}"
+        return f"sessions in the trash, {' and '.join(parts)}{exception}"
+    return f"sessions {' and '.join(parts)}{exception}"
 
 
 def _missing_condition(rule: Rule) -> str:
     """Explain why a rule selects no session."""
     if rule.has_unknown_condition:
-        return "purges, and purge rules can only use an age and a prefix"
+        return "a purge rule can only have an age and a prefix"
     if rule.action == "purge":
-        return "purges, and purge rules need an age"
-    return "has no age, count, size or tag"
+        return "a purge rule needs an age"
+    return "the rule has no age, count, size or tag"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import hmac
 import html
 import http.client
@@ -15,14 +16,14 @@ import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stenolog.cli.config import Options, config_option, read_settings
-from stenolog.cli.output import one_line, print_notice, sentence
+from stenolog.cli.output import one_line, print_notice, print_notices, sentence
 from stenolog.cli.workspace import WORKSPACE_HELP, display_name
 from stenolog.errors import install_command
 from stenolog.gateway.access_token import Token, read_token, token_path
@@ -31,18 +32,17 @@ from stenolog.stores import disk
 
 if TYPE_CHECKING:
     from stenolog.agent.instance import AgentInstance
-    from stenolog.cli.agents import Signals
     from stenolog.settings.values import Settings
 
-_CHANNEL: Final = "gateway"
-_NOT_SAVED: Final = 3
+_GATEWAY_CHANNEL: Final = "gateway"
+_EXIT_NOT_SAVED: Final = 3
 _DEFAULT_PORT: Final = "8787"
-_TIMEOUT: Final = 10
+_TIMEOUT_SECONDS: Final = 10
 _LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address to connect to if the gateway listens on all addresses."""
-_LINK: Final = re.compile(r"/login\?code=[A-Za-z0-9_-]{1,200}")
-_MAX_RESPONSE: Final = 10_000
-_PAGE: Final = """\
+_LOGIN_PATH: Final = re.compile(r"/login\?code=[A-Za-z0-9_-]{1,200}")
+_MAX_RESPONSE_BYTES: Final = 10_000
+_REDIRECT_PAGE: Final = """\
 <!doctype html>
 <meta charset="utf-8">
 <meta name="referrer" content="no-referrer">
@@ -52,34 +52,39 @@ _PAGE: Final = """\
 """
 
 
+def no_open_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--no-open` to a command that opens a browser; `--print` is a hidden alias."""
+    alias = click.option("--print", "no_open", is_flag=True, hidden=True)
+    option = click.option("--no-open", is_flag=True, help="Print the link, open no browser.")
+    return option(alias(command))
+
+
 @click.command("serve")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, metavar="N", help="Port; 0 for any free port.  [default: 8787]")
 @click.option(
-    "-m", "--model", metavar="NAME", help="Model of all agents.  [default: as in the config file]"
+    "-m", "--model", metavar="NAME", help="Model for all agents.  [default: as in the config file]"
 )
 @click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)
 @click.option("--read-only", is_flag=True, help="Only show sessions; change and resume nothing.")
 @config_option
-@click.pass_context
 def serve_command(
-    ctx: click.Context,
     config: Path | None,
     workspace: str | None,
     model: str | None,
     host: str | None,
     port: int | None,
     read_only: bool,
-) -> None:
+) -> int:
     """Run the gateway: an HTTP server for OpenAI clients, browsers, chat apps and webhooks.
 
-    Listens on 127.0.0.1. Clients need the access token, which the first start stores in a file that
-    only you can read. `steno open` opens a browser, signed in. To use a stored session, send its
-    key in the header X-Session-Key or as metadata.session. Several gateways may share one
-    PostgreSQL database. With --read-only no model is needed, and not a byte of the sessions
-    changes; the search index is in the cache folder of the user.
+    Clients need the access token, which the first start stores in a file that only you can read.
+    `steno open` opens the viewer in a browser, signed in. To store a conversation, a client sends a
+    session key in the header X-Session-Key or as metadata.session. Several gateways may share one
+    PostgreSQL database. --read-only needs no model and changes no session; the search index is then
+    in your cache folder.
 
-    On SIGTERM or Ctrl-C it finishes the answers in progress; a second signal stops it at once.
+    SIGTERM or Ctrl-C: the gateway finishes running answers. A second signal stops it at once.
 
     Example: steno serve --model openai/gpt-5-mini
 
@@ -87,7 +92,7 @@ def serve_command(
     """
     settings = read_settings(config, {"gateway.host": host, "gateway.port": port})
     options = Options(config=config, workspace=workspace, model=model)
-    ctx.exit(asyncio.run(_serve(settings, options, read_only=read_only)))
+    return asyncio.run(_serve(settings, options, read_only=read_only))
 
 
 def import_gateway() -> None:
@@ -96,8 +101,14 @@ def import_gateway() -> None:
         import stenolog.gateway.daemon  # noqa: F401
     except ModuleNotFoundError as error:
         raise click.ClickException(
-            f"The gateway is an extra: {install_command('gateway')}"
+            f"The gateway is not installed. Run: {install_command('gateway')}"
         ) from error
+
+
+def collect_garbage_again() -> None:
+    """Let the garbage collector run again, which `Steno` postponed, but skip existing objects."""
+    gc.freeze()
+    gc.set_threshold(5_000)
 
 
 async def _serve(settings: "Settings", options: Options, *, read_only: bool = False) -> int:
@@ -107,64 +118,66 @@ async def _serve(settings: "Settings", options: Options, *, read_only: bool = Fa
     from stenolog.agent.loop import AgentLoop
     from stenolog.channels.channel_group import Channels
     from stenolog.cli.agents import Signals, interruption_text, open_agents, open_viewers
-    from stenolog.gateway.access_token import read_or_create_token, token_path
+    from stenolog.gateway.access_token import read_or_create_token
     from stenolog.gateway.daemon import ChannelService, Daemon, NoChannels, listen
     from stenolog.gateway.shared_state import Gateway
 
     _log_to_stderr(settings)
-    async with contextlib.AsyncExitStack() as undo:
+    async with contextlib.AsyncExitStack() as cleanup:
         # If a step fails, the stack closes everything that was opened before.
-        listening = listen(settings.gateway.host, settings.gateway.port)
-        for one in listening:
-            undo.callback(one.close)
+        sockets = listen(settings.gateway.host, settings.gateway.port)
+        for socket in sockets:
+            cleanup.callback(socket.close)
         file = token_path(settings.gateway.token_file)
         token = read_or_create_token(file)
         if read_only:
             agents = open_viewers(options, settings, cache_folder())
         else:
-            agents = open_agents(options, settings, channel=_CHANNEL)
-        undo.callback(_close_stores, agents)
+            agents = open_agents(options, settings, channel=_GATEWAY_CHANNEL)
+        for agent in agents:
+            cleanup.callback(agent.close_stores)
         signals = Signals()
         signals.watch(signal.SIGINT)
         loop = AgentLoop(AgentRegistry(agents), ttl=settings.gateway.takeover)
         channels: ChannelService = NoChannels() if read_only else Channels(loop, settings)
-        undo.push_async_callback(channels.close)
+        cleanup.push_async_callback(channels.close)
         gateway = Gateway(loop, settings, read_only=read_only)
-        daemon = Daemon(gateway, token, listening, channels)
+        daemon = Daemon(gateway, token, sockets, channels)
         await daemon.start()
-        undo.pop_all()
+        cleanup.pop_all()
+    collect_garbage_again()
     _print_addresses(settings, agents, daemon.url, file)
     if sys.stderr.isatty():
-        url = own_login_link(daemon.url, token, settings.gateway.hosts)
-        print_notice(f"Sign in once, within a minute:  {url}")
-    asked = asyncio.create_task(signals.received.wait())
-    await asyncio.wait({asked, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
+        url = local_login_link(daemon.url, token, settings.gateway.hosts)
+        print_notice(f"Open this link within a minute to sign in; it works once:  {url}")
+    signal_wait = asyncio.create_task(signals.received.wait())
+    await asyncio.wait({signal_wait, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
+    signal_wait.cancel()
     if not daemon.serving.done():
         print_notice(
             "Stopping: answers in progress have a few seconds. A second signal stops at once."
         )
-    hurry = asyncio.Event()
-    another = asyncio.create_task(_wait_for_second_signal(signals, hurry))
-    left = await daemon.stop(hurry=hurry)
-    another.cancel()
-    signals.ignore()
-    if words := interruption_text(left):
-        print_notice(words)
+    stop_now = asyncio.Event()
+
+    async def wait_for_second_signal() -> None:
+        await signals.next_signal()
+        stop_now.set()
+
+    second_signal = asyncio.create_task(wait_for_second_signal())
+    report = await daemon.stop(hurry=stop_now)
+    second_signal.cancel()
+    signals.restore_defaults()
+    if text := interruption_text(report):
+        print_notice(text)
     failure = None if daemon.serving.cancelled() else daemon.serving.exception()
     if failure is not None:
         print_notice(f"The server stopped unexpectedly: {failure!r}")
         return 1
-    if left.hanging:
+    if report.hanging:
         sys.stderr.flush()
         # A tool that does not end occupies a thread that cannot be stopped.
-        os._exit(_NOT_SAVED if left.not_saved else 0)
-    return _NOT_SAVED if left.not_saved else 0
-
-
-async def _wait_for_second_signal(signals: "Signals", hurry: asyncio.Event) -> None:
-    await signals.next_signal()
-    hurry.set()
+        os._exit(_EXIT_NOT_SAVED if report.not_saved else 0)
+    return _EXIT_NOT_SAVED if report.not_saved else 0
 
 
 def cache_folder() -> Path:
@@ -174,33 +187,32 @@ def cache_folder() -> Path:
     return user_cache_path("stenolog", appauthor=False)
 
 
-def own_login_link(url: str, token: Token, hosts: Sequence[str]) -> str:
+def local_login_link(url: str, token: Token, hosts: Sequence[str]) -> str:
     """Return a link that signs a browser in once at the gateway of this process."""
     from stenolog.gateway.login import LOGIN, LoginLinks
 
     host, port = url.removeprefix("http://").rsplit(":", 1)
     address = host.strip("[]")
     address = _LOOPBACK_OF.get(address, address)
-    named = login_host(address, hosts, token.host_name()) if is_loopback(address) else address
-    at = f"[{named}]" if ":" in named else named
-    return f"http://{at}:{port}{LOGIN}?code={LoginLinks(token).make_code()}"
+    if is_loopback(address):
+        address = login_host(address, hosts, token.host_name())
+    return f"{_base_url(address, port)}{LOGIN}?code={LoginLinks(token).make_code()}"
 
 
-def _close_stores(agents: "list[AgentInstance]") -> None:
-    for agent in agents:
-        agent.close_stores()
+def _base_url(host: str, port: int | str) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _log_to_stderr(settings: "Settings") -> None:
     """Log to stderr with times and without secrets, because a daemon reports errors only there."""
     from stenolog.gateway.error_responses import RedactingFilter
 
-    writing = logging.StreamHandler()
-    writing.addFilter(RedactingFilter(settings))
-    writing.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler = logging.StreamHandler()
+    handler.addFilter(RedactingFilter(settings))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("stenolog", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.addHandler(writing)
+        logger.addHandler(handler)
         logger.propagate = False
     logging.getLogger("stenolog").setLevel(logging.INFO)
 
@@ -208,14 +220,11 @@ def _log_to_stderr(settings: "Settings") -> None:
 def _print_addresses(
     settings: "Settings", agents: "list[AgentInstance]", url: str, file: Path
 ) -> None:
-    names = ", ".join(f"{one.id or 'main'} ({one.model.name})" for one in agents)
-    places = ", ".join(dict.fromkeys(display_name(one.spec.sessions) for one in agents))
+    names = ", ".join(f"{agent.id or 'main'} ({agent.model.name})" for agent in agents)
+    places = ", ".join(dict.fromkeys(display_name(agent.spec.sessions) for agent in agents))
     print_notice(f"Agents: {names}. Sessions: {places}.")
     for agent in agents:
-        for problem in agent.problems:
-            print_notice(f"Warning: {sentence(problem)}")
-    from stenolog.gateway.hosts import is_loopback
-
+        print_notices(f"Warning: {sentence(problem)}" for problem in agent.problems)
     if not is_loopback(settings.gateway.host):
         print_notice(
             "Warning: other machines can reach the gateway, and traffic is not encrypted. Put a "
@@ -233,15 +242,15 @@ def _print_addresses(
 @click.option(
     "--port", type=int, metavar="PORT", help="Port of the gateway.  [default: gateway.port]"
 )
-@click.option("--print", "only_print", is_flag=True, help="Print the link instead of opening it.")
+@no_open_option
 @config_option
-def open_command(host: str | None, port: int | None, only_print: bool, config: Path | None) -> None:
+def open_command(host: str | None, port: int | None, no_open: bool, config: Path | None) -> None:
     """Open the gateway in a browser, signed in.
 
     `steno serve` must be running. The link works once, within 60 seconds; the browser stays signed
-    in for 7 days. The link uses its own host name below `localhost`, so that no other server on
-    this machine receives the cookie. If your browser cannot find that name, add `localhost` to
-    `gateway.hosts`. If there is no browser, the link is printed.
+    in for 7 days. The link uses a separate host name that ends in `.localhost`, so that no other
+    server on this machine receives the cookie. If your browser cannot find this name, add
+    `localhost` to the setting `gateway.hosts`. If there is no browser, the link is printed.
 
     Exit codes: 0 done, 1 no gateway was found or it rejected the token, 2 wrong usage.
     """
@@ -249,23 +258,21 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
     if settings.port == 0:
         raise click.UsageError("The port of the gateway is unknown. Use --port.")
     token = read_token(token_path(settings.token_file))
-    asked = _LOOPBACK_OF.get(settings.host, settings.host)
-    url = _login_link(asked, settings.port, token, settings.hosts)
-    if only_print or not has_display() or not open_browser(url):
+    reachable_host = _LOOPBACK_OF.get(settings.host, settings.host)
+    url = _login_link(reachable_host, settings.port, token, settings.hosts)
+    if no_open or not has_display() or not open_browser(url):
         click.echo(url)
-        if not only_print:
-            click.echo(
-                "No browser was found. Open this link within a minute; it works once.", err=True
-            )
+        if not no_open:
+            print_notice("No browser was found. Open this link within a minute; it works once.")
         return
-    click.echo("Opened in your browser. If nothing appears, run: steno open --print", err=True)
+    print_notice("Opened in your browser. If nothing appears, run: steno open --no-open")
 
 
 def has_display() -> bool:
     """Return whether a browser can open a window."""
     # Without a display, a text browser would start in this terminal.
-    named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return sys.platform == "darwin" or bool(named)
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return sys.platform == "darwin" or bool(display)
 
 
 def open_browser(url: str) -> bool:
@@ -278,10 +285,12 @@ def open_browser(url: str) -> bool:
 
     file = user_state_path("stenolog", appauthor=False) / "open.html"
     try:
-        disk.make_private(file.parent)
+        disk.create_private_folder(file.parent)
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            disk.replace_file(folder, file.name, _PAGE.format(url=html.escape(url)).encode())
+            disk.replace_file(
+                folder, file.name, _REDIRECT_PAGE.format(url=html.escape(url)).encode()
+            )
         finally:
             os.close(folder)
     except OSError:
@@ -292,41 +301,42 @@ def open_browser(url: str) -> bool:
 def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
     """Request a login link from the gateway with the same token. Raises ClickException."""
     # Redirects and proxies must not be followed: another server would receive the request.
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
     nonce = secrets.token_urlsafe(16)
+    place = f"{one_line(host)}:{port}"
     try:
         connection.connect()
         address = str(connection.sock.getpeername()[0])
         status, content = _request_link(connection, server_end(address, port), nonce, token)
     except (OSError, http.client.HTTPException) as error:
-        words = f"There is no gateway at {one_line(host)}:{port}. Start it with: steno serve"
-        raise click.ClickException(words) from error
+        raise click.ClickException(
+            f"There is no gateway at {place}. Start it with: steno serve --port {port}"
+        ) from error
     finally:
         connection.close()
     if status == http.HTTPStatus.UNAUTHORIZED:
-        words = (
-            f"The gateway at {one_line(host)}:{port} rejected the token. Check that it uses the "
-            "same gateway.token_file and port, and that its clock is right."
+        raise click.ClickException(
+            f"The gateway at {place} rejected the token. Check that the gateway and this "
+            "command use the same gateway.token_file and port, and that both clocks are right."
         )
-        raise click.ClickException(words)
     path = _verified_path(content, nonce, token) if status == http.HTTPStatus.OK else None
     if path is None:
-        words = f"The server at {one_line(host)}:{port} is not your gateway (status {status})."
-        raise click.ClickException(words)
-    named = login_host(address, hosts, token.host_name()) if is_loopback(address) else host
-    return f"http://{f'[{named}]' if ':' in named else named}:{port}{path}"
+        raise click.ClickException(f"The server at {place} is not your gateway (status {status}).")
+    if is_loopback(address):
+        host = login_host(address, hosts, token.host_name())
+    return f"{_base_url(host, port)}{path}"
 
 
 def _request_link(
-    connection: http.client.HTTPConnection, end: str, nonce: str, token: Token
+    connection: http.client.HTTPConnection, server: str, nonce: str, token: Token
 ) -> tuple[int, bytes]:
     """Send a proof of the token, but not the token; return the response."""
     now = str(time.time_ns() // 1_000_000)
-    proof = f"{now}.{nonce}.{token.proof('ask', end, now, nonce)}"
+    proof = f"{now}.{nonce}.{token.proof('ask', server, now, nonce)}"
     headers = {"Authorization": f"Steno {proof}", "Content-Length": "0"}  # guard: token-not-sent
     connection.request("POST", "/v1/login-links", headers=headers)
     with connection.getresponse() as response:
-        return response.status, response.read(_MAX_RESPONSE)
+        return response.status, response.read(_MAX_RESPONSE_BYTES)
 
 
 def _verified_path(content: bytes, nonce: str, token: Token) -> str | None:
@@ -337,7 +347,7 @@ def _verified_path(content: bytes, nonce: str, token: Token) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     # The server must not choose which page the browser opens.
-    if not _LINK.fullmatch(path):
+    if not _LOGIN_PATH.fullmatch(path):
         return None
-    wanted = token.proof("give", nonce, path).encode()
-    return path if hmac.compare_digest(proof, wanted) else None
+    expected = token.proof("give", nonce, path).encode()
+    return path if hmac.compare_digest(proof, expected) else None

@@ -1,45 +1,53 @@
 """`steno stats`: count messages and tokens, and compute their cost."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
-from stenolog.cli.completion import complete_key
-from stenolog.cli.edit import progress
+from stenolog.cli.options import json_option, optional_key_argument, prefix_option
 from stenolog.cli.output import (
-    PARTIAL,
+    EXIT_PARTIAL,
     TimeType,
-    format_time,
     json_text,
     one_line,
     plural,
+    print_notices,
     print_table,
     printable,
     sentence,
-    table_console,
+    show_progress,
+    terminal_console,
+    uses_color,
 )
-from stenolog.cli.show import find_session
-from stenolog.cli.workspace import Location, location_options, open_existing, open_read_only
+from stenolog.cli.workspace import (
+    Location,
+    find_session,
+    location_options,
+    open_existing,
+    open_read_only,
+)
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
-from stenolog.records import SessionInfo
+from stenolog.records import Message, SessionInfo
 from stenolog.sessions.folders import NOTES
 from stenolog.sessions.side_usage import add_usage, read_field, side_counts
-from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, prices
+from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, load_prices
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import key_of_log
-from stenolog.stores.open_store import address
+from stenolog.stores.open_store import parse_address
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from stenolog.memory.consolidation import ConsolidationProgress
 
 SCRIPTED_MODEL: Final = "scripted"
-"""Name of the model without a provider, the same as in `providers.finding`."""
+"""Name of the model without a provider, the same as in `settings.model_selection`."""
 _MAX_DAYS: Final = 30
 """Maximum number of days drawn."""
 _COLUMNS: Final = {
@@ -51,14 +59,12 @@ _COLUMNS: Final = {
 }
 """Attribute of Counts for each column and JSON field."""
 _TABLES: Final = ("days", "models", "channels")
-"""JSON fields that --by leaves out."""
+"""JSON fields that are not in the output with --by."""
 
 
 @click.command("stats")
-@click.argument("key", required=False, shell_complete=complete_key)
-@click.option(
-    "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
-)
+@optional_key_argument
+@prefix_option
 @click.option(
     "--since", type=TimeType(), help="Only messages since this time: 2026-11-05, yesterday or 3d."
 )
@@ -68,11 +74,9 @@ _TABLES: Final = ("days", "models", "channels")
     type=click.Choice(["session", "day", "model", "project", "channel"]),
     help="One row per session, day, model, project or channel, the most expensive first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option()
 @location_options
-@click.pass_context
 def stats_command(
-    ctx: click.Context,
     key: str | None,
     prefix: str,
     since: datetime | None,
@@ -80,124 +84,112 @@ def stats_command(
     by: str | None,
     as_json: bool,
     where: Location,
-) -> None:
+) -> int:
     """Count messages and tokens by day, model and channel.
 
     Counts all sessions, or the session KEY, including hidden and archived messages. Messages that a
     fork copied are counted once.
 
-    input_tokens, output_tokens and cached_tokens (part of the input) are as the providers reported
-    them; those of the scripted model are its own estimate. estimated_tokens are texts without such
-    a report, each counted once. The cost in US dollars needs the package genai-prices.
+    input_tokens, output_tokens and cached_tokens (part of the input) are numbers that the providers
+    reported; the scripted model reports estimates. estimated_tokens is for messages without such
+    numbers, each counted once. The cost in US dollars needs the package genai-prices.
 
-    Model calls that made notes and summaries are part of all sums, except those by day and those
-    with --since or --until.
+    The sums include the model calls that made notes and summaries. These calls have no time, so
+    sums by day and sums with --since or --until do not include them.
 
-    Prints one line per row, separated by tabs: total, day, model or channel; its name; messages,
-    input, output, cached and estimated tokens. With --by only these rows, and the cost in US
-    dollars as the last column. In a terminal it draws bars.
+    Prints rows with columns separated by tabs: the kind of row (total, day, model or channel), its
+    name, messages, input, output, cached and estimated tokens. With --by it prints only rows of
+    that kind, with the cost in US dollars as the last column. In a terminal it draws bars.
 
     Example: steno stats --by project --since 30d
 
     Exit codes: 0 done, 1 there is no such session, 2 wrong usage, 3 some sessions cannot be read.
     """
-    totals = Totals(price=prices())
+    totals = Totals(price=load_prices())
     titles: dict[str, str] = {}
     problems: dict[str, str] = {}
-    with ExitStack() as opened:
-        store = opened.enter_context(open_read_only(where))
-        progress_marks = None if since or until else _open_marks(opened, where)
-        named = find_session(store, key).key if key is not None else None
-        keys = [named] if named is not None else _all_keys(store, where, prefix)
-        with progress("Counting", len(keys), shown=len(keys) > 1) as step:
-            for one in keys:
+    with ExitStack() as stack:
+        store = stack.enter_context(open_read_only(where))
+        progress = None if since or until else _open_progress(stack, where)
+        if key is not None:
+            keys = [find_session(store, key).key]
+        else:
+            keys = _all_keys(store, where, prefix)
+        with show_progress("Counting", len(keys), enabled=len(keys) > 1) as step:
+            for name in keys:
                 try:
-                    session = _count(store, one, totals, since, until)
-                    if by == "session":
-                        titles[one] = "" if session is None else session.title
-                    if progress_marks is not None and session is not None:
-                        used = read_field(session.info.meta, session.info.uid)
-                        add_usage(used, progress_marks.usage(session.info.uid))
-                        totals.add_side_calls(one, side_counts(used, totals.price))
+                    info = store.info(name)
+                    if since is None or info.updated >= since:
+                        history = store.get_history(name, full=True)
+                        totals.add(info, history, since=since, until=until)
+                        if by == "session":
+                            titles[name] = _session_title(info, history)
+                        if progress is not None:
+                            usage = read_field(info.meta, info.uid)
+                            add_usage(usage, progress.usage(info.uid))
+                            totals.add_side_calls(name, side_counts(usage, totals.price))
                 except (NoSuchSession, ForeignLog):
                     pass  # deleted since it was listed, or a file of another program
                 except StenologError as error:
-                    problems[one] = str(error)
+                    problems[name] = str(error)
                 step()
     cost = cost_of(totals.models) if totals.price is not None else None
-    groups = _groups(totals, by) if by is not None else []
+    groups = _group_counts(totals, by) if by is not None else []
     if as_json:
-        fields = _fields(totals, cost, problems)
+        fields = _report_fields(totals, cost, problems)
         if by is not None:
             fields = _group_fields(by, groups, titles, fields)
-        asked = {"since": since and format_time(since), "until": until and format_time(until)}
-        click.echo(json_text({**asked, **fields}, indent=2))
+        click.echo(json_text({"since": since, "until": until, **fields}, indent=2))
     elif sys.stdout.isatty() and totals.total.messages:
         if by is not None:
-            _draw_groups(by, groups, titles, totals, cost, color=ctx.color is not False)
+            _draw_groups(by, groups, titles, totals, cost)
         else:
-            _draw(totals, cost, color=ctx.color is not False)
+            _draw_tables(totals, cost)
     elif by is not None:
         for name, counts in groups:
-            numbers = (str(getattr(counts, one)) for one in _COLUMNS.values())
-            money = f"{counts.dollars:.6f}" if counts.priced else "-"
-            click.echo("\t".join((by, one_line(name) or "-", *numbers, money)))
+            dollars = f"{counts.dollars:.6f}" if counts.priced else "-"
+            click.echo(f"{_text_row(by, name, counts)}\t{dollars}")
     else:
-        for row in _rows(totals):
-            click.echo("\t".join(row))
-    for words in _remarks(totals, cost, problems):
-        click.echo(words, err=True)
-    ctx.exit(PARTIAL if problems else 0)
+        for kind, name, counts in _report_rows(totals):
+            click.echo(_text_row(kind, name, counts))
+    print_notices(_remarks(totals, cost, problems))
+    return EXIT_PARTIAL if problems else 0
 
 
 def _all_keys(store: Store, where: Location, prefix: str) -> list[str]:
-    """Return the keys of all sessions, and of files that a store does not list.
+    """Return the keys of all sessions, including unreadable sessions.
 
-    A JSONL store leaves out the sessions that it cannot read.
+    A JSONL store does not list the sessions that it cannot read, so their files are listed here.
     """
     keys = store.list_sessions(prefix=prefix)
     place = where.place
-    if address(place.where).engine != "jsonl":
+    if parse_address(place.where).engine != "jsonl":
         return keys
-    listed, others = set(keys), set()
+    listed_keys, other_keys = set(keys), set()
     with suppress(OSError):
         for path in Path(place.where, place.namespace).iterdir():
             key = key_of_log(path.name)
-            if key is not None and key not in listed and key.startswith(prefix):
-                others.add(key)
-    return keys + sorted(others)
+            if key is not None and key not in listed_keys and key.startswith(prefix):
+                other_keys.add(key)
+    return keys + sorted(other_keys)
 
 
-class _CountedSession(NamedTuple):
-    info: SessionInfo
-    title: str
-
-
-def _count(
-    store: Store, key: str, totals: Totals, since: datetime | None, until: datetime | None
-) -> _CountedSession | None:
-    """Count a session; return None if it has no message since that time."""
-    info = store.info(key)
-    if since is not None and info.updated < since:
-        return None
-    history = store.get_history(key, full=True)
-    totals.add(info, history, since=since, until=until)
+def _session_title(info: SessionInfo, history: Sequence[Message]) -> str:
     if title := title_from(info.meta, ""):
-        return _CountedSession(info, title)
+        return title
     bodies = (message.to_dict() for message in history)
-    prompt = prompt_from((role_of(body), text_of(body)) for body in bodies)
-    return _CountedSession(info, title_from({}, prompt))
+    return title_from({}, prompt_from((role_of(body), text_of(body)) for body in bodies))
 
 
-def _open_marks(opened: ExitStack, where: Location) -> "ConsolidationProgress | None":
-    """Open the marks of consolidation, which count the model calls that made notes."""
+def _open_progress(stack: ExitStack, where: Location) -> "ConsolidationProgress | None":
+    """Open the progress of consolidation, which counts the model calls that made notes."""
     # Imported late: slow, and only needed here.
     from stenolog.memory.consolidation import ConsolidationProgress
     from stenolog.memory.facade import AGENT
 
     notes = Location(workspace=where.workspace, namespace=NOTES)
     with suppress(StenologError):
-        store = opened.enter_context(open_existing(notes, read_only=True))
+        store = stack.enter_context(open_existing(notes, read_only=True))
         return ConsolidationProgress(store, agent=where.agent or AGENT)
     return None
 
@@ -213,26 +205,26 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
         tokens = sum(counts.prompt + counts.answer for counts in totals.side.values())
         price = cost_of(totals.side) if cost is not None else None
         money = f", ${price.total:,.2f}" if price is not None and price.models else ""
-        yield f"Of which notes and summaries: {plural(tokens, 'token')}{money}."
-    script = totals.models.get(SCRIPTED_MODEL, Counts())
-    by_script = script.prompt + script.answer
-    by_providers = total.prompt + total.answer - by_script
+        yield f"Included for notes and summaries: {plural(tokens, 'token')}{money}."
+    scripted = totals.models.get(SCRIPTED_MODEL, Counts())
+    scripted_tokens = scripted.prompt + scripted.answer
+    provider_tokens = total.prompt + total.answer - scripted_tokens
     parts = [
-        f"{tokens:,} {words}"
-        for tokens, words in (
-            (by_providers, "reported by providers"),
-            (by_script, "estimated by the scripted model"),
+        f"{tokens:,} {source}"
+        for tokens, source in (
+            (provider_tokens, "reported by providers"),
+            (scripted_tokens, "estimated by the scripted model"),
             (total.estimated, "estimated from the text"),
         )
         if tokens
     ]
-    if total.estimated or by_script:
+    if total.estimated or scripted_tokens:
         yield f"Tokens: {', '.join(parts)}."
-    if cost is None and total.answers > script.answers:
+    if cost is None and total.answers > scripted.answers:
         yield f"To see the cost: {install_command('prices')}"
     elif cost is not None and set(cost.unknown) - {SCRIPTED_MODEL}:
-        unknown = [name for name in cost.unknown if name != SCRIPTED_MODEL]
-        names = ", ".join(one_line(name) or "unnamed models" for name in unknown)
+        unknown_models = [name for name in cost.unknown if name != SCRIPTED_MODEL]
+        names = ", ".join(one_line(name) or "unnamed models" for name in unknown_models)
         yield f"No price is known for {names}."
 
 
@@ -244,24 +236,24 @@ def _report_rows(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
     yield "total", "", totals.total
     for day in sorted(totals.days):
         yield "day", day.isoformat(), totals.days[day]
-    for name in sorted(totals.models, key=lambda one: (-totals.models[one].tokens, one)):
-        yield "model", name, totals.models[name]
-    for name in sorted(totals.channels, key=lambda one: (-totals.channels[one].tokens, one)):
-        yield "channel", name, totals.channels[name]
+    for kind, groups in (("model", totals.models), ("channel", totals.channels)):
+        for name in sorted(groups, key=lambda name: (-groups[name].tokens, name)):
+            yield kind, name, groups[name]
 
 
-def _rows(totals: Totals) -> Iterator[list[str]]:
-    for kind, name, counts in _report_rows(totals):
-        shown = one_line(name) or "-"
-        yield [kind, shown, *(str(getattr(counts, name)) for name in _COLUMNS.values())]
+def _text_row(kind: str, name: str, counts: Counts) -> str:
+    numbers = (str(getattr(counts, attribute)) for attribute in _COLUMNS.values())
+    return "\t".join((kind, one_line(name) or "-", *numbers))
 
 
-def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> dict[str, Any]:
+def _report_fields(
+    totals: Totals, cost: Cost | None, problems: Mapping[str, str]
+) -> dict[str, Any]:
     tables: dict[str, list[dict[str, Any]]] = {"day": [], "model": [], "channel": []}
     for kind, name, counts in _report_rows(totals):
         if kind != "total":
-            shown = name if kind == "day" else name or None
-            tables[kind].append({kind: shown, **_count_fields(counts)})
+            shown_name = name if kind == "day" else name or None
+            tables[kind].append({kind: shown_name, **_count_fields(counts)})
     return {
         "sessions": totals.sessions,
         **_count_fields(totals.total),
@@ -270,16 +262,12 @@ def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> d
         "channels": tables["channel"],
         "cost": None
         if cost is None
-        else {
-            "usd": cost.total,
-            "models": dict(cost.models),
-            "unknown": list(cost.unknown),
-        },
+        else {"usd": cost.total, "models": dict(cost.models), "unknown": list(cost.unknown)},
         "side_calls": {
             name: {**_count_fields(counts), "usd": counts.dollars if counts.priced else None}
             for name, counts in totals.side.items()
         },
-        "problems": [{"key": key, "problem": words} for key, words in problems.items()],
+        "problems": [{"key": key, "problem": problem} for key, problem in problems.items()],
     }
 
 
@@ -288,8 +276,8 @@ def _count_fields(counts: Counts) -> dict[str, int]:
     return {**sums, "answers": counts.answers}
 
 
-def _groups(totals: Totals, by: str) -> list[tuple[str, Counts]]:
-    """Return the name and counts of each group: days in order, others the most expensive first."""
+def _group_counts(totals: Totals, by: str) -> list[tuple[str, Counts]]:
+    """Return the name and counts of each group. Days are in order, other groups by cost."""
     if by == "day":
         return [(day.isoformat(), totals.days[day]) for day in sorted(totals.days)]
     groups = {
@@ -298,7 +286,7 @@ def _groups(totals: Totals, by: str) -> list[tuple[str, Counts]]:
         "project": totals.projects,
         "channel": totals.channels,
     }[by]
-    return sorted(groups.items(), key=lambda one: (-one[1].dollars, -one[1].tokens, one[0]))
+    return sorted(groups.items(), key=lambda item: (-item[1].dollars, -item[1].tokens, item[0]))
 
 
 def _group_fields(
@@ -316,8 +304,8 @@ def _group_fields(
         }
         for name, counts in groups
     ]
-    kept = {name: value for name, value in fields.items() if name not in _TABLES}
-    return {**kept, "by": by, "rows": rows}
+    other_fields = {name: value for name, value in fields.items() if name not in _TABLES}
+    return {**other_fields, "by": by, "rows": rows}
 
 
 # --- in a terminal ---------------------------------------------------------------------------
@@ -329,124 +317,122 @@ def _draw_groups(
     titles: Mapping[str, str],
     totals: Totals,
     cost: Cost | None,
-    *,
-    color: bool,
 ) -> None:
     # Imported late: slow, and only needed in a terminal.
-    from rich.bar import Bar
     from rich.text import Text
 
-    console = table_console(color=color)
-    shown = groups[-_MAX_DAYS:] if by == "day" else groups[:_MAX_DAYS]
-    has_cost = any(counts.priced for _, counts in shown)
-    number = {"justify": "right", "no_wrap": True}
-    columns: dict[str, dict[str, Any]] = {}
+    console = terminal_console(styled=uses_color())
+    shown_groups = groups[-_MAX_DAYS:] if by == "day" else groups[:_MAX_DAYS]
+    has_cost = any(counts.priced for _, counts in shown_groups)
+    rows = [([one_line(name) or "-"], counts) for name, counts in shown_groups]
+    names = {by: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
     if by == "session":
-        columns["title"] = {"no_wrap": True, "overflow": "ellipsis", "min_width": 16, "ratio": 1}
-        columns["session"] = {"overflow": "fold", "max_width": max(16, console.width // 3)}
-    else:
-        columns[by] = {"overflow": "fold", "max_width": max(16, console.width // 2)}
-    columns |= {"messages": number, "input": number, "output": number}
-    if has_cost:
-        columns["cost"] = number
-    columns[""] = {"min_width": 6, "max_width": 24}
-    most = max((_weight(counts, has_cost) for _, counts in shown), default=0) or 1
-    cells: list[tuple[Any, ...]] = []
-    for name, counts in shown:
-        names = [one_line(name) or "-"]
-        if by == "session":
-            names.insert(0, one_line(printable(titles.get(name, ""))))
-        weight = _weight(counts, has_cost)
-        cells.append(
-            (
-                *names,
-                f"{counts.messages:,}",
-                f"{counts.prompt:,}",
-                f"{counts.answer:,}",
-                *((format_dollars(counts) or "-",) if has_cost else ()),
-                Bar(most, 0, weight, color="green" if color else "default"),
-            )
-        )
+        title_style = {"no_wrap": True, "overflow": "ellipsis", "min_width": 16, "ratio": 1}
+        key_style = {"overflow": "fold", "max_width": max(16, console.width // 3)}
+        names = {"title": title_style, "session": key_style}
+        for (name, _), (cells, _) in zip(shown_groups, rows, strict=True):
+            cells.insert(0, one_line(printable(titles.get(name, ""))))
     console.print(Text(_headline(totals, cost), style="bold"))
-    print_table(console, columns, cells)
-    if len(groups) > len(shown):
+    _draw_table(
+        console,
+        names,
+        rows,
+        numbers=("messages", "input", "output", *(("cost",) if has_cost else ())),
+        bar_length=lambda counts: counts.dollars if has_cost else counts.tokens,
+        bar_width={"min_width": 6, "max_width": 24},
+        bar_color="green",
+    )
+    if len(groups) > len(shown_groups):
         order = "last" if by == "day" else "first"
-        console.print(
-            Text(f"The {order} {len(shown)} of {len(groups):,}. Use --json for all.", style="dim")
+        note = f"Showing the {order} {len(shown_groups)} of {len(groups):,}. Use --json for all."
+        console.print(Text(note, style="dim"))
+
+
+def _draw_tables(totals: Totals, cost: Cost | None) -> None:
+    # Imported late: slow, and only needed in a terminal.
+    from rich.text import Text
+
+    console = terminal_console(styled=uses_color())
+    total = totals.total
+    console.print(Text(_headline(totals, cost), style="bold"))
+    note = (
+        f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
+        f"~{total.estimated:,} estimated\n"
+    )
+    console.print(Text(note, style="dim"))
+    for kind, color in (("day", "cyan"), ("model", "green"), ("channel", "magenta")):
+        rows = [
+            ([one_line(name) or "-"], counts)
+            for row_kind, name, counts in _report_rows(totals)
+            if row_kind == kind
+        ]
+        if rows:
+            _draw_table(
+                console,
+                {kind: {"no_wrap": True, "max_width": max(10, console.width // 3)}},
+                rows[-_MAX_DAYS:] if kind == "day" else rows,
+                numbers=("messages", "tokens", *(("cost",) if total.priced else ())),
+                bar_length=lambda counts: counts.tokens,
+                bar_width={"min_width": 10, "max_width": 40},
+                bar_color=color,
+            )
+            console.print()
+        if kind == "day" and len(rows) > _MAX_DAYS:
+            note = f"Showing the last {_MAX_DAYS} days with messages. Use --json for all.\n"
+            console.print(Text(note, style="dim"))
+
+
+def _draw_table(
+    console: "Console",
+    names: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[tuple[Sequence[str], Counts]],
+    *,
+    numbers: Sequence[str],
+    bar_length: Callable[[Counts], float],
+    bar_width: Mapping[str, Any],
+    bar_color: str,
+) -> None:
+    """Draw a table: columns of names, columns of numbers, and a bar."""
+    from rich.bar import Bar
+
+    number_style = {"justify": "right", "no_wrap": True}
+    columns = {**names, **dict.fromkeys(numbers, number_style)}
+    longest = max((bar_length(counts) for _, counts in rows), default=0) or 1
+    color = bar_color if uses_color() else "default"
+    cells = [
+        (
+            *row_names,
+            *(_NUMBER_TEXTS[column](counts) for column in numbers),
+            Bar(longest, 0, bar_length(counts), color=color),
         )
-
-
-def _weight(counts: Counts, has_cost: bool) -> float:
-    return counts.dollars if has_cost else float(counts.tokens)
+        for row_names, counts in rows
+    ]
+    print_table({**columns, "": bar_width}, cells, console=console)
 
 
 def format_dollars(counts: Counts) -> str:
-    """Return the cost with two decimals, four below a dollar; empty if no price is known."""
+    """Return the cost with two decimals, or four below a dollar; empty if no price is known."""
     if not counts.priced:
         return ""
-    more = "+" if counts.priced < counts.answers else ""
+    plus = "+" if counts.priced < counts.answers else ""
     amount = counts.dollars
-    return (f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}") + more
+    return (f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}") + plus
+
+
+_NUMBER_TEXTS: Final[dict[str, Callable[[Counts], str]]] = {
+    "messages": lambda counts: f"{counts.messages:,}",
+    "input": lambda counts: f"{counts.prompt:,}",
+    "output": lambda counts: f"{counts.answer:,}",
+    "tokens": lambda counts: f"{'~' if counts.estimated else ''}{counts.tokens:,}",
+    "cost": lambda counts: format_dollars(counts) or "-",
+}
+"""Function that formats the number in each column."""
 
 
 def _headline(totals: Totals, cost: Cost | None) -> str:
     total = totals.total
     parts = ((totals.sessions, "session"), (total.messages, "message"), (total.tokens, "token"))
-    head = ", ".join(plural(number, what) for number, what in parts)
+    head = ", ".join(plural(number, noun) for number, noun in parts)
     if cost is not None and cost.models:
         head += f", ${cost.total:,.2f}"
     return head
-
-
-def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
-    # Imported late: slow, and only needed in a terminal.
-    from rich.bar import Bar
-    from rich.text import Text
-
-    console = table_console(color=color)
-    total = totals.total
-
-    def table(name: str, rows: Mapping[str, Counts], *, bars: str) -> None:
-        most = max(counts.tokens for counts in rows.values()) or 1
-        number = {"justify": "right", "no_wrap": True}
-        columns: dict[str, dict[str, Any]] = {
-            name: {"no_wrap": True, "max_width": max(10, console.width // 3)},
-            "messages": number,
-            "tokens": number,
-            **({"cost": number} if total.priced else {}),
-            "": {"min_width": 10, "max_width": 40},
-        }
-
-        cells = []
-        for shown, counts in rows.items():
-            about = "~" if counts.estimated else ""
-            bar = Bar(most, 0, counts.tokens, color=bars if color else "default")
-            money = (format_dollars(counts) or "-",) if total.priced else ()
-            tokens = f"{about}{counts.tokens:,}"
-            cells.append((shown, f"{counts.messages:,}", tokens, *money, bar))
-        print_table(console, columns, cells)
-        console.print()
-
-    console.print(Text(_headline(totals, cost), style="bold"))
-    console.print(
-        Text(
-            f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
-            f"~{total.estimated:,} estimated\n",
-            style="dim",
-        )
-    )
-    days = {day.isoformat(): totals.days[day] for day in sorted(totals.days)[-_MAX_DAYS:]}
-    table("day", days, bars="cyan")
-    if len(totals.days) > _MAX_DAYS:
-        console.print(
-            Text(
-                f"Showing the last {_MAX_DAYS} days with messages. Use --json for all.\n",
-                style="dim",
-            )
-        )
-    for kind, bars in (("model", "green"), ("channel", "magenta")):
-        rows = {
-            one_line(name) or "-": counts for of, name, counts in _report_rows(totals) if of == kind
-        }
-        if rows:
-            table(kind, rows, bars=bars)

@@ -4,10 +4,11 @@ The module of a command is imported when the command is used, so `steno --versio
 stores.
 """
 
+import atexit
+import gc
 import logging
 import os
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -24,7 +25,7 @@ Usage: steno COMMAND [OPTIONS] [ARGS]...
 Talk to AI agents; list, search, repair and move their conversations.
 
 Chat      chat        Talk to an agent         ask       Ask one question
-          serve       Run the HTTP gateway     open      Open it in a browser
+          serve       Run the HTTP gateway     open      Open the viewer
 Browse    view        Show all in a browser    list      List sessions
           show        Show a session           search    Search all messages
           tail        Follow new messages      stats     Count tokens and cost
@@ -81,24 +82,32 @@ _ALIASES: Final = {"compact": "summarize"}
 
 COMMAND_OPTIONS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that users often put before the command."""
-_COMPLETION: Final = "_STENO_COMPLETE"
+_COMPLETION_VARIABLE: Final = "_STENO_COMPLETE"
 """Environment variable with which a shell requests completions."""
-BROKEN_PIPE: Final = 128 + 13
+EXIT_BROKEN_PIPE: Final = 128 + 13
 """Exit code that a shell shows for a program ended by SIGPIPE."""
 
 
 class Steno(click.Group):
     """Command group that imports commands on demand and reports store errors in one sentence."""
 
+    def __call__(self, *args: Any, **extra: Any) -> Any:
+        """Run `steno` as the main program of this process."""
+        # Imports create many objects and no reference cycles, so do not look for cycles yet.
+        gc.set_threshold(100_000)
+        # Otherwise Python would search all objects for cycles when it exits, which takes 10 ms.
+        atexit.register(gc.freeze)
+        return super().__call__(*args, **extra)
+
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run as a program."""
-        # If the shell closed a stream (`>&-`), Python sets it to None, which libraries do not
-        # expect.
+        """Run `steno` with the given arguments."""
+        # If the shell closed a stream (`>&-`), Python sets the stream to None. Libraries do not
+        # expect None.
         if sys.stdout is None:
             sys.stdout = _open_devnull()
         if sys.stderr is None:
             sys.stderr = _open_devnull()
-        if _COMPLETION in os.environ:
+        if _COMPLETION_VARIABLE in os.environ:
             # Imported late: only needed for completion.
             from stenolog.cli.completion import register
 
@@ -130,10 +139,12 @@ class Steno(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command. Raises UsageError with a suggestion for a similar name."""
         name = args[0]
-        near = get_close_matches(name, COMMANDS, 1)
-        known = name in COMMANDS or name in _ALIASES
-        if not known and near and not ctx.resilient_parsing:
-            ctx.fail(f"There is no command {name!r}. Did you mean {near[0]!r}?")
+        if name not in COMMANDS and name not in _ALIASES and not ctx.resilient_parsing:
+            # Imported late: only needed for an unknown command.
+            from difflib import get_close_matches
+
+            for similar_name in get_close_matches(name, COMMANDS, 1):
+                ctx.fail(f"There is no command {name!r}. Did you mean {similar_name!r}?")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -144,21 +155,25 @@ class Steno(click.Group):
             if error.option_name not in COMMAND_OPTIONS:
                 raise
             name = error.option_name
-            words = f"Put {name} after the command, for example: steno list {name} …"
-            raise click.UsageError(words, ctx) from error
+            advice = f"Put {name} after the command, for example: steno list {name} …"
+            raise click.UsageError(advice, ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Raises ClickException for errors of a store."""
+        """Run the command, and exit with the code that it returns.
+
+        Raises ClickException for errors of a store.
+        """
         try:
-            return super().invoke(ctx)
+            exit_code = super().invoke(ctx)
         except StenologError as error:
             raise click.ClickException(error_sentence(error)) from error
         except BrokenPipeError:
-            # The reader has closed the pipe, as `head` does: not an error to report.
+            # The reader of the pipe, for example `head`, has closed the pipe. This is not an error.
             _discard_output()
-            ctx.exit(BROKEN_PIPE)
+            ctx.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
             raise click.ClickException(sentence(f"Cannot write the output: {error}")) from error
+        ctx.exit(exit_code or 0)
 
 
 def _open_devnull() -> TextIOWrapper:

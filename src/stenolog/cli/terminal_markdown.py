@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from stenolog.cli.output import printable
+from stenolog.cli.output import printable, render_lines
 from stenolog.transfer.export.code_blocks import ColourBudget, colour_language
 
 if TYPE_CHECKING:
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 _LISTS: Final = ("bullet_list_open", "ordered_list_open")
 _NESTING: Final = ("blockquote_open", "list_item_open")
-_MARK: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
+_LIST_MARKER: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
 _NUMBER: Final = re.compile(r"( *)\d+")
-_LONG: Final = 40
-"""Number of lines of code from which the first ones are printed before the block ends."""
-_TOO_LONG: Final = 200
+_EARLY_CODE_LINES: Final = 40
+"""Number of lines of code from which the first lines are printed before the block ends."""
+_MAX_BLOCK_LINES: Final = 200
 """Number of lines from which any block is split at a line end."""
-_SHARE: Final = 8
-"""A block is parsed again when it has grown by 1/_SHARE; parsing it at each line would be slow."""
-_DEEPEST: Final = 19
-"""Maximum nesting that is rendered. Deeper text is shown as source: the parser drops it."""
-_INDENT: Final = 4
-"""Columns that one level of quoting takes."""
+_REPARSE_SHARE: Final = 8
+"""A block is parsed again when it is an eighth longer; parsing it at each line would be slow."""
+_MAX_NESTING: Final = 19
+"""Maximum nesting that is rendered. The parser drops deeper text, so its source is shown."""
+_QUOTE_INDENT: Final = 4
+"""Number of columns by which a quote is indented."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
-_THEME: Final = "ansi_dark"
-"""Colours of the terminal's palette without a background: it may be light or dark."""
+_CODE_THEME: Final = "ansi_dark"
+"""Theme with the terminal's own colours and no background, for light and dark terminals."""
 
 
 class Block(Struct, frozen=True, kw_only=True):
@@ -45,9 +45,9 @@ class Block(Struct, frozen=True, kw_only=True):
 
     source: str
     gap: int = 1
-    """Number of empty lines before it."""
-    goes_on: bool = False
-    """Whether it is the rest of a list item whose bullet was already printed."""
+    """Number of empty lines before the block."""
+    is_continuation: bool = False
+    """Whether the block is the rest of a list item whose bullet was already printed."""
 
 
 class MarkdownStream:
@@ -56,8 +56,8 @@ class MarkdownStream:
     def __init__(self) -> None:
         self._source = ""
         self._gap = 0
-        self._goes_on = False
-        self._read = 0
+        self._is_continuation = False
+        self._parsed_lines = 0
         """Number of complete lines when the text was last parsed."""
 
     def add(self, text: str) -> list[Block]:
@@ -65,81 +65,85 @@ class MarkdownStream:
         self._source += text
         if "\n" not in text:
             return []
-        if self._source.count("\n") - self._read < max(1, self._read // _SHARE):
+        if self._source.count("\n") - self._parsed_lines < max(
+            1, self._parsed_lines // _REPARSE_SHARE
+        ):
             return []
-        found = self._whole_parts()
-        done: list[Block] = []
-        if len(found) > 1:
-            done = self._blocks(found[:-1])
-            self._begin_at(found[-1])
-            found = self._whole_parts()
-        if found:
-            done += self._first_lines(found[0])
-        self._read = self._source.count("\n")
-        return done
+        parts = self._complete_blocks()
+        blocks: list[Block] = []
+        if len(parts) > 1:
+            blocks = self._make_blocks(parts[:-1])
+            self._start_after(parts[-1])
+            parts = self._complete_blocks()
+        if parts:
+            blocks += self._split_block(parts[0])
+        self._parsed_lines = self._source.count("\n")
+        return blocks
 
     def end(self) -> list[Block]:
         """Return the remaining blocks and reset the stream."""
-        left = self.unfinished
-        self._source, self._gap, self._goes_on, self._read = "", 0, False, 0
-        return left
+        blocks = self.unfinished
+        self._source, self._gap, self._is_continuation, self._parsed_lines = "", 0, False, 0
+        return blocks
 
     @property
     def unfinished(self) -> list[Block]:
         """Return the unfinished blocks, rendered as if the text ended here."""
-        return self._blocks(_parts(self._source))
+        return self._make_blocks(_parse_blocks(self._source))
 
-    def _whole_parts(self) -> "list[_Part]":
-        # Parse only complete lines: a `-` may become an item, a rule or a heading.
-        return _parts(self._source[: self._source.rfind("\n") + 1])
+    def _complete_blocks(self) -> "list[_ParsedBlock]":
+        # Parse only complete lines: an incomplete `-` may become a list item, a rule or a heading.
+        return _parse_blocks(self._source[: self._source.rfind("\n") + 1])
 
-    def _blocks(self, parts: "Sequence[_Part]") -> list[Block]:
+    def _make_blocks(self, parts: "Sequence[_ParsedBlock]") -> list[Block]:
         return [
             Block(
-                source=part.source,
-                gap=part.gap if at else self._gap,
-                goes_on=self._goes_on and not at,
+                source=block.source,
+                gap=block.gap if index else self._gap,
+                is_continuation=self._is_continuation and not index,
             )
-            for at, part in enumerate(parts)
+            for index, block in enumerate(parts)
         ]
 
-    def _begin_at(self, part: "_Part") -> None:
+    def _start_after(self, part: "_ParsedBlock") -> None:
         lines = self._source.split("\n")[part.line :]
         if part.number is not None:
             # Many models number all items 1. Markdown uses only the first number of a list.
             lines[0] = _NUMBER.sub(rf"\g<1>{part.number}", lines[0], count=1)
-        self._source, self._gap, self._goes_on = "\n".join(lines), part.gap, False
+        self._source, self._gap, self._is_continuation = "\n".join(lines), part.gap, False
 
-    def _first_lines(self, part: "_Part") -> Iterator[Block]:
-        """Yield the first lines of a very long block. Later text does not change how they look."""
+    def _split_block(self, part: "_ParsedBlock") -> Iterator[Block]:
+        """Yield the first lines of a very long block. Later text does not change these lines."""
         if part.kind == "fence":
             if part.fence is not None:
-                yield from self._some_code(part, part.fence)
+                yield from self._split_code(part, part.fence)
             return
         lines = self._source.split("\n")[part.line :]
-        # Keep the last line: the next lines may continue it.
-        cut = max((at for at, line in enumerate(lines[:-1]) if line.strip()), default=0)
-        if cut < _TOO_LONG:
+        # Keep the last line: text that arrives later may continue this line.
+        split = max((index for index, line in enumerate(lines[:-1]) if line.strip()), default=0)
+        if split < _MAX_BLOCK_LINES:
             return
-        first = _Part(source="\n".join(lines[:cut]), gap=part.gap)
-        yield from self._blocks([first])
-        self._source = "\n".join(_going_on(part.kind, lines[:cut], lines[cut:]))
+        first_part = _ParsedBlock(source="\n".join(lines[:split]), gap=part.gap)
+        yield from self._make_blocks([first_part])
+        self._source = "\n".join(_continue_block(part.kind, lines[:split], lines[split:]))
         self._gap = int(part.kind == "table_open")
-        self._goes_on = part.kind == "list_item_open"
+        self._is_continuation = part.kind == "list_item_open"
 
-    def _some_code(self, part: "_Part", fence: str) -> Iterator[Block]:
+    def _split_code(self, part: "_ParsedBlock", fence: str) -> Iterator[Block]:
         opening, *lines = self._source.split("\n")[part.line :]
-        cut = _place_to_cut(lines[:-1])
-        if cut is None:
+        split = _find_split(lines[:-1])
+        if split is None:
             return
-        first, rest = lines[:cut], lines[cut:]
-        gap = next((at for at, line in enumerate(reversed(first)) if line.strip()), 0)
-        first = first[: len(first) - gap]
-        yield from self._blocks([_Part(source="\n".join([opening, *first, fence]), gap=part.gap)])
-        self._source, self._gap = "\n".join([opening, *rest]), gap
+        first_lines, other_lines = lines[:split], lines[split:]
+        gap = next((index for index, line in enumerate(reversed(first_lines)) if line.strip()), 0)
+        first_lines = first_lines[: len(first_lines) - gap]
+        yield from self._make_blocks(
+            [_ParsedBlock(source="\n".join([opening, *first_lines, fence]), gap=part.gap)]
+        )
+        self._source, self._gap = "\n".join([opening, *other_lines]), gap
 
 
-class _Part(Struct, frozen=True, kw_only=True):
+class _ParsedBlock(Struct, frozen=True, kw_only=True):
     """A block and its position in the text."""
 
     source: str
@@ -153,40 +157,39 @@ class _Part(Struct, frozen=True, kw_only=True):
     """Token type of the Markdown parser."""
 
 
-def _parts(source: str) -> list[_Part]:
+def _parse_blocks(source: str) -> list[_ParsedBlock]:
     lines = source.split("\n")
     tokens = _parser().parse(source)
-    found: list[_Part] = []
-    for at, token in enumerate(tokens):
+    parts: list[_ParsedBlock] = []
+    for index, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue
         if token.type in _LISTS:
-            found += _items(tokens, at, lines)
+            parts += _list_items(tokens, index, lines)
         else:
-            first, end = token.map
-            text = "\n".join(lines[first:end])
+            start, end = token.map
+            text = "\n".join(lines[start:end])
             fence = _open_fence(token, lines)
-            found.append(_Part(source=text, gap=1, line=first, fence=fence, kind=token.type))
-    return found
+            parts.append(_ParsedBlock(source=text, gap=1, line=start, fence=fence, kind=token.type))
+    return parts
 
 
-def _items(tokens: "Sequence[Token]", at: int, lines: Sequence[str]) -> Iterator[_Part]:
+def _list_items(tokens: "Sequence[Token]", at: int, lines: Sequence[str]) -> Iterator[_ParsedBlock]:
     """Yield the items of the list that begins at this token."""
-    numbered = tokens[at].type == "ordered_list_open"
-    number = int(tokens[at].attrs.get("start", 1)) if numbered else None
-    for place in range(at + 1, len(tokens)):
-        token = tokens[place]
+    is_numbered = tokens[at].type == "ordered_list_open"
+    number = int(tokens[at].attrs.get("start", 1)) if is_numbered else None
+    for index in range(at + 1, len(tokens)):
+        token = tokens[index]
         if token.level == 0:
             return
         if token.level != 1 or token.type != "list_item_open" or token.map is None:
             continue
-        first, end = token.map
-        text = "\n".join(lines[first:end])
+        start, end = token.map
+        text = "\n".join(lines[start:end])
         if number is not None:
             text = _NUMBER.sub(rf"\g<1>{number}", text, count=1)
-        apart = bool(first) and not lines[first - 1].strip()
-        gap = int(apart)
-        yield _Part(source=text, gap=gap, line=first, number=number, kind=token.type)
+        gap = int(bool(start) and not lines[start - 1].strip())
+        yield _ParsedBlock(source=text, gap=gap, line=start, number=number, kind=token.type)
         number = None if number is None else number + 1
 
 
@@ -199,46 +202,46 @@ def _open_fence(token: "Token", lines: Sequence[str]) -> str | None:
     return None if closed else token.markup
 
 
-def _going_on(kind: str, first: Sequence[str], rest: Sequence[str]) -> list[str]:
+def _continue_block(kind: str, first: Sequence[str], rest: Sequence[str]) -> list[str]:
     """Return the rest of a split block, changed so that it is parsed as the same kind."""
     if kind == "table_open":
         return [*first[:2], *rest]
-    code = _code_left_open(first)
-    line, *further = rest if code is None else (code, *rest)
+    code = _opening_code_line(first)
+    line, *other_lines = rest if code is None else (code, *rest)
     if kind == "blockquote_open" and not line.lstrip().startswith(">"):
         line = f"> {line}"
     elif kind == "paragraph_open":
         line = line.lstrip()
     elif kind == "list_item_open":
-        found = _MARK.match(first[0])
-        mark = found[0] if found is not None else ""
+        match = _LIST_MARKER.match(first[0])
+        marker = match[0] if match is not None else ""
         # A line with less indentation continues a paragraph.
-        inside = line.startswith(mark) or not line[: len(mark)].strip()
-        line = mark + (line[len(mark) :] if inside else line.lstrip())
-    return [line, *further]
+        is_indented = line.startswith(marker) or not line[: len(marker)].strip()
+        line = marker + (line[len(marker) :] if is_indented else line.lstrip())
+    return [line, *other_lines]
 
 
-def _code_left_open(lines: Sequence[str]) -> str | None:
+def _opening_code_line(lines: Sequence[str]) -> str | None:
     """Return the opening line of the code block in which a quote or item was split."""
     for token in _parser().parse("\n".join(lines)):
         if token.type == "fence" and token.map is not None and token.map[1] >= len(lines):
-            bare = [line.lstrip("> ") for line in lines]
-            return lines[token.map[0]] if _open_fence(token, bare) is not None else None
+            unquoted = [line.lstrip("> ") for line in lines]
+            return lines[token.map[0]] if _open_fence(token, unquoted) is not None else None
     return None
 
 
-def _place_to_cut(lines: Sequence[str]) -> int | None:
+def _find_split(lines: Sequence[str]) -> int | None:
     """Return the number of lines of code to print now, or None if there are too few.
 
-    It splits after an empty line where an unindented line starts, because multi-line strings rarely
-    continue there.
+    Code is split after an empty line where an unindented line starts, because multi-line strings
+    rarely continue there.
     """
-    if len(lines) < _LONG:
+    if len(lines) < _EARLY_CODE_LINES:
         return None
-    for at in range(len(lines) - 1, 0, -1):
-        if lines[at][:1].strip() and not lines[at - 1].strip():
-            return at
-    return len(lines) if len(lines) >= _TOO_LONG else None
+    for index in range(len(lines) - 1, 0, -1):
+        if lines[index][:1].strip() and not lines[index - 1].strip():
+            return index
+    return len(lines) if len(lines) >= _MAX_BLOCK_LINES else None
 
 
 @cache
@@ -247,14 +250,14 @@ def _parser() -> "MarkdownIt":
     from markdown_it import MarkdownIt
 
     # HTML tags and link definitions are shown as text, not dropped.
-    plain = MarkdownIt("commonmark", {"html": False}).disable("reference")
-    return plain.enable("strikethrough").enable("table")
+    parser = MarkdownIt("commonmark", {"html": False}).disable("reference")
+    return parser.enable("strikethrough").enable("table")
 
 
 def render_block(
     block: Block, console: "Console", *, style: str = "", budget: ColourBudget | None = None
 ) -> list[str]:
-    """Return the lines of a block for this console, with the empty ones before it.
+    """Return the lines of a block for this console, with the empty lines before the block.
 
     `budget` is shared by the blocks of one message.
     """
@@ -263,9 +266,9 @@ def render_block(
 
     budget = ColourBudget() if budget is None else budget
     # Link targets are written out, so that the reader sees them.
-    shown = Markdown("", code_theme=_THEME, hyperlinks=False)
-    shown.parsed = _parser().parse(printable(block.source))  # guard: answer-printable
-    for token in shown.parsed:
+    markdown = Markdown("", code_theme=_CODE_THEME, hyperlinks=False)
+    markdown.parsed = _parser().parse(printable(block.source))  # guard: answer-printable
+    for token in markdown.parsed:
         if token.type == "fence":
             lexer = colour_language(token.info, token.content)
             token.info = lexer if lexer and budget.take(token.content) else ""
@@ -278,26 +281,26 @@ def render_block(
             elif part.type == "image":
                 part.content = f"[image: {part.content}] ({part.attrs.get('src', '')})"
                 part.type, part.tag, part.children = "text", "", None
-    lines = _without_empty_ends(_printed(shown, console, style))
-    nested = [token.level for token in shown.parsed if token.type in _NESTING]
-    too_deep = max(nested, default=-1) >= min(_DEEPEST, console.width // _INDENT - 1)
-    if too_deep or (not lines and block.source.strip()):
-        lines = _without_empty_ends(_printed(Text(printable(block.source)), console, style))
-    elif block.goes_on and shown.parsed[0].type in _LISTS:
+    lines = _render_text_lines(markdown, console, style)
+    levels = [token.level for token in markdown.parsed if token.type in _NESTING]
+    is_too_deep = max(levels, default=-1) >= min(_MAX_NESTING, console.width // _QUOTE_INDENT - 1)
+    if is_too_deep or (not lines and block.source.strip()):
+        lines = _render_text_lines(Text(printable(block.source)), console, style)
+    elif block.is_continuation and markdown.parsed[0].type in _LISTS:
         lines[0] = _BULLET.sub(lambda mark: " " * len(mark[0]), lines[0], count=1)
-        lines = _without_empty_ends(lines)
+        lines = _strip_empty_lines(lines)
     return [""] * block.gap + lines
 
 
-def _printed(shown: "Markdown | Text", console: "Console", style: str) -> list[str]:
-    with console.capture() as captured:
-        console.print(shown, highlight=False, style=style or None)
-    return [line.rstrip() for line in captured.get().split("\n")]
+_STYLE_CODE: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
-_STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
+def _render_text_lines(content: "Markdown | Text", console: "Console", style: str) -> list[str]:
+    """Return the rendered lines without empty lines at the beginning and the end."""
+    rendered = render_lines(console, content, style=style or None)
+    return _strip_empty_lines([line.rstrip() for line in rendered])
 
 
-def _without_empty_ends(lines: list[str]) -> list[str]:
-    written = [at for at, line in enumerate(lines) if _STYLE.sub("", line).strip()]
-    return lines[written[0] : written[-1] + 1] if written else []
+def _strip_empty_lines(lines: list[str]) -> list[str]:
+    filled = [index for index, line in enumerate(lines) if _STYLE_CODE.sub("", line).strip()]
+    return lines[filled[0] : filled[-1] + 1] if filled else []

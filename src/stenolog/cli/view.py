@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,13 +17,15 @@ from stenolog.cli.config import config_option, read_settings
 from stenolog.cli.output import print_notice, sentence
 from stenolog.cli.serve import (
     cache_folder,
+    collect_garbage_again,
     has_display,
     import_gateway,
+    local_login_link,
+    no_open_option,
     open_browser,
-    own_login_link,
 )
-from stenolog.cli.workspace import display_name
-from stenolog.errors import StenologError, UsageError
+from stenolog.cli.workspace import PROGRAM_NAMES, display_name
+from stenolog.errors import StenologError, UsageError, install_command
 
 if TYPE_CHECKING:
     import socket
@@ -33,14 +36,14 @@ if TYPE_CHECKING:
     from stenolog.transfer.viewed_places import ViewedPlace
 
 PORT: Final = 8788
-"""Port if none is given and it is free."""
-_MANY: Final = 200
-"""Number of sessions that are worth more processes."""
+"""Port that is used if it is free and the user gives no port."""
+_MIN_SESSIONS_FOR_HELPERS: Final = 200
+"""Number of sessions from which helper processes are started."""
 _MAX_HELPERS: Final = 3
-_POLL: Final = 0.2
-_POLLS: Final = 50
-"""Number of times that the progress is looked at before no helpers are needed."""
-_USUAL: Final = """\
+_POLL_SECONDS: Final = 0.2
+_MAX_POLLS: Final = 50
+"""Number of progress checks after which no helpers are started."""
+_NOTHING_FOUND: Final = """\
 No conversations were found. Looked at:
   Claude Code   ~/.claude/projects, or $CLAUDE_CONFIG_DIR
   Codex         ~/.codex, or $CODEX_HOME
@@ -48,34 +51,23 @@ No conversations were found. Looked at:
   opencode      ~/.local/share/opencode
   llm           the folder that `llm logs path` prints
   stenolog      {workspace}
-Name a place: steno view PLACE. An export of ChatGPT, Claude.ai or Open WebUI, a project folder of
-Aider, and a stenolog workspace or database are places too."""
-_NAMES: Final = {
-    "aider": "Aider",
-    "chatgpt": "ChatGPT",
-    "claude-ai": "Claude.ai",
-    "claude-code": "Claude Code",
-    "codex": "Codex",
-    "gemini-cli": "Gemini CLI",
-    "open-webui": "Open WebUI",
-}
+To see another place: steno view PLACE. A place can also be an export of ChatGPT, Claude.ai or
+Open WebUI, a project folder of Aider, or a stenolog workspace or database."""
 
 
 @click.command("view")
 @click.argument("places", nargs=-1, metavar="[PLACE]...")
 @click.option("--port", type=int, metavar="N", help="Port; 0 for any.  [default: 8788 if free]")
-@click.option("--no-open", is_flag=True, help="Print the link, but do not open a browser.")
+@no_open_option
 @click.option("--index", "to_index", hidden=True, help="Places in JSON, to be indexed only.")
 @config_option
-@click.pass_context
 def view_command(
-    ctx: click.Context,
     places: tuple[str, ...],
     port: int | None,
     no_open: bool,
     to_index: str | None,
     config: Path | None,
-) -> None:
+) -> int:
     """Show conversations in a browser, read-only.
 
     PLACE is a folder or file with transcripts of a known program (Claude Code, Codex, ChatGPT,
@@ -83,31 +75,32 @@ def view_command(
     postgresql://…  Without PLACE: the usual places of these programs on this machine, and the
     workspace of the config file.
 
-    Needs no model and no key. Not a byte of the places changes; the search index is in the cache
-    folder of the user. Ctrl-C ends it.
+    You need no model and no key. No file of these programs is changed; the search index is in your
+    cache folder. Press Ctrl-C to stop.
 
     Example: steno view ~/.claude/projects
 
     Exit codes: 0 stopped, 1 nothing to show or could not start, 2 wrong usage.
     """
     if to_index is not None:
-        _index(to_index)
-        return
+        _index_places(to_index)
+        return 0
     settings = read_settings(config, {"gateway.host": "127.0.0.1", "gateway.port": port or PORT})
-    ctx.exit(asyncio.run(_view(settings, _find(places, settings), port=port, no_open=no_open)))
+    viewed = _find_places(places, settings)
+    return asyncio.run(_view(settings, viewed, port=port, no_open=no_open))
 
 
-def _find(given: Sequence[str], settings: "Settings") -> "list[ViewedPlace]":
+def _find_places(places: Sequence[str], settings: "Settings") -> "list[ViewedPlace]":
     # Imported late: slow.
-    from stenolog.transfer.viewed_places import recognize_place, usual_places
+    from stenolog.transfer.viewed_places import find_usual_places, recognize_place
 
     workspace = settings.agent.sessions
-    if given:
-        return list(dict.fromkeys(map(recognize_place, given)))
-    found = usual_places(workspace)
-    if not found:
-        raise click.ClickException(_USUAL.format(workspace=display_name(workspace)))
-    return found
+    if places:
+        return list(dict.fromkeys(map(recognize_place, places)))
+    usual = find_usual_places(workspace)
+    if not usual:
+        raise click.ClickException(_NOTHING_FOUND.format(workspace=display_name(workspace)))
+    return usual
 
 
 async def _view(
@@ -121,73 +114,76 @@ async def _view(
     from stenolog.cli.agents import Signals, open_viewer
     from stenolog.gateway.daemon import Daemon, NoChannels
     from stenolog.gateway.shared_state import Gateway
-    from stenolog.transfer.viewed_places import index_file, open_places
+    from stenolog.transfer.viewed_places import open_places, prepare_index_file
 
-    async with contextlib.AsyncExitStack() as undo:
-        listening = _listen(port)
-        for one in listening:
-            undo.callback(one.close)
-        token = _token(settings)
+    async with contextlib.AsyncExitStack() as cleanup:
+        sockets = _listen(port)
+        for sock in sockets:
+            cleanup.callback(sock.close)
+        token = _access_token(settings)
         try:
-            catalog: Path | None = index_file(places, cache_folder())
+            catalog: Path | None = prepare_index_file(places, cache_folder())
         except OSError as error:
             print_notice(f"Warning: the search index is kept in memory: {sentence(str(error))}")
             catalog = None
-        failed: list[ViewedPlace] = []
+        failed_places: list[ViewedPlace] = []
 
         def report(place: "ViewedPlace", error: Exception) -> None:
-            failed.append(place)
-            shown = display_name(place.where)
-            print_notice(f"Warning: {shown} is not shown: {sentence(str(error))}")
+            failed_places.append(place)
+            place_name = display_name(place.where)
+            print_notice(f"Warning: {place_name} is not shown: {sentence(str(error))}")
 
         store = open_places(places, catalog=catalog, on_problem=report)
-        undo.callback(store.close)
+        cleanup.callback(store.close)
         agent = open_viewer(AgentSpec(), store, heads=store.heads)
-        undo.callback(agent.close_stores)
+        cleanup.callback(agent.close_stores)
         signals = Signals()
         signals.watch(signal.SIGINT)
         loop = AgentLoop(AgentRegistry([agent]))
         gateway = Gateway(loop, settings, read_only=True)
-        daemon = Daemon(gateway, token, listening, NoChannels())
+        daemon = Daemon(gateway, token, sockets, NoChannels())
         await daemon.start()
-        undo.pop_all()
-    _print_places([place for place in places if place not in failed])
-    link = own_login_link(daemon.url, token, settings.gateway.hosts)
+        cleanup.pop_all()
+    collect_garbage_again()
+    _print_places([place for place in places if place not in failed_places])
+    link = local_login_link(daemon.url, token, settings.gateway.hosts)
     click.echo(f"Listening at {daemon.url}")
-    click.echo(f"Open within a minute, once: {link}")
+    click.echo(f"Open this link within a minute; it works once: {link}")
     if not no_open and sys.stdout.isatty() and has_display():
         open_browser(link)
-    print_notice(f"Another link: steno open --port {daemon.url.rpartition(':')[2]}. Ctrl-C ends.")
-    asked = asyncio.create_task(signals.received.wait())
-    helping = asyncio.create_task(_start_helpers(gateway, places))
-    await asyncio.wait({asked, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    await cancel_and_wait([helping])
-    hurry = asyncio.Event()
-    hurry.set()
-    await daemon.stop(hurry=hurry)
-    signals.ignore()
+    print_notice(f"New link: steno open --port {daemon.url.rpartition(':')[2]}. Ctrl-C to stop.")
+    if find_spec("genai_prices") is None:
+        print_notice(f"To see the cost: {install_command('prices')}")
+    signal_wait = asyncio.create_task(signals.received.wait())
+    helpers_task = asyncio.create_task(_start_helpers(gateway, places))
+    await asyncio.wait({signal_wait, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
+    signal_wait.cancel()
+    await cancel_and_wait([helpers_task])
+    stop_now = asyncio.Event()
+    stop_now.set()
+    await daemon.stop(hurry=stop_now)
+    signals.restore_defaults()
     return 0
 
 
 # --- helpers -------------------------------------------------------------------------------------
-# The first index of thousands of sessions takes the time of several processors.
+# The first index of thousands of sessions is faster on several processors.
 
 
 async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") -> None:
     """Start more processes if the first index takes long; end them when this task is cancelled."""
-    for _ in range(_POLLS):
-        await asyncio.sleep(_POLL)
+    for _ in range(_MAX_POLLS):
+        await asyncio.sleep(_POLL_SECONDS)
         indexed, count = gateway.indexing or (0, 0)
-        if count - indexed >= _MANY:
+        if count - indexed >= _MIN_SESSIONS_FOR_HELPERS:
             break
     else:
         return
     # URLs of databases may contain a password, which other users could see.
     if any("://" in place.where for place in places):
         return
-    given = json.dumps([(place.program, place.where) for place in places])
-    command = [sys.executable, "-m", "stenolog", "view", "--index", given]
+    place_list = json.dumps([(place.program, place.where) for place in places])
+    command = [sys.executable, "-m", "stenolog", "view", "--index", place_list]
     helpers: list[asyncio.subprocess.Process] = []
     try:
         for _ in range(min(_MAX_HELPERS, (os.cpu_count() or 1) - 1)):
@@ -203,13 +199,13 @@ async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") ->
                 helper.terminate()
 
 
-def _index(given: str) -> None:
-    """Index the sessions of these places, until all are indexed or the viewer has ended."""
+def _index_places(text: str) -> None:
+    """Index the sessions of these places until all are indexed or the viewer ends."""
     from stenolog.catalog import open_catalog
-    from stenolog.transfer.viewed_places import ViewedPlace, index_file, open_places
+    from stenolog.transfer.viewed_places import ViewedPlace, open_places, prepare_index_file
 
-    places = [ViewedPlace(program=program, where=where) for program, where in json.loads(given)]
-    # The viewer itself comes first.
+    places = [ViewedPlace(program=program, where=where) for program, where in json.loads(text)]
+    # The process of the viewer has priority.
     os.nice(5)
     viewer = os.getppid()
 
@@ -217,7 +213,7 @@ def _index(given: str) -> None:
         if os.getppid() != viewer:
             raise click.Abort
 
-    store = open_places(places, catalog=index_file(places, cache_folder()))
+    store = open_places(places, catalog=prepare_index_file(places, cache_folder()))
     with store, open_catalog(store) as catalog:
         catalog.refresh(check_viewer)
 
@@ -236,8 +232,8 @@ def _listen(port: int | None) -> "list[socket.socket]":
         return listen("127.0.0.1", 0)
 
 
-def _token(settings: "Settings") -> "Token":
-    """Return the token of the gateway, or a new one if its file cannot be used."""
+def _access_token(settings: "Settings") -> "Token":
+    """Return the token of the gateway, or a new token if the token file cannot be used."""
     from stenolog.gateway.access_token import new_token, read_or_create_token, token_path
 
     try:
@@ -249,5 +245,5 @@ def _token(settings: "Settings") -> "Token":
 def _print_places(places: "Sequence[ViewedPlace]") -> None:
     print_notice("Showing, read-only:")
     for place in places:
-        name = _NAMES.get(place.program, place.program)
+        name = PROGRAM_NAMES.get(place.program, place.program)
         print_notice(f"  {name:12}  {display_name(place.where)}")

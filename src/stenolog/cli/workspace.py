@@ -1,28 +1,44 @@
-"""Options that select the workspace of a command, and opening it read-only."""
+"""Options that select the workspace of a command, and the store and sessions in it."""
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stenolog.cli.output import one_line
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import SessionsLocation, check_workspace, locate_sessions
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, find_info
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import open_store, parse_address
 
-DEFAULT: Final = "./workspace"
+if TYPE_CHECKING:
+    from stenolog.catalog.entries import Entry
+    from stenolog.records import SessionInfo
+
+DEFAULT_WORKSPACE: Final = "./workspace"
 WORKSPACE_HELP: Final = (
     "Workspace folder, sqlite:FILE or postgresql://…  "
-    f"[default: agent.sessions in the config file, otherwise {DEFAULT}]"
+    f"[default: agent.sessions in the config file, otherwise {DEFAULT_WORKSPACE}]"
 )
 """Help text of `--workspace`."""
+PROGRAM_NAMES: Final = {
+    "aider": "Aider",
+    "chatgpt": "ChatGPT",
+    "claude-ai": "Claude.ai",
+    "claude-code": "Claude Code",
+    "codex": "Codex",
+    "gemini-cli": "Gemini CLI",
+    "open-webui": "Open WebUI",
+}
+"""Names of programs in messages, by their names as arguments."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -37,6 +53,23 @@ def display_name(workspace: str) -> str:
     return without_password(workspace)  # guard: workspace-name-redacted
 
 
+def damage_lines(info: "SessionInfo | Entry", workspace: str) -> Iterator[str]:
+    """Yield a sentence if the session is damaged."""
+    if info.lost or info.damaged:
+        loss = (
+            f"at least {messages_are(info.lost)} lost" if info.lost else "no message is lost so far"
+        )
+        yield (
+            f"{one_line(info.key)} is damaged: {loss}. "
+            f"Run `steno doctor {shlex.quote(display_name(workspace))}` for details."
+        )
+
+
+def messages_are(count: int) -> str:
+    """Return the number of messages, followed by "is" or "are"."""
+    return "1 message is" if count == 1 else f"{count:,} messages are"
+
+
 class Location(Struct, frozen=True, kw_only=True):
     """The store that the options select: a workspace, and an agent or namespace in it."""
 
@@ -45,49 +78,45 @@ class Location(Struct, frozen=True, kw_only=True):
     namespace: str | None = None
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Return the workspace in printable form."""
         return display_name(self.workspace)
 
     @property
     def place(self) -> SessionsLocation:
         """Return the place of the store. Raises UsageError."""
-        found = locate_sessions(self.workspace, self.agent)
-        return found if self.namespace is None else replace(found, namespace=self.namespace)
+        place = locate_sessions(self.workspace, self.agent)
+        return place if self.namespace is None else replace(place, namespace=self.namespace)
 
 
 def workspace_option(
-    command: _Command, *, wrong: type[click.ClickException] = click.ClickException
+    command: _Command, *, error_type: type[click.ClickException] = click.ClickException
 ) -> _Command:
-    """Add `--workspace` to a command. Wrong settings raise `wrong`."""
+    """Add `--workspace` to a command. Wrong settings raise `error_type`."""
 
-    def in_force(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
-        if given is not None:
-            return given
+    def resolve(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
+        if value is not None:
+            return value
         # With DIR given, the settings are not needed, even if they are wrong.
         if ctx.params.get("directory") is not None or ctx.resilient_parsing:
-            return DEFAULT
+            return DEFAULT_WORKSPACE
         try:
             return _workspace_in_settings(ctx.params.get("agent"))
         except click.ClickException as error:
-            raise wrong(error.message) from error
+            raise error_type(error.message) from error
 
-    return click.option(
-        "-w",
-        "--workspace",
-        metavar="DIR",
-        callback=in_force,
-        help=WORKSPACE_HELP,
-    )(command)
+    return click.option("-w", "--workspace", metavar="DIR", callback=resolve, help=WORKSPACE_HELP)(
+        command
+    )
 
 
 def _workspace_in_settings(agent: str | None) -> str:
     """Return where the settings store the sessions of an agent. Raises ClickException."""
     # Imported late: slow, and not needed with -w; the second import only if settings exist.
-    from stenolog.settings.file import is_anything_set
+    from stenolog.settings.file import has_file_or_variables
 
-    if not is_anything_set(os.environ):
-        return DEFAULT
+    if not has_file_or_variables(os.environ):
+        return DEFAULT_WORKSPACE
     from stenolog.cli.config import read_settings
 
     settings = read_settings(None)
@@ -95,10 +124,15 @@ def _workspace_in_settings(agent: str | None) -> str:
 
 
 def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--workspace`, `--agent` and `--namespace` to a command, passed as Where."""
+    """Add `--workspace`, `--agent` and `--namespace` to a command, passed as Location."""
 
+    @workspace_option
+    @click.option("--agent", metavar="NAME", help="Use the sessions of this agent.")
+    @click.option(
+        "--namespace", metavar="NAME", help="Set of sessions, such as notes.  [default: sessions]"
+    )
     @wraps(command)
-    def bundled(
+    def with_location(
         *arguments: Any, workspace: str, agent: str | None, namespace: str | None, **others: Any
     ) -> Any:
         if agent is not None and namespace is not None:
@@ -106,13 +140,7 @@ def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
         where = Location(workspace=workspace, agent=agent, namespace=namespace)
         return command(*arguments, where=where, **others)
 
-    bundled = click.option(
-        "--namespace", metavar="NAME", help="Namespace in the workspace.  [default: sessions]"
-    )(bundled)
-    bundled = click.option("--agent", metavar="NAME", help="Use the sessions of this agent.")(
-        bundled
-    )
-    return workspace_option(bundled)
+    return with_location
 
 
 def location_hint() -> str:
@@ -127,10 +155,11 @@ def location_hint() -> str:
     return "".join(parts)
 
 
-def choose_workspace(ctx: click.Context, directory: str | None, workspace: str) -> str:
-    """Return the workspace of a command that also accepts DIR. Raises UsageError for both."""
+def choose_workspace(directory: str | None, workspace: str) -> str:
+    """Return DIR, or the workspace if DIR is omitted. Raises UsageError if both are given."""
     if directory is None:
         return workspace
+    ctx = click.get_current_context()
     if ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE:
         raise click.UsageError("Name the workspace only once: as DIR or with -w.")
     return directory
@@ -138,27 +167,82 @@ def choose_workspace(ctx: click.Context, directory: str | None, workspace: str) 
 
 def check_exists(workspace: str) -> None:
     """Raise UsageError if there is no such workspace, StoreUnavailable if it is inaccessible."""
-    found = address(workspace)
-    if found.engine != "jsonl":
+    address = parse_address(workspace)
+    if address.engine != "jsonl":
         return
-    if workspace == DEFAULT and not Path(workspace).exists():
-        raise UsageError(f"there is no folder {DEFAULT} here; name a workspace with -w DIR")
-    check_workspace(Path(found.path))
+    if workspace == DEFAULT_WORKSPACE and not Path(workspace).exists():
+        raise UsageError(
+            f"there is no folder {DEFAULT_WORKSPACE} here; name a workspace with -w DIR. "
+            "`steno chat`, `steno ask` and `steno import` create one, `steno view` works without "
+            "one"
+        )
+    try:
+        check_workspace(Path(address.path))
+    except UsageError as error:
+        hint = transcripts_hint(address.path)
+        raise UsageError(f"{error}; {hint}" if hint else str(error)) from error
 
 
-def open_read_only(where: Location | str) -> Store:
+def transcripts_hint(folder: str | os.PathLike[str]) -> str:
+    """Return how to use the transcripts of a known program in a folder; empty without any."""
+    # Imported late: only needed if there is nothing to list.
+    from stenolog.transfer.transcripts.programs import detect_program
+
+    path, program = Path(folder), None
+    with suppress(OSError):
+        program = detect_program(path) if path.is_dir() else None
+    if program is None:
+        return ""
+    name = shlex.quote(one_line(str(path)))
+    return (
+        f"it has transcripts of {PROGRAM_NAMES.get(program, program)}: "
+        f"`steno view {name}` shows them, `steno import {name}` imports them"
+    )
+
+
+def check_store_exists(workspace: str) -> None:
+    """Raise UsageError if there is no store, because a typing error must not create a store."""
+    check_exists(workspace)
+    address = parse_address(workspace)
+    if address.engine == "sqlite" and not Path(address.path).is_file():
+        raise UsageError(f"there is no database at {address.path}; check the path")
+
+
+def open_read_only(where: Location) -> Store:
     """Open the store read-only. Raises UsageError, StoreUnavailable."""
-    if isinstance(where, str):
-        where = Location(workspace=where)
     check_exists(where.workspace)
     return open_existing(where, read_only=True)
 
 
+def open_writable(where: Location) -> Store:
+    """Open an existing store for writing. Raises UsageError if it is missing, StoreUnavailable."""
+    check_store_exists(where.workspace)
+    return open_existing(where, read_only=False)
+
+
 def open_existing(where: Location, *, read_only: bool) -> Store:
-    """Open the store; return an empty one if nothing was ever stored there."""
+    """Open the store; return an empty store if nothing was ever stored there."""
     place = where.place
     folder = Path(place.where, place.namespace)
-    if address(place.where).engine == "jsonl" and not folder.exists():
+    if parse_address(place.where).engine == "jsonl" and not folder.exists():
         # An empty store behaves the same and creates no files.
         return InMemoryStore()
     return open_store(place.where, namespace=place.namespace, read_only=read_only)
+
+
+def find_session(store: Store, name: str) -> "SessionInfo":
+    """Return the session with this key or alias. Raises ClickException if there is no session."""
+    session = find_session_or_none(store, name)
+    if session is None:
+        raise click.ClickException(
+            f"There is no session {one_line(name)!r}. `steno list` lists the sessions."
+        )
+    return session
+
+
+def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":
+    """Return the session with this key or alias, or None."""
+    # Imported late: most commands that list sessions do not need this module.
+    from stenolog.sessions.aliases import Aliases
+
+    return find_info(store, Aliases(store).resolve_key(name))

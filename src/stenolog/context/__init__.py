@@ -2,43 +2,29 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.context.context import Context
-    from stenolog.context.request_messages import ProviderRequirements, prepare_messages
-    from stenolog.context.summarize import SummaryPlan, SummaryReport, plan_summary
-    from stenolog.context.turn_state import find_turns
-    from stenolog.context.window import Limits, Window, build_window
-    from stenolog.providers.request_errors import is_overflow
+    from stenolog.context.context import Context as Context
+    from stenolog.context.request_messages import ProviderRequirements as ProviderRequirements
+    from stenolog.context.request_messages import prepare_messages as prepare_messages
+    from stenolog.context.summarize import SummaryPlan as SummaryPlan
+    from stenolog.context.summarize import SummaryReport as SummaryReport
+    from stenolog.context.summarize import plan_summary as plan_summary
+    from stenolog.context.turn_state import find_turns as find_turns
+    from stenolog.context.window import Limits as Limits
+    from stenolog.context.window import Window as Window
+    from stenolog.context.window import build_window as build_window
+    from stenolog.providers.request_errors import is_overflow as is_overflow
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "Context": "stenolog.context.context",
-            "Limits": "stenolog.context.window",
-            "ProviderRequirements": "stenolog.context.request_messages",
-            "SummaryPlan": "stenolog.context.summarize",
-            "SummaryReport": "stenolog.context.summarize",
-            "Window": "stenolog.context.window",
-            "build_window": "stenolog.context.window",
-            "find_turns": "stenolog.context.turn_state",
-            "is_overflow": "stenolog.providers.request_errors",
-            "plan_summary": "stenolog.context.summarize",
-            "prepare_messages": "stenolog.context.request_messages",
+            "stenolog.context.context": "Context",
+            "stenolog.context.request_messages": "ProviderRequirements prepare_messages",
+            "stenolog.context.summarize": "SummaryPlan SummaryReport plan_summary",
+            "stenolog.context.turn_state": "find_turns",
+            "stenolog.context.window": "Limits Window build_window",
+            "stenolog.providers.request_errors": "is_overflow",
         },
     )
-
-__all__ = [
-    "Context",
-    "Limits",
-    "ProviderRequirements",
-    "SummaryPlan",
-    "SummaryReport",
-    "Window",
-    "build_window",
-    "find_turns",
-    "is_overflow",
-    "plan_summary",
-    "prepare_messages",
-]

@@ -9,6 +9,7 @@ from stenolog.catalog import Catalog
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import (
     SessionState,
+    SummaryPlan,
     SummaryReport,
     Trigger,
     apply_plan,
@@ -25,9 +26,11 @@ from stenolog.providers.chat_model import (
     check_completion_function,
     check_not_async,
 )
-from stenolog.providers.request_errors import Overflow, read_overflow
+from stenolog.providers.request_errors import ContextOverflow, read_overflow
+from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import log_reports
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Calibration, Tokens
 
@@ -52,7 +55,7 @@ class Context:
     without a model, summaries quote the messages. `complete_limits`: limits of that model, if they
     differ from `limits`. `on_event` is called after each summary; its errors are logged. With a
     `catalog`, the token counts that the provider of `model` reports are kept there for the next
-    run. Thread-safe. Raises UsageError if `complete` cannot be called.
+    run. Thread-safe. Raises UsageError if `store` is not a store or `complete` cannot be called.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Context:
                 "model must be the name of a model; the writer of summaries is `complete`"
             )
         self.store: Store = store.store if isinstance(store, SessionStore) else store
+        check_store(self.store, "Context")
         self.limits = limits or Limits()
         """Current limits, reduced when a provider reports a smaller context."""
         self.calibration = Calibration() if catalog is None else catalog.calibration(model)
@@ -85,7 +89,7 @@ class Context:
         self._catalog = catalog
         self._complete = complete
         self._complete_limits = complete_limits
-        self._learning = threading.Lock()
+        self._calibration_mutex = threading.Lock()
         self._needs = needs or ProviderRequirements()
         self._tokens = tokens or Tokens()
         self._system = system
@@ -105,7 +109,7 @@ class Context:
         `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
         store.
         """
-        return self._window(session_state(self.store, key), memory, unsaved, self.limits)
+        return self._build_window(session_state(self.store, key), memory, unsaved, self.limits)
 
     def call(
         self,
@@ -159,6 +163,20 @@ class Context:
         state = None if view is None else state_of_view(view)
         return self._summarize(key, "auto", self.limits, memory, state=state)
 
+    def has_room(self, window: Window, history: Sequence[Message]) -> bool:
+        """Return whether a session is far below the limits, so that no summary is due.
+
+        `window`: the last request. `history`: the visible messages, which have only grown since. A
+        cheap check after each turn: False means that the session must be counted.
+        """
+        is_long = len(history) > self.limits.max_history_messages
+        if is_long or window.left_out or window.elided or window.summary_cut:
+            return False
+        newer_messages = (message for message in history if message.seq > window.upto)
+        used_tokens = window.tokens + sum(map(self.tokens.message, newer_messages))
+        # The provider's count may have doubled the calibration since the request.
+        return used_tokens <= self.limits.room // 2
+
     def summarize(self, key: str) -> SummaryReport | None:
         """Summarize on request, to at most half of the tokens.
 
@@ -168,18 +186,15 @@ class Context:
 
     def record_usage(self, *, estimated: int, reported: int) -> Calibration:
         """Update the calibration with a provider's count for a window; return the calibration."""
-        with self._learning:
-            plain = round(estimated / self.calibration.ratio)
-            if self._catalog is None:
-                self.calibration = self.calibration.after(estimated=plain, reported=reported)
-            else:
-                calibration = self._catalog.calibrate(
-                    self._model, estimated=plain, reported=reported
-                )
-                self.calibration = calibration
+        with self._calibration_mutex:
+            update = self.calibration.after
+            if self._catalog is not None:
+                update = partial(self._catalog.calibrate, self._model)
+            uncalibrated = round(estimated / self.calibration.ratio)
+            self.calibration = update(estimated=uncalibrated, reported=reported)
             return self.calibration
 
-    def _prepared(
+    def _prepare_window(
         self,
         key: str,
         memory: str,
@@ -189,16 +204,16 @@ class Context:
     ) -> Window:
         """Return the window for a call, after summarizing if that is needed."""
         state = session_state(self.store, key) if view is None else state_of_view(view)
-        window = self._window(state, memory, unsaved, limits)
+        window = self._build_window(state, memory, unsaved, limits)
         overfull = bool(window.left_out)
-        cramped = overfull or window.elided or window.memory_left_out
-        if not cramped and len(state.history) <= limits.max_history_messages:
+        is_complete = not (overfull or window.elided or window.memory_left_out)
+        if is_complete and len(state.history) <= limits.max_history_messages:
             return window
         if self._summarize(key, "auto", limits, memory, overfull=overfull, state=state) is None:
             return window
-        return self._window(session_state(self.store, key), memory, unsaved, limits)
+        return self._build_window(session_state(self.store, key), memory, unsaved, limits)
 
-    def _window(
+    def _build_window(
         self, state: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
     ) -> Window:
         return build_window(
@@ -223,26 +238,12 @@ class Context:
         state: SessionState | None = None,
     ) -> SummaryReport | None:
         state = state or session_state(self.store, key)
-        tokens = self.tokens
-        plan = plan_summary(
-            state.history,
-            summary=state.summary,
-            floor=state.floor,
-            uid=state.uid,
-            fixed=self._fixed(memory, tokens),
-            limits=limits,
-            needs=self._needs,
-            tokens=tokens,
-            trigger=trigger,
-            undone=state.undone,
-            overfull=overfull,
-            keep_from=state.unanswered_from,
-        )
+        plan = self._make_plan(state, trigger, limits, memory, overfull=overfull)
         if plan is None:
             return None
-        complete_limits = self._complete_limits or limits
+        limits, tokens = self._complete_limits or limits, self.tokens
         report = apply_plan(
-            self.store, key, plan, complete=self._complete, limits=complete_limits, tokens=tokens
+            self.store, key, plan, complete=self._complete, limits=limits, tokens=tokens
         )
         if report is not None and self._on_event is not None:
             try:
@@ -251,9 +252,31 @@ class Context:
                 log_reports.warning("on_event failed after a summary of %r: %r", key, error)
         return report
 
-    def _fixed(self, memory: str, tokens: Tokens) -> int:
+    def _make_plan(
+        self, state: SessionState, trigger: Trigger, limits: Limits, memory: str, *, overfull: bool
+    ) -> SummaryPlan | None:
+        tokens = self.tokens
         head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
-        return tokens.tools(self._tools) + tokens.message(head)
+        return plan_summary(
+            state.history,
+            summary=state.summary,
+            floor=state.floor,
+            uid=state.uid,
+            fixed=tokens.tools(self._tools) + tokens.message(head),
+            limits=limits,
+            needs=self._needs,
+            tokens=tokens,
+            trigger=trigger,
+            undone=state.undone,
+            overfull=overfull,
+            keep_from=state.unanswered_from,
+        )
+
+
+def plan_manual_summary(context: Context, key: str) -> SummaryPlan | None:
+    """Return the plan that `context.summarize(key)` would carry out, or None."""
+    state = session_state(context.store, key)
+    return context._make_plan(state, "manual", context.limits, memory="", overfull=False)
 
 
 class Attempt:
@@ -272,9 +295,9 @@ class Attempt:
         self._memory = memory
         self._unsaved = unsaved
         self._limits = context.limits
-        self._named: int | None = None
+        self._stated_limit: int | None = None
         self._tries_left = RETRIES
-        self.window = context._prepared(key, memory, unsaved, self._limits, view)
+        self.window = context._prepare_window(key, memory, unsaved, self._limits, view)
         """The messages to send now."""
 
     def shorten(self, error: Exception) -> bool:
@@ -290,16 +313,15 @@ class Attempt:
         self._tries_left -= 1
         self._limits = _next_limits(self._limits, self.window, overflow)
         if overflow.limit is not None:
-            self._named = min(
-                int(overflow.limit * _STATED_LIMIT_SHARE), self._named or overflow.limit
-            )
+            usable_tokens = int(overflow.limit * _STATED_LIMIT_SHARE)
+            self._stated_limit = min(usable_tokens, self._stated_limit or usable_tokens)
         context, limits = self._context, self._limits
         context._summarize(self._key, "overflow", limits, self._memory)
         try:
             state = session_state(context.store, self._key)
-            self.window = context._window(state, self._memory, self._unsaved, limits)
-        except ContextTooSmall as least:
-            raise _cannot_shorten(self.window, overflow, least) from error
+            self.window = context._build_window(state, self._memory, self._unsaved, limits)
+        except ContextTooSmall as smallest:
+            raise _cannot_shorten(self.window, overflow, smallest) from error
         return True
 
     def answered(self, usage: Callable[[], int | None] | None = None) -> None:
@@ -308,10 +330,10 @@ class Attempt:
         `usage` returns the request tokens that the provider counted, or None.
         """
         context = self._context
-        if self._named is not None:
+        if self._stated_limit is not None:
             # A stated limit that led to an answer applies to later requests, too.
-            with context._learning:
-                context.limits = context.limits.at_most(self._named)
+            with context._calibration_mutex:
+                context.limits = context.limits.at_most(self._stated_limit)
         try:
             reported = usage() if usage is not None else None
             if reported:
@@ -320,37 +342,39 @@ class Attempt:
             log_reports.warning("the reported token count could not be stored: %r", error)
 
 
-def _retries_exhausted(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
+def _retries_exhausted(window: Window, overflow: ContextOverflow, tries: int) -> ContextTooSmall:
     """Return the error for a last attempt that was still too long."""
     limit = min(overflow.limit or window.tokens, window.tokens)
     return ContextTooSmall(
-        f"the model rejected about {window.tokens:,} tokens as too long{_stated_limit(overflow)}, "
-        f"after {tries} shorter attempts; set max_context_tokens to less than {limit:,}, or give "
-        "the model a larger context",
+        f"{_rejection(window, overflow)}, after {tries} shorter attempts; set max_context_tokens "
+        f"to less than {limit:,}, or give the model a larger context",
         needed=window.tokens,
         limit=limit,
     )
 
 
-def _cannot_shorten(window: Window, overflow: Overflow, least: ContextTooSmall) -> ContextTooSmall:
+def _cannot_shorten(
+    window: Window, overflow: ContextOverflow, smallest: ContextTooSmall
+) -> ContextTooSmall:
     """Return the error for a request that cannot be shortened; a smaller limit would not help."""
     return ContextTooSmall(
-        f"the model rejected about {window.tokens:,} tokens as too long{_stated_limit(overflow)}, "
-        f"and the request cannot be shortened; give the model a context of at least "
-        f"{least.needed:,}, or shorten the system prompt, the tools or the newest message",
-        needed=least.needed,
+        f"{_rejection(window, overflow)}, and the request cannot be shortened; give the model a "
+        f"context of at least {smallest.needed:,}, or shorten the system prompt, the tools or the "
+        "newest message",
+        needed=smallest.needed,
         limit=overflow.limit or window.tokens,
     )
 
 
-def _stated_limit(overflow: Overflow) -> str:
-    return "" if overflow.limit is None else f" (its limit is {overflow.limit:,})"
+def _rejection(window: Window, overflow: ContextOverflow) -> str:
+    limit = "" if overflow.limit is None else f" (its limit is {overflow.limit:,})"
+    return f"the model rejected about {window.tokens:,} tokens as too long{limit}"
 
 
-def _next_limits(limits: Limits, window: Window, overflow: Overflow) -> Limits:
+def _next_limits(limits: Limits, window: Window, overflow: ContextOverflow) -> Limits:
     """Return the limits for the next attempt."""
     if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
         return limits.at_most(int(overflow.limit * _STATED_LIMIT_SHARE))
     # The rejected request may have been far below its limit.
-    sent = window.tokens + limits.answer
-    return limits.at_most(int(min(sent, limits.max_context_tokens) * _SHORTEN_FACTOR))
+    sent_tokens = window.tokens + limits.answer
+    return limits.at_most(int(min(sent_tokens, limits.max_context_tokens) * _SHORTEN_FACTOR))

@@ -2,9 +2,10 @@
 
 Each result is written directly after its call, in the order of the calls, and nowhere else. So
 messages between a call and its result move after the result, orphaned and duplicate results are
-dropped, and a call without a result gets the result `INTERRUPTED`.
+dropped, and a call without a result gets the result `NO_RESULT`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import last_seen_seq
-from stenolog.context.turn_state import TurnRange, split_turns
+from stenolog.context.turn_state import TurnRange, is_finished_answer, split_turns
 from stenolog.messages import (
     REASONING_FIELDS,
     TEXT_TYPES,
@@ -31,15 +32,14 @@ from stenolog.messages import (
 )
 from stenolog.records import Message
 
-INTERRUPTED: Final = "[interrupted]"
+NO_RESULT: Final = "[interrupted]"
 """The result sent for a call without a stored result."""
-EMPTY: Final = "[no text]"
-"""Content sent for an empty user message or tool result: providers reject messages without
-content."""
-CONTINUATION: Final = "[the conversation goes on]"
+NO_TEXT: Final = "[no text]"
+"""Content sent for an empty user message or tool result, because providers require content."""
+FIRST_USER_CONTENT: Final = "[the conversation goes on]"
 _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
-REASONING: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
+SENT_REASONING_FIELDS: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
 """Fields with thinking that may be sent back to a provider."""
 
 
@@ -61,10 +61,7 @@ class RequestMessage(Struct, frozen=True, kw_only=True):
 
     body: Body
     seqs: tuple[int | None, ...]
-    """Seq of the message, or of each result if results share one message.
-
-    None stands for a message that is not stored.
-    """
+    """Seq of the message, or of each result in it; None for a message that is not stored."""
     turn: int
     """Index of the turn in the history."""
 
@@ -85,11 +82,11 @@ def to_request_messages(
     messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
 ) -> list[RequestMessage]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
-    ordered = _in_spoken_order([(body_of(message), seq_of(message)) for message in messages])
+    ordered = _in_answer_order([(body_of(message), seq_of(message)) for message in messages])
     return _Arrangement([body for body, _ in ordered], [seq for _, seq in ordered], needs).entries()
 
 
-def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
+def _in_answer_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
     """Move user messages that an answer has not seen after that answer.
 
     Such messages were stored while the answer was being written, so they precede the answer in the
@@ -98,7 +95,7 @@ def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Bo
     ordered: list[tuple[Body, int | None]] = []
     for body, seq in stored:
         at = len(ordered)
-        if seq is not None and role_of(body) == "assistant" and not calls_of(body):
+        if seq is not None and is_finished_answer(body):
             seen_seq = last_seen_seq(body, seq)
             while at and has_text(ordered[at - 1][0]) and (ordered[at - 1][1] or 0) > seen_seq:
                 at -= 1
@@ -115,14 +112,14 @@ def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list
     for body in bodies:
         before = finished[-1] if finished else None
         if needs.merge_user and before and before["role"] == body["role"] == "user":
-            finished[-1] = _merged(before, body)
+            finished[-1] = _merge_messages(before, body)
         else:
             finished.append(body)
     first = next(
         (at for at, body in enumerate(finished) if body["role"] not in _SYSTEM_ROLES), None
     )
     if needs.user_first and first is not None and finished[first]["role"] != "user":
-        finished.insert(first, {"role": "user", "content": CONTINUATION})
+        finished.insert(first, {"role": "user", "content": FIRST_USER_CONTENT})
     return finished
 
 
@@ -135,13 +132,14 @@ class _Arrangement:
         self._bodies = bodies
         self._seqs = seqs
         self._needs = needs
-        self._answers = pair(bodies)
-        self._taken: set[str] = set()
-        self._times: dict[str, int] = {}
-        self._fields = frozenset(needs.keep_fields)
+        self._calls = list(map(calls_of, bodies))
+        self._answers = pair(bodies) if any(self._calls) else {}
+        self._ids: set[str] = set()
+        self._uses: Counter[str] = Counter()
+        """Number of further calls with the same id, by id."""
 
     def entries(self) -> list[RequestMessage]:
-        turns = split_turns(self._bodies, self._answers)
+        turns = split_turns(self._bodies, self._answers, self._calls)
         messages: list[RequestMessage] = []
         for number, turn in enumerate(turns):
             keep = self._needs.reasoning == "all" or (
@@ -153,44 +151,42 @@ class _Arrangement:
     def _turn(self, turn: TurnRange, number: int, *, keep_reasoning: bool) -> list[RequestMessage]:
         parts: list[RequestMessage] = []
         for index in range(turn.first, turn.end):
-            body = self._bodies[index]
-            calls = calls_of(body)
-            ids = [self._free(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)]
-            cleaned = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
+            body, calls = self._bodies[index], self._calls[index]
+            ids = [
+                self._unique_id(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)
+            ]
+            cleaned = self._clean_message(body, calls, ids, keep_reasoning=keep_reasoning)
             if cleaned is not None:
                 parts.append(RequestMessage(body=cleaned, seqs=(self._seqs[index],), turn=number))
-            parts += self._results(index, calls, ids, number)
+            if calls:
+                parts += self._result_messages(index, calls, ids, number)
         return parts
 
-    def _free(self, wanted_id: str) -> str:
-        """Return `wanted_id`, or a similar id that no other call of the request has."""
-        free = wanted_id
-        while free in self._taken:
+    def _unique_id(self, id: str) -> str:
+        """Return `id`, or a similar id if another call of the request has it."""
+        unique = id
+        while unique in self._ids:
             # The count continues at the last number, because a model may use the same id for all
             # its calls.
-            self._times[wanted_id] = self._times.get(wanted_id, 1) + 1
-            free = f"{wanted_id}_{self._times[wanted_id]}"
-        self._taken.add(free)
-        return free
+            self._uses[id] += 1
+            unique = f"{id}_{self._uses[id] + 1}"
+        self._ids.add(unique)
+        return unique
 
-    def _results(
+    def _result_messages(
         self, index: int, calls: Sequence[ToolCall], ids: Sequence[str], number: int
     ) -> list[RequestMessage]:
         messages: list[RequestMessage] = []
         for place, call in enumerate(calls):
-            result_spot = self._answers.get((index, place))
-            seq = None if result_spot is None else self._seqs[result_spot[0]]
-            result = (
-                None
-                if result_spot is None
-                else results_of(self._bodies[result_spot[0]])[result_spot[1]]
-            )
-            body = self._result(call, ids[place], result)
+            seq, result = None, None
+            if (spot := self._answers.get((index, place))) is not None:
+                seq, result = self._seqs[spot[0]], results_of(self._bodies[spot[0]])[spot[1]]
+            body = self._result_message(call, ids[place], result)
             if call.in_content and messages:
                 # Providers of this format expect all results for a message in one message.
-                both = [*messages[-1].body["content"], *body["content"]]
+                contents = [*messages[-1].body["content"], *body["content"]]
                 messages[-1] = RequestMessage(
-                    body={"role": "user", "content": both},
+                    body={"role": "user", "content": contents},
                     seqs=(*messages[-1].seqs, seq),
                     turn=number,
                 )
@@ -198,55 +194,55 @@ class _Arrangement:
                 messages.append(RequestMessage(body=body, seqs=(seq,), turn=number))
         return messages
 
-    def _result(self, call: ToolCall, id: str, result: ToolResult | None) -> Body:
-        content = INTERRUPTED if result is None else _content(result.content) or EMPTY
+    def _result_message(self, call: ToolCall, id: str, result: ToolResult | None) -> Body:
+        content = NO_RESULT if result is None else _sendable_content(result.content) or NO_TEXT
         if call.in_content:
             part: Body = {"type": "tool_result", "tool_use_id": id, "content": content}
             if result is not None and result.is_error:
                 part["is_error"] = True
-            return _sendable({"role": "user", "content": [part]})
+            return _make_sendable({"role": "user", "content": [part]})
         body: Body = {"role": "tool", "tool_call_id": id, "content": content}
         if result is not None and not result.in_content:
-            body |= self._further(result.value)
-        return _sendable(body)
+            body |= self._kept_fields(result.value)
+        return _make_sendable(body)
 
-    def _clean(
-        self,
-        body: Body,
-        calls: Sequence[ToolCall],
-        ids: Sequence[str],
-        *,
-        keep_reasoning: bool,
+    def _clean_message(
+        self, body: Body, calls: Sequence[ToolCall], ids: Sequence[str], *, keep_reasoning: bool
     ) -> Body | None:
         """Return the message without parts that providers reject, or None if no part remains."""
-        role = role_of(body)
+        role, text = role_of(body), body.get("content")
+        is_plain = isinstance(text, str) and text and text.isascii() and not text.isspace()
+        if is_plain and not (calls or keep_reasoning or self._needs.keep_fields or "name" in body):
+            # Most messages: they stay as they are, without the fields that are not sent.
+            return {"role": role, "content": text} if role not in ("", "tool") else None
         if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
-        content = _content(
+        content = _sendable_content(
             body.get("content"), without=_dropped_parts(role, keep_reasoning=keep_reasoning)
         )
         message: Body = {"role": role, "content": content}
         if role == "assistant":
             if content is None and isinstance(body.get("refusal"), str):
-                message["content"] = _content(body["refusal"])
+                message["content"] = _sendable_content(body["refusal"])
             message |= _content_and_calls(message["content"], calls, ids)
             if keep_reasoning:
-                message |= {name: body[name] for name in REASONING if body.get(name)}
+                message |= {name: body[name] for name in SENT_REASONING_FIELDS if body.get(name)}
             if not message["content"] and not calls:
                 return None
         elif not content:
             if role != "user":
                 return None
-            message["content"] = EMPTY
-        return _sendable(message | self._further(body))
+            message["content"] = NO_TEXT
+        return _make_sendable(message | self._kept_fields(body))
 
-    def _further(self, body: Mapping[str, Any]) -> Body:
-        return {
-            name: value
-            for name, value in body.items()
-            if (name in self._fields and name not in ("role", "content", "tool_calls"))
-            or (name == "name" and isinstance(value, str) and value)
+    def _kept_fields(self, body: Mapping[str, Any]) -> Body:
+        kept = {
+            name: body[name]
+            for name in self._needs.keep_fields
+            if name in body and name not in ("role", "content", "tool_calls")
         }
+        name = body.get("name")
+        return kept | {"name": name} if isinstance(name, str) and name else kept
 
 
 def _dropped_parts(role: str, *, keep_reasoning: bool) -> frozenset[str]:
@@ -288,11 +284,11 @@ def _tool_call(call: ToolCall, id: str) -> Body:
         return {**call.value, "id": id}
     function = call.value.get("function")
     function_body = dict(function) if isinstance(function, Mapping) else {}
-    function_body |= {"name": call.name, "arguments": _arguments(call.arguments)}
+    function_body |= {"name": call.name, "arguments": _arguments_text(call.arguments)}
     return {**call.value, "id": id, "type": "function", "function": function_body}
 
 
-def _arguments(value: Any) -> str:
+def _arguments_text(value: Any) -> str:
     """Return the arguments as the text of a JSON object.
 
     Servers that parse the arguments reject any other text.
@@ -307,7 +303,7 @@ def _arguments(value: Any) -> str:
     return text if is_object else as_json({"unreadable": text})
 
 
-def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
+def _sendable_content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
     """Return text, a list of parts, or None if the content is empty."""
     if value is None or isinstance(value, str):
         return value if value and value.strip() else None
@@ -337,18 +333,18 @@ def _without_empty_text(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return part if text.strip() else None
 
 
-def _merged(first: Body, second: Body) -> Body:
-    first_content, two = first["content"], second["content"]
-    if isinstance(first_content, str) and isinstance(two, str):
-        return {**first, "content": f"{first_content}\n\n{two}"}
-    return {**first, "content": [*_as_parts(first_content), *_as_parts(two)]}
+def _merge_messages(first: Body, second: Body) -> Body:
+    first_content, second_content = first["content"], second["content"]
+    if isinstance(first_content, str) and isinstance(second_content, str):
+        return {**first, "content": f"{first_content}\n\n{second_content}"}
+    return {**first, "content": [*_as_parts(first_content), *_as_parts(second_content)]}
 
 
 def _as_parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-def _sendable(body: Body) -> Body:
+def _make_sendable(body: Body) -> Body:
     """Return the body unchanged if JSON can represent it.
 
     Otherwise replace the values that JSON cannot represent.

@@ -10,15 +10,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.context.request_messages import INTERRUPTED, REASONING, RequestMessage
-from stenolog.messages import (
-    THINKING_TYPES,
-    Body,
-    as_json,
-    calls_of,
-    results_of,
-    text_of,
-)
+from stenolog.context.request_messages import NO_RESULT, SENT_REASONING_FIELDS, RequestMessage
+from stenolog.messages import THINKING_TYPES, Body, as_json, calls_of, results_of, text_of
 from stenolog.tokens import Tokens
 
 
@@ -38,14 +31,14 @@ def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
     return f"[… elided: {tokens.text(text):,} tokens{location}]"
 
 
-def cut_middle(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
-    """Return the start and the end of a text around `mark`, about `keep` tokens in total."""
-    share = keep / max(tokens.text(text), 1)
+def cut_middle(text: str, keep_tokens: int, tokens: Tokens, *, mark: str) -> str:
+    """Return the start and the end of a text around `mark`, about `keep_tokens` tokens in total."""
+    share = keep_tokens / max(tokens.text(text), 1)
     while share > 0.01:
         kept_length = int(len(text) * share)
         tail = kept_length // 3
         short = f"{text[: kept_length - tail]}\n{mark}\n{text[len(text) - tail :] if tail else ''}"
-        if tokens.text(short) <= keep:
+        if tokens.text(short) <= keep_tokens:
             return short.rstrip("\n")
         share *= 0.8
     return mark
@@ -69,36 +62,36 @@ class _Shortening:
 
     def shorten(self, budget: int) -> None:
         """Shorten the turn until it fits, or as far as possible."""
-        olds = range(self.last_step)
-        news = range(self.last_step, len(self.entries))
+        older_indexes = range(self.last_step)
+        newest_indexes = range(self.last_step, len(self.entries))
         steps: list[Callable[[], None]] = [
-            partial(self._results, olds, budget),
-            partial(self._share, news, budget, least=budget // 4),
-            partial(self._said, olds, budget),
-            partial(self._share, news, budget, least=0),
-            partial(self._said, news, budget),
+            partial(self._elide_results, older_indexes, budget),
+            partial(self._cut_results, newest_indexes, budget, min_tokens=budget // 4),
+            partial(self._elide_speech, older_indexes, budget),
+            partial(self._cut_results, newest_indexes, budget, min_tokens=0),
+            partial(self._elide_speech, newest_indexes, budget),
             partial(self._leave_out, budget),
-            partial(self._thoughts, budget),
+            partial(self._remove_thinking, budget),
         ]
         for step in steps:
             if self.fits(budget):
                 return
             step()
 
-    def _results(self, places: Sequence[int], budget: int) -> None:
+    def _elide_results(self, places: Sequence[int], budget: int) -> None:
         for at in places:
             if self.fits(budget):
                 return
             if _is_result(self.entries[at]):
-                self._replace(at, _elided_results(self.entries[at], 0, self.tokens))
+                self._replace_body(at, _elided_results(self.entries[at], 0, self.tokens))
 
-    def _share(self, places: Sequence[int], budget: int, *, least: int) -> None:
+    def _cut_results(self, places: Sequence[int], budget: int, *, min_tokens: int) -> None:
         """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
         results = [at for at in places if _is_result(self.entries[at])]
         other_tokens = sum(self.costs) - sum(self.costs[at] for at in results)
-        remaining = max(budget - other_tokens, least)
-        for done, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
-            share = remaining // (len(results) - done)
+        remaining = max(budget - other_tokens, min_tokens)
+        for index, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
+            share = remaining // (len(results) - index)
             if self.costs[at] > share:
                 self._cut_to(at, share)
             remaining -= self.costs[at]
@@ -107,51 +100,50 @@ class _Shortening:
         entry = self.entries[at]
         overhead = self.tokens.message({**entry.body, "content": ""})
         for keep in (share - overhead, (share - overhead) // 2, 0):
-            self._replace(at, _elided_results(entry, max(keep, 0), self.tokens))
+            self._replace_body(at, _elided_results(entry, max(keep, 0), self.tokens))
             if self.costs[at] <= share:
                 return
 
-    def _said(self, places: Sequence[int], budget: int) -> None:
+    def _elide_speech(self, places: Sequence[int], budget: int) -> None:
         for at in places:
             if self.fits(budget):
                 return
             if self.entries[at].body["role"] == "assistant":
-                self._replace(at, _elided_speech(self.entries[at], self.tokens))
+                self._replace_body(at, _elided_speech(self.entries[at], self.tokens))
 
     def _leave_out(self, budget: int) -> None:
         """Leave out complete steps, oldest first; the turn's first message is left out last."""
         first = 1 if self.entries and _is_user(self.entries[0]) else 0
-        dropped: set[int] = set()
-        for step in [*_steps(self.entries, first), *([[0]] if first else [])]:
-            if sum(self.costs) - sum(self.costs[at] for at in dropped) <= budget:
+        dropped_indexes: set[int] = set()
+        for step in [*_group_steps(self.entries, first), *([[0]] if first else [])]:
+            if sum(self.costs) - sum(self.costs[at] for at in dropped_indexes) <= budget:
                 break
-            keeps = self.newest_user in step or len(self.entries) - 1 in step
-            if not keeps:
-                dropped.update(step)
-        self.left_out = sorted(dropped)
-        for at in dropped:
+            if self.newest_user not in step and len(self.entries) - 1 not in step:
+                dropped_indexes.update(step)
+        self.left_out = sorted(dropped_indexes)
+        for at in dropped_indexes:
             self.costs[at] = 0
 
-    def _thoughts(self, budget: int) -> None:
+    def _remove_thinking(self, budget: int) -> None:
         """Remove thinking, oldest first. A pointer cannot replace thinking."""
         for at in range(len(self.entries)):
             if self.fits(budget):
                 return
             if at not in self.left_out:
-                self._replace(at, _without_thoughts(self.entries[at].body))
+                self._replace_body(at, _without_thinking(self.entries[at].body))
 
-    def _replace(self, at: int, body: Body) -> None:
+    def _replace_body(self, index: int, body: Body) -> None:
         cost = self.tokens.message(body)
-        if cost < self.costs[at]:
-            self.entries[at] = replace(self.entries[at], body=body)
-            self.costs[at] = cost
-            self.elided.add(at)
+        if cost < self.costs[index]:
+            self.entries[index] = replace(self.entries[index], body=body)
+            self.costs[index] = cost
+            self.elided.add(index)
 
     def result(self) -> ShortenedTurn:
-        dropped = set(self.left_out)
+        dropped_indexes = set(self.left_out)
         return ShortenedTurn(
-            entries=[entry for at, entry in enumerate(self.entries) if at not in dropped],
-            elided=len(self.elided - dropped),
+            entries=[entry for at, entry in enumerate(self.entries) if at not in dropped_indexes],
+            elided=len(self.elided - dropped_indexes),
             left_out=tuple(self.entries[at].seq for at in self.left_out),
         )
 
@@ -177,7 +169,7 @@ def _last_step(entries: Sequence[RequestMessage]) -> int:
     return len(entries)
 
 
-def _steps(entries: Sequence[RequestMessage], first: int) -> list[list[int]]:
+def _group_steps(entries: Sequence[RequestMessage], first: int) -> list[list[int]]:
     """Group each call with its results; every other message forms a group by itself."""
     steps: list[list[int]] = []
     for at in range(first, len(entries)):
@@ -188,25 +180,25 @@ def _steps(entries: Sequence[RequestMessage], first: int) -> list[list[int]]:
     return steps
 
 
-def _elided_results(entry: RequestMessage, keep: int, tokens: Tokens) -> Body:
+def _elided_results(entry: RequestMessage, keep_tokens: int, tokens: Tokens) -> Body:
     body = entry.body
     if body["role"] == "tool":
-        return {**body, "content": _short_result(body["content"], entry.seq, keep, tokens)}
-    each = keep // len(entry.seqs)
+        return {**body, "content": _short_result(body["content"], entry.seq, keep_tokens, tokens)}
+    keep_each = keep_tokens // len(entry.seqs)
     return {
         **body,
         "content": [
-            {**part, "content": _short_result(part["content"], seq, each, tokens)}
+            {**part, "content": _short_result(part["content"], seq, keep_each, tokens)}
             for part, seq in zip(body["content"], entry.seqs, strict=True)
         ],
     }
 
 
-def _without_thoughts(body: Body) -> Body:
-    shorter = {name: value for name, value in body.items() if name not in REASONING}
+def _without_thinking(body: Body) -> Body:
+    shorter = {name: value for name, value in body.items() if name not in SENT_REASONING_FIELDS}
     if isinstance(content := shorter["content"], list):
-        spoken = [part for part in content if part.get("type") not in THINKING_TYPES]
-        shorter["content"] = spoken or content
+        other_parts = [part for part in content if part.get("type") not in THINKING_TYPES]
+        shorter["content"] = other_parts or content
     return shorter
 
 
@@ -248,14 +240,17 @@ def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body |
     return short if tokens.text(as_json(short)) < tokens.text(text) else None
 
 
-def _short_result(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
-    """Return a result of about `keep` tokens, or a pointer; unchanged if it is short already."""
+def _short_result(content: Any, seq: int | None, keep_tokens: int, tokens: Tokens) -> Any:
+    """Shorten a tool result to about `keep_tokens` tokens, or replace it by a pointer.
+
+    A short result is returned unchanged.
+    """
     text = text_of(content)
     cost = _content_tokens(content, tokens)
-    if text == INTERRUPTED or cost <= keep:
+    if text == NO_RESULT or cost <= keep_tokens:
         return content
     mark = pointer(text, seq, tokens)
-    short = cut_middle(text, keep, tokens, mark=mark) if keep > 0 else mark
+    short = cut_middle(text, keep_tokens, tokens, mark=mark) if keep_tokens > 0 else mark
     return short if _content_tokens(short, tokens) < cost else content
 
 
@@ -281,6 +276,6 @@ def shorten_turn(
 def minimum_tokens(entries: Sequence[RequestMessage], tokens: Tokens) -> tuple[int, int]:
     """Return the tokens of the newest user message, and of the minimum rest of its turn."""
     turn = _Shortening(entries, tokens)
-    newest = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0
+    message_tokens = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0
     turn.shorten(0)
-    return newest, sum(turn.costs) - newest
+    return message_tokens, sum(turn.costs) - message_tokens

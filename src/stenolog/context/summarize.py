@@ -2,10 +2,10 @@
 
 An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
 field is set to the seq up to which the checkpoint will hide messages, and `undo` does not change
-meta. So a floor below that seq means that the last summary is not in effect. A crash between the
-two writes looks the same: the number of messages alone then triggers no summary until the next
-summary for another reason, and the token budget still holds. A checkpoint that fails resets the
-field.
+meta. So a floor below that seq means that the last summary is not in effect. After a crash between
+the two writes, the floor is below that seq, too. Then the number of messages alone triggers no
+summary until a summary is made for another reason. The token budget is respected in any case. A
+checkpoint that fails resets the field.
 
 The same write records the messages that were withdrawn before (`stores/withdrawn_messages.py`),
 because withdrawn messages below the floor would look summarized.
@@ -28,7 +28,7 @@ from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.sessions import side_usage
 from stenolog.stores import spans, withdrawn_messages
-from stenolog.stores.base import SessionView, Store
+from stenolog.stores.base import SessionView, Store, find_info, find_view
 from stenolog.tokens import Tokens
 
 Trigger = Literal["auto", "manual", "overflow"]
@@ -89,9 +89,9 @@ def plan_summary(
         costs[entry.turn] += tokens.message(entry.body)
     history_tokens, summary_tokens = costs.total(), tokens.text(summary)
     room = limits.history(fixed)
-    over = overfull or history_tokens + summary_tokens > room
-    many = len(history) > limits.max_history_messages and not undone
-    reason = _reason(trigger, over=over, many=many)
+    is_over_tokens = overfull or history_tokens + summary_tokens > room
+    is_over_count = len(history) > limits.max_history_messages and not undone
+    reason = _summary_reason(trigger, over_tokens=is_over_tokens, over_count=is_over_count)
     if reason is None:
         return None
 
@@ -101,32 +101,32 @@ def plan_summary(
         goal_count = min(goal_count, len(history) // 2)
     turns = find_turns([body_of(message) for message in history])
     # Leave room for a new summary of maximum length, so that half of the space is free in any case.
-    hidden = _turns_to_hide(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
-    while hidden and keep_from is not None and history[turns[hidden].first - 1].seq >= keep_from:
-        hidden -= 1
-    if hidden == 0:
+    to_hide = _turns_to_hide(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
+    while to_hide and keep_from is not None and history[turns[to_hide].first - 1].seq >= keep_from:
+        to_hide -= 1
+    if to_hide == 0:
         return None
-    cut = turns[hidden].first
+    first_kept = turns[to_hide].first
     return SummaryPlan(
         reason=reason,
-        messages=tuple(history[:cut]),
-        upto=history[cut - 1].seq,
+        messages=tuple(history[:first_kept]),
+        upto=history[first_kept - 1].seq,
         expect_floor=floor,
         uid=uid,
         summary=summary,
         summary_tokens=limits.summary(fixed),
-        kept=len(history) - cut,
+        kept=len(history) - first_kept,
         tokens_before=fixed + summary_tokens + history_tokens,
-        tokens_after=fixed + sum(costs[number] for number in range(hidden, len(turns))),
+        tokens_after=fixed + sum(costs[number] for number in range(to_hide, len(turns))),
     )
 
 
-def _reason(trigger: Trigger, *, over: bool, many: bool) -> Reason | None:
+def _summary_reason(trigger: Trigger, *, over_tokens: bool, over_count: bool) -> Reason | None:
     if trigger != "auto":
         return trigger
-    if over:
+    if over_tokens:
         return "tokens"
-    return "count" if many else None
+    return "count" if over_count else None
 
 
 def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int, count: int) -> int:
@@ -140,7 +140,7 @@ def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int,
     return max(len(turns) - 1, 0)
 
 
-COMPACTED: Final = "compacted"
+COMPACTED_UPTO: Final = "compacted"
 """Meta field of a session: the seq up to which the last summary was to hide messages."""
 
 
@@ -195,10 +195,7 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
 
 def session_state(store: Store, key: str) -> SessionState:
     """Return the current state of a session; an empty state if the session does not exist."""
-    try:
-        return state_of_view(store.view(key))
-    except NoSuchSession:
-        return state_of_view(None)
+    return state_of_view(find_view(store, key))
 
 
 def state_of_view(view: SessionView | None) -> SessionState:
@@ -237,7 +234,7 @@ def apply_plan(
         limits=limits,
         tokens=tokens,
     )
-    if not _apply(store, key, plan, written):
+    if not _make_checkpoint(store, key, plan, written):
         return None
     return SummaryReport(
         key=key,
@@ -252,19 +249,18 @@ def apply_plan(
     )
 
 
-def _apply(store: Store, key: str, plan: SummaryPlan, written: SummaryResult) -> bool:
+def _make_checkpoint(store: Store, key: str, plan: SummaryPlan, result: SummaryResult) -> bool:
     """Make the checkpoint and return True; return False if the session differs from the plan."""
-    try:
-        view = store.view(key)
-    except NoSuchSession:
+    view = find_view(store, key)
+    if view is None:
         return False
     info, visible = view.info, [(message.seq, message.seq) for message in view.messages]
     if not _is_as_planned(info, visible, plan):
         return False
-    summary = written.text
-    # The calls are paid also if the checkpoint fails, so their counts stay.
-    counted = side_usage.updated_field(info.meta, info.uid, written.usage)
-    store.set_meta(key, **_meta_fields(info, visible, plan.upto), **counted)
+    summary = result.text
+    # Store the token counts even if the checkpoint fails, because the calls were paid.
+    usage_field = side_usage.updated_field(info.meta, info.uid, result.usage)
+    store.set_meta(key, **_meta_fields(info, visible, plan.upto), **usage_field)
     try:
         if store.info(key).uid == info.uid:
             # guard: summary-hides-only-covered
@@ -286,8 +282,8 @@ def _is_as_planned(info: SessionInfo, visible: Sequence[Span], plan: SummaryPlan
         return False
     if plan.uid and info.uid != plan.uid:
         return False
-    planned = [message.seq for message in plan.messages]
-    return [seq for seq, _ in visible if seq <= plan.upto] == planned
+    planned_seqs = [message.seq for message in plan.messages]
+    return [seq for seq, _ in visible if seq <= plan.upto] == planned_seqs
 
 
 def _meta_fields(info: SessionInfo, visible: Sequence[Span], upto: int) -> dict[str, Any]:
@@ -296,8 +292,8 @@ def _meta_fields(info: SessionInfo, visible: Sequence[Span], upto: int) -> dict[
     begin = _summarized_upto(info) + 1
     withdrawn = spans.minus([(begin, upto)] if begin <= upto else [], visible_spans)
     return {
-        COMPACTED: upto,
-        withdrawn_messages.META: withdrawn_messages.updated_field(
+        COMPACTED_UPTO: upto,
+        withdrawn_messages.META_FIELD: withdrawn_messages.updated_field(
             info.meta, withdrawn, visible=visible_spans
         ),
     }
@@ -314,28 +310,27 @@ def _summarized_upto(info: SessionInfo) -> int:
 def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[Span]) -> bool:
     """Try to restore the meta after a failed summary; return whether the session is the same."""
     with suppress(StenologError):
-        try:
-            now = store.info(key)
-        except NoSuchSession:
+        now = find_info(store, key)
+        if now is None:
             return False
         if now.uid != info.uid:
             _remove_meta(store, key, now)
             return False
-        known = _compacted_upto(info)
+        upto = _compacted_upto(info)
         fields = {
-            COMPACTED: known or None,
-            withdrawn_messages.META: withdrawn_messages.updated_field(info.meta),
+            COMPACTED_UPTO: upto or None,
+            withdrawn_messages.META_FIELD: withdrawn_messages.updated_field(info.meta),
         }
         if now.floor > info.floor and now.summary != info.summary:
             # Another process wrote a summary, or this summary succeeded after all: keep the fields.
-            fields = _meta_fields(info, visible, now.floor) | {COMPACTED: max(known, now.floor)}
+            fields = _meta_fields(info, visible, now.floor) | {COMPACTED_UPTO: max(upto, now.floor)}
         store.set_meta(key, **fields)
     return True
 
 
 def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
     """Remove these meta fields from a session that was created again."""
-    our_fields = {COMPACTED, withdrawn_messages.META, side_usage.META}
+    our_fields = {COMPACTED_UPTO, withdrawn_messages.META_FIELD, side_usage.META}
     if now.last_seq == 0 and not now.summary and set(now.meta) <= our_fields:
         # The session was just deleted, and setting these fields created it again.
         store.delete(key)
@@ -344,5 +339,5 @@ def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
 
 
 def _compacted_upto(info: SessionInfo) -> int:
-    upto = info.meta.get(COMPACTED)
+    upto = info.meta.get(COMPACTED_UPTO)
     return upto if isinstance(upto, int) and not isinstance(upto, bool) else 0

@@ -40,24 +40,24 @@ SECTIONS: Final = {
     "tool_outcomes": "Tool outcomes",
 }
 LAST_STATE: Final = "Last state"
-LONGEST_LINE: Final = 400
-QUOTED: Final = "User said: "
+MAX_LINE_CHARACTERS: Final = 400
+QUOTE_PREFIX: Final = "User said: "
 """Prefix of lines that were quoted from user messages without a model."""
 
-_LINES: Final = {"type": "array", "items": {"type": "string"}}
+_LINES_SCHEMA: Final = {"type": "array", "items": {"type": "string"}}
 SCHEMA: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {
-        **dict.fromkeys(SECTIONS, _LINES),
+        **dict.fromkeys(SECTIONS, _LINES_SCHEMA),
         "last_state": {"type": "string"},
-        "outdated": _LINES,
+        "outdated": _LINES_SCHEMA,
     },
     "required": [*SECTIONS, "last_state", "outdated"],
     "additionalProperties": False,
 }
 """Schema of the model's answer: new lines for each section, and labels of lines to remove."""
 
-_MARKS: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
+_LINE_PREFIXES: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
 """Prefixes that make a line a heading or an item, if a space follows the prefix."""
 # Sections in the order in which they lose lines when a summary is too long.
 _DROP_ORDER: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
@@ -92,7 +92,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         return sum(len(self.lines(name)) for name in SECTIONS)
 
 
-def render(summary: Summary, *, labelled: bool = False) -> str:
+def render_summary(summary: Summary, *, labelled: bool = False) -> str:
     """Return the summary as Markdown; empty text for an empty summary."""
     blocks = []
     for name, title in SECTIONS.items():
@@ -107,7 +107,7 @@ def render(summary: Summary, *, labelled: bool = False) -> str:
     return "\n\n".join(blocks)
 
 
-def parse(text: str) -> Summary:
+def parse_summary(text: str) -> Summary:
     """Parse a summary. Lines under no known heading become facts."""
     names = {title: name for name, title in SECTIONS.items()} | {LAST_STATE: "last_state"}
     sections: dict[str, list[str]] = {name: [] for name in names.values()}
@@ -118,86 +118,80 @@ def parse(text: str) -> Summary:
             section = names[heading]
         elif text := line.strip().removeprefix("- ").strip():
             # Long lines are wrapped, not cut: text from another source is kept in full.
-            sections[section] += textwrap.wrap(text, LONGEST_LINE)
-    last_state = _line(" ".join(sections.pop("last_state")))
+            sections[section] += textwrap.wrap(text, MAX_LINE_CHARACTERS)
+    last_state = _clean_line(" ".join(sections.pop("last_state")))
     return Summary(
-        last_state=last_state,
-        **{name: _distinct(lines) for name, lines in sections.items()},
+        last_state=last_state, **{name: _distinct_lines(lines) for name, lines in sections.items()}
     )
 
 
-def update(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
+def update_summary(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
     """Return the summary with a model's answer merged in, or None if the answer is empty."""
-    new = {name: _lines_in(answer.get(name)) for name in SECTIONS}
-    stated = answer.get("last_state")
-    last_state = _line(stated) if isinstance(stated, str) else ""
-    if not last_state and not any(new.values()):
+    new_lines = {name: _parse_lines(answer.get(name)) for name in SECTIONS}
+    raw_state = answer.get("last_state")
+    last_state = _clean_line(raw_state) if isinstance(raw_state, str) else ""
+    if not last_state and not any(new_lines.values()):
         return None
-    outdated = _outdated(summary, _lines_in(answer.get("outdated")))
+    outdated = _outdated_lines(summary, _parse_lines(answer.get("outdated")))
     merged = {
-        name: _distinct([*(line for line in summary.lines(name) if line not in outdated), *lines])
-        for name, lines in new.items()
+        name: _distinct_lines(
+            [*(line for line in summary.lines(name) if line not in outdated), *lines]
+        )
+        for name, lines in new_lines.items()
     }
     return Summary(last_state=last_state or summary.last_state, **merged)
 
 
-def bounded(summary: Summary, limit: int, tokens: Tokens) -> Summary:
+def bound_summary(summary: Summary, limit: int, tokens: Tokens) -> Summary:
     """Return the summary within `limit` tokens. Quoted lines go first, facts last, oldest first."""
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
     while True:
-        shorter = _summary_of(sections, last_state)
-        over = tokens.text(render(shorter)) - limit
-        if over <= 0:
+        lines = {name: tuple(lines) for name, lines in sections.items()}
+        shorter = Summary(last_state=last_state, **lines)
+        excess_tokens = tokens.text(render_summary(shorter)) - limit
+        if excess_tokens <= 0:
             return shorter
         dropped_tokens = 0
-        while dropped_tokens < over and (line := _drop_line(sections)):
+        while dropped_tokens < excess_tokens and (line := _drop_line(sections)):
             dropped_tokens += tokens.text(line) + 1
         if dropped_tokens == 0:
-            limit_of_state = limit - tokens.text(render(Summary(last_state=" ")))
-            state = cut_middle(last_state, max(limit_of_state, 0), tokens, mark="…").replace(
-                "\n", " "
-            )
-            return Summary(last_state=state if limit_of_state > 0 and state != last_state else "")
-
-
-def _summary_of(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
-    return Summary(
-        last_state=last_state, **{name: tuple(lines) for name, lines in sections.items()}
-    )
+            state_limit = max(limit - tokens.text(render_summary(Summary(last_state=" "))), 0)
+            state = cut_middle(last_state, state_limit, tokens, mark="…").replace("\n", " ")
+            return Summary(last_state=state if state_limit > 0 and state != last_state else "")
 
 
 def _drop_line(sections: Mapping[str, list[str]]) -> str:
     """Remove and return the least important line; empty if no line is left."""
     facts = sections["facts"]
-    quoted = next((at for at, line in enumerate(facts) if line.startswith(QUOTED)), None)
-    if quoted is not None:
-        return facts.pop(quoted)
+    quote_index = next((at for at, line in enumerate(facts) if line.startswith(QUOTE_PREFIX)), None)
+    if quote_index is not None:
+        return facts.pop(quote_index)
     return next((sections[name].pop(0) for name in _DROP_ORDER if sections[name]), "")
 
 
-def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
+def _outdated_lines(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
     """Return the lines to remove; empty if a model asks to remove more than half of all lines."""
-    known = summary.labels()
-    outdated = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
-    return frozenset(outdated) if len(outdated) <= max(2, len(known) // 2) else frozenset()
+    by_label = summary.labels()
+    outdated = {by_label[label] for raw in labels if (label := raw.strip("[] ")) in by_label}
+    return frozenset(outdated) if len(outdated) <= max(2, len(by_label) // 2) else frozenset()
 
 
-def _lines_in(value: Any) -> list[str]:
+def _parse_lines(value: Any) -> list[str]:
     """Return the lines in an answer, which may be a text instead of a list."""
     items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return [line for item in items if isinstance(item, str) and (line := _line(item))]
+    return [line for item in items if isinstance(item, str) and (line := _clean_line(item))]
 
 
-def _line(text: str) -> str:
+def _clean_line(text: str) -> str:
     """Return one line of bounded length that is not a heading."""
     line = " ".join(text.encode("utf-8", "replace").decode().split())
-    if marks := _MARKS.match(line):
+    if marks := _LINE_PREFIXES.match(line):
         line = line[marks.end() :]
-    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
+    return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
 
 
-def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
+def _distinct_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """Return each line once, in its first spelling, because models often repeat known lines."""
     spellings: dict[str, str] = {}
     for line in lines:
@@ -214,19 +208,17 @@ this part. Keep names, numbers, paths and dates exactly. Do not repeat lines of 
 - "last_state": one or two sentences on where things stand at the end of this part.
 - "outdated": labels of lines of the summary so far that this part has made wrong or settled."""
 
-_QUOTE: Final = 200
-MOST_QUESTIONS: Final = 20
+_MAX_QUOTE_CHARACTERS: Final = 200
+MAX_QUESTIONS: Final = 20
 """Approximate maximum number of model calls per summary. Older messages are only quoted."""
-_SMALLEST: Final = 256
-"""Number of tokens of a question; a model that rejects so few as too long is not asked again."""
+_MIN_QUESTION_TOKENS: Final = 256
+"""Minimum tokens of a question. A model that rejects even such a question is not asked again."""
 
 
 class SummaryResult(Struct, frozen=True, kw_only=True):
     """A summary, with facts about how it was written."""
 
     text: str
-    requests: int
-    """Number of model calls."""
     fallback: str
     """Reason why some lines were written without the model; empty otherwise."""
     dropped_lines: int
@@ -245,7 +237,7 @@ def write_summary(
     tokens: Tokens,
 ) -> SummaryResult:
     """Return the summary of `previous` and these messages in `max_tokens` tokens. Never fails."""
-    return _SummaryWriter(complete, max_tokens, limits, tokens).run(messages, previous)
+    return _SummaryWriter(complete, max_tokens, limits, tokens).write_summary(messages, previous)
 
 
 class _SummaryWriter:
@@ -257,72 +249,71 @@ class _SummaryWriter:
         self._complete = complete
         self._max_tokens = max_tokens
         self._tokens = tokens
-        self._size = limits.room
-        self._requests = 0
+        self._room = limits.room
+        """Maximum tokens of a question; halved when the model rejects one as too long."""
         self._usage: SideUsage = {}
         self._dropped_lines = 0
         self._fallback = "" if complete is not None else "no model was given"
 
-    def run(self, messages: Sequence[Message], previous: str) -> SummaryResult:
-        summary = parse(previous)
-        unread = self._unread(messages) if self._complete is not None else 0
+    def write_summary(self, messages: Sequence[Message], previous: str) -> SummaryResult:
+        summary = parse_summary(previous)
+        unread = self._count_unread(messages) if self._complete is not None else 0
         if unread:
             self._fallback = f"{unread:,} messages did not fit into the questions to the model"
-            summary = self._extracted(summary, messages[:unread])
-        waiting = list(messages[unread:])
-        while waiting:
-            count, question = self._question(waiting, summary)
+            summary = self._with_quotes(summary, messages[:unread])
+        remaining = list(messages[unread:])
+        while remaining:
+            count, question = self._make_question(remaining, summary)
             answer: Mapping[str, Any] | None = None
             if self._complete is not None:
                 try:
-                    answer = self._answer(self._complete, question)
+                    answer = self._ask_model(self._complete, question)
                 except _TooLong:
                     continue
-            updated = update(summary, answer) if answer is not None else None
+            updated = update_summary(summary, answer) if answer is not None else None
             if updated is None:
                 if self._complete is not None and not self._fallback:
                     self._fallback = "the model's answer could not be used"
-                summary = self._extracted(summary, waiting[:count])
+                summary = self._with_quotes(summary, remaining[:count])
             else:
-                summary = self._bounded(updated)
-            del waiting[:count]
+                summary = self._bound_summary(updated)
+            del remaining[:count]
         return SummaryResult(
-            text=render(summary),
-            requests=self._requests,
+            text=render_summary(summary),
             fallback=self._fallback,
             dropped_lines=self._dropped_lines,
             usage=self._usage,
         )
 
-    def _extracted(self, summary: Summary, messages: Sequence[Message]) -> Summary:
-        return self._bounded(update(summary, extract(messages)) or summary)
+    def _with_quotes(self, summary: Summary, messages: Sequence[Message]) -> Summary:
+        return self._bound_summary(update_summary(summary, quote_messages(messages)) or summary)
 
-    def _bounded(self, summary: Summary) -> Summary:
-        short = bounded(summary, self._max_tokens, self._tokens)
+    def _bound_summary(self, summary: Summary) -> Summary:
+        short = bound_summary(summary, self._max_tokens, self._tokens)
         self._dropped_lines += summary.count - short.count
         return short
 
-    def _unread(self, messages: Sequence[Message]) -> int:
+    def _count_unread(self, messages: Sequence[Message]) -> int:
         """Return the number of oldest messages that are only quoted; nearly always 0."""
-        tokens_left = MOST_QUESTIONS * self._size // 2
-        texts = list(transcript(messages, self._size // 4, self._tokens))
+        tokens_left = MAX_QUESTIONS * self._room // 2
+        texts = list(message_texts(messages, self._room // 4, self._tokens))
         for index in range(len(texts) - 1, -1, -1):
             tokens_left -= self._tokens.text(texts[index])
             if tokens_left < 0:
                 return index + 1
         return 0
 
-    def _question(
+    def _make_question(
         self, waiting: Sequence[Message], summary: Summary
     ) -> tuple[int, list[dict[str, Any]]]:
         """Return the number of messages (at least 1) that fit into a question, and the question."""
-        known = render(summary, labelled=True) or "(nothing yet)"
-        head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
-        tokens_left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
+        rendered = render_summary(summary, labelled=True) or "(nothing yet)"
+        head = f"Summary so far:\n{rendered}\n\nNext part of the conversation:\n"
+        tokens_left = self._room - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
         texts: list[str] = []
         # A message takes at least four tokens, so later messages cannot fit.
-        near = waiting[: max(tokens_left // 4, 1)]
-        for text in transcript(near, max(tokens_left // 4, 32), self._tokens):
+        candidates = waiting[: max(tokens_left // 4, 1)]
+        for text in message_texts(candidates, max(tokens_left // 4, 32), self._tokens):
             tokens_left -= self._tokens.text(text) + 1
             if texts and tokens_left < 0:
                 break
@@ -333,19 +324,18 @@ class _SummaryWriter:
         ]
         return len(texts), question
 
-    def _answer(
+    def _ask_model(
         self, complete: CompletionFunction, question: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any] | None:
         """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
-        self._requests += 1
         try:
             answer = complete(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)
             count_answer(self._usage, answer)
         except Exception as error:
             # Any error of a client must still lead to a summary.
-            if read_overflow(error) is not None and self._size > _SMALLEST:
-                self._size //= 2
+            if read_overflow(error) is not None and self._room > _MIN_QUESTION_TOKENS:
+                self._room //= 2
                 raise _TooLong from error
             # The next request would probably fail, too, and each attempt may take a minute.
             self._complete = None
@@ -359,7 +349,7 @@ class _TooLong(Exception):
     """The question must be shortened and asked again."""
 
 
-def transcript(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:
+def message_texts(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:
     """Yield a text for each message, in about `max_tokens` tokens, for the model to read."""
     bodies = [body_of(message) for message in messages]
     asked_by = _calls_by_result(bodies)
@@ -376,7 +366,7 @@ def transcript(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> 
         yield f"[{message.seq}] {role_of(body) or 'note'}: {text}"
 
 
-def extract(messages: Sequence[Message]) -> dict[str, Any]:
+def quote_messages(messages: Sequence[Message]) -> dict[str, Any]:
     """Return quotes of these messages in the format of a model's answer."""
     bodies = [body_of(message) for message in messages]
     asked_by = _calls_by_result(bodies)
@@ -386,11 +376,11 @@ def extract(messages: Sequence[Message]) -> dict[str, Any]:
     for index, body in enumerate(bodies):
         for place, result in enumerate(results_of(body)):
             call = asked_by.get((index, place))
-            call_text = f"{call.name}({_clip(_arguments(call), 80)})" if call else "a tool"
-            outcomes.append(f"{call_text}: {_clip(text_of(result.content), 120)}")
-        text = _clip(text_parts_of(body), _QUOTE)
+            call_text = f"{call.name}({_clip_text(_arguments(call), 80)})" if call else "a tool"
+            outcomes.append(f"{call_text}: {_clip_text(text_of(result.content), 120)}")
+        text = _clip_text(text_parts_of(body), _MAX_QUOTE_CHARACTERS)
         if text and role_of(body) == "user":
-            facts.append(QUOTED + text)
+            facts.append(QUOTE_PREFIX + text)
         if text and role_of(body) in ("user", "assistant"):
             last_state = f"The {role_of(body)} said last: {text}"
     return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
@@ -407,6 +397,6 @@ def _arguments(call: ToolCall) -> str:
     return call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
 
 
-def _clip(text: str, longest: int) -> str:
+def _clip_text(text: str, max_characters: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
+    return line if len(line) <= max_characters else line[: max_characters - 1] + "…"

@@ -38,34 +38,49 @@ def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
 
 
 def split_turns(
-    bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]
+    bodies: Sequence[Mapping[str, Any]],
+    answers: Mapping[Spot, Spot],
+    calls: Sequence[Sequence[ToolCall]] | None = None,
 ) -> list[TurnRange]:
-    """Return the turns, given the result of each call (see `pair`)."""
+    """Return the turns, given the result of each call (see `pair`).
+
+    `calls`: the calls of each message, if the caller has read them.
+    """
     if not bodies:
         return []
-    begins = [0]
-    open_until = _open_until(bodies, answers)
+    calls = list(map(calls_of, bodies)) if calls is None else calls
+    open_until = _open_until(bodies, answers, calls) if any(calls) else [-1] * len(bodies)
+    starts = [0]
     for index, body in enumerate(bodies):
         if index > 0 and index > open_until[index] and has_text(body):
-            begins.append(index)
+            starts.append(index)
     return [
-        TurnRange(first, end) for first, end in zip(begins, [*begins[1:], len(bodies)], strict=True)
+        TurnRange(first, end) for first, end in zip(starts, [*starts[1:], len(bodies)], strict=True)
     ]
 
 
-def _open_until(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[int]:
+def _open_until(
+    bodies: Sequence[Mapping[str, Any]],
+    answers: Mapping[Spot, Spot],
+    calls: Sequence[Sequence[ToolCall]],
+) -> list[int]:
     """Return for each message the last index at which an earlier call is still open."""
-    spoken = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
-    next_spoken = dict(pairwise(spoken))
-    last_open = []
-    reach = -1
-    for index, body in enumerate(bodies):
-        last_open.append(reach)
-        for place in range(len(calls_of(body))):
+    by_assistant = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
+    next_by_assistant = dict(pairwise(by_assistant))
+    open_until = []
+    last_open = -1
+    for index, message_calls in enumerate(calls):
+        open_until.append(last_open)
+        for place in range(len(message_calls)):
             result = answers.get((index, place))
-            end = result[0] if result is not None else next_spoken.get(index, len(bodies)) - 1
-            reach = max(reach, end)
-    return last_open
+            end = result[0] if result else next_by_assistant.get(index, len(bodies)) - 1
+            last_open = max(last_open, end)
+    return open_until
+
+
+def is_finished_answer(body: Mapping[str, Any]) -> bool:
+    """Return whether a message is an assistant message without tool calls."""
+    return body.get("role") == "assistant" and not calls_of(body)
 
 
 class TurnState(Struct, frozen=True, kw_only=True):
@@ -78,11 +93,7 @@ class TurnState(Struct, frozen=True, kw_only=True):
     has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
     client_calls: tuple[ToolCall, ...] = ()
-    """Calls of the client without a result.
-
-    If the user sent another message instead of a result, these calls are in `open_calls`.
-    """
-
+    """Calls of the client without a result, unless the user sent a message instead."""
     abandoned: frozenset[str] = frozenset()
     """Ids of the open calls that the client should have run."""
 
@@ -99,40 +110,52 @@ class TurnState(Struct, frozen=True, kw_only=True):
 
 def turn_state(history: Sequence[Message]) -> TurnState:
     """Return the state of a session with these visible messages."""
-    bodies = [message.to_dict() for message in history]
-    finished, seen_seq = -1, 0
-    for index, body in enumerate(bodies):
-        if body.get("role") == "assistant" and not calls_of(body):
-            finished = index
-            seen_seq = max(seen_seq, last_seen_seq(body, history[index].seq))
-    answers = pair(bodies)
-    after = range(finished + 1, len(bodies))
-    calls = [(index, calls_of(bodies[index])) for index in after]
-    without = [
+    newest: list[tuple[Message, dict[str, Any]]] = []
+    finished, seen_seq = None, 0
+    for message in reversed(history):
+        # An answer has only seen earlier messages, so no answer before this point has seen more.
+        if message.seq <= seen_seq:
+            break
+        body = message.to_dict()
+        if is_finished_answer(body):
+            finished = len(newest) if finished is None else finished
+            seen_seq = max(seen_seq, last_seen_seq(body, message.seq))
+        newest.append((message, body))
+    # A result comes after its call, so only the messages of the unfinished turn matter.
+    unfinished = [body for _, body in newest[:finished]][::-1]
+    answers = pair(unfinished)
+    calls = [(index, calls_of(body)) for index, body in enumerate(unfinished)]
+    unanswered_calls = [
         (index, call)
         for index, message_calls in calls
         for place, call in enumerate(message_calls)
         if (index, place) not in answers
     ]
     # A new user message abandons earlier client calls.
-    last_said = max((index for index in after if has_text(bodies[index])), default=-1)
+    last_user_message = max(
+        (index for index, body in enumerate(unfinished) if has_text(body)), default=-1
+    )
     client_calls = [
         (index, call)
-        for index, call in without
-        if index > last_said and call.id in client_call_ids(bodies[index])
+        for index, call in unanswered_calls
+        if index > last_user_message and call.id in client_call_ids(unfinished[index])
     ]
     return TurnState(
         unanswered=tuple(
             message.seq
-            for message, body in zip(history, bodies, strict=True)
+            for message, body in reversed(newest)
             if message.seq > seen_seq and has_text(body)
         ),
-        open_calls=tuple(call for index, call in without if (index, call) not in client_calls),
+        open_calls=tuple(
+            call for index, call in unanswered_calls if (index, call) not in client_calls
+        ),
         client_calls=tuple(call for _, call in client_calls),
         abandoned=frozenset(
             call.id
-            for index, call in without
-            if call.id and index <= last_said and call.id in client_call_ids(bodies[index])
+            for index, call in unanswered_calls
+            if call.id
+            and index <= last_user_message
+            and call.id in client_call_ids(unfinished[index])
         ),
         has_calls=any(message_calls for _, message_calls in calls),
     )
@@ -143,7 +166,6 @@ def answer_to(history: Sequence[Message], seq: int) -> Message | None:
     for message in history:
         if message.seq > seq:
             body = message.to_dict()
-            is_answer = body.get("role") == "assistant" and not calls_of(body)
-            if is_answer and last_seen_seq(body, message.seq) >= seq:
+            if is_finished_answer(body) and last_seen_seq(body, message.seq) >= seq:
                 return message
     return None

@@ -1,13 +1,13 @@
 """The messages to send to the model: always valid, always within the budget."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.context.request_messages import (
-    CONTINUATION,
+    FIRST_USER_CONTENT,
     ProviderRequirements,
     RequestMessage,
     finish_messages,
@@ -83,52 +83,13 @@ class Limits(Struct, frozen=True, kw_only=True):
         )
 
 
-class RequiredTokens(Struct, frozen=True, kw_only=True):
-    """Tokens of the parts that every request must contain."""
-
-    system: int
-    tools: int
-    newest: int
-    """Tokens of the newest user message."""
-    skeleton: int
-    """Minimum tokens of the rest of the newest turn, after all possible elisions."""
-
-    @property
-    def total(self) -> int:
-        """Sum of all parts."""
-        return self.system + self.tools + self.newest + self.skeleton
-
-
-def context_too_small(parts: RequiredTokens, limits: Limits) -> ContextTooSmall:
-    """Return an error that says which setting to change."""
-    needed = limits.enough_for(parts.total)
-    least = f"raise max_context_tokens to at least {needed:,}"
-    named = {
-        "the system prompt": parts.system,
-        "the tools": parts.tools,
-        "the newest user message": parts.newest,
-        "the rest of its turn": parts.skeleton,
-    }
-    largest = max(named, key=lambda name: named[name])
-    listed = ", ".join(f"{name} {tokens:,}" for name, tokens in named.items() if tokens)
-    advice = f"or shorten {largest}"
-    if limits.answer > parts.total:
-        advice = f"or lower reserve, which keeps {limits.answer:,} free for the answer"
-    return ContextTooSmall(
-        f"max_context_tokens={limits.max_context_tokens:,} is too small: {listed}, "
-        f"and {limits.answer:,} for the answer; {least}, {advice}",
-        needed=needed,
-        limit=limits.max_context_tokens,
-    )
-
-
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
 # A marker is changed, not removed: removing a marker could join the text around it into a new
 # marker.
 _SUMMARY_MARKER: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
 
-_TRIES: Final = 4
+_MAX_ATTEMPTS: Final = 4
 
 _Messages = Sequence[Message | Mapping[str, Any]]
 
@@ -148,6 +109,8 @@ class Window(Struct, frozen=True, kw_only=True):
     """Number of history messages that are not included."""
     memory_left_out: bool = False
     """Whether the recalled memory did not fit."""
+    summary_cut: bool = False
+    """Whether the summary was cut or left out."""
     upto: int = 0
     """Seq of the newest stored message that was considered."""
 
@@ -177,7 +140,7 @@ def build_window(
         needs=needs or ProviderRequirements(),
         tokens=tokens or Tokens(),
     )
-    return request.window(history)
+    return request.build_window(history)
 
 
 class _Selection(Struct, frozen=True, kw_only=True):
@@ -195,20 +158,19 @@ class _Request(Struct, frozen=True, kw_only=True):
     needs: ProviderRequirements
     tokens: Tokens
 
-    def window(self, history: _Messages) -> Window:
+    def build_window(self, history: _Messages) -> Window:
         entries = to_request_messages(history, self.needs)
         tools = self.tokens.tools(self.tools)
         budget = self.limits.room - tools
-        for summary, memory in self._headings():
+        for summary, memory in self._head_choices():
             # Joined texts may take more tokens than separate texts; then try again with fewer
             # messages.
             slack = 0
-            for _ in range(_TRIES):
-                attempt = self._try(entries, summary, memory, budget - slack)
+            for _ in range(_MAX_ATTEMPTS):
+                attempt = self._try_selection(entries, summary, memory, budget - slack)
                 if attempt is None:
                     break
-                messages, chosen = attempt
-                cost = sum(self.tokens.message(message) for message in messages)
+                messages, chosen, cost = attempt
                 if cost <= budget:
                     return Window(
                         messages=messages,
@@ -217,12 +179,13 @@ class _Request(Struct, frozen=True, kw_only=True):
                         elided=chosen.elided,
                         left_out=chosen.left_out,
                         memory_left_out=bool(self.memory) and not memory,
-                        upto=max((seq_of(message) or 0 for message in history), default=0),
+                        summary_cut=summary != self.summary,
+                        upto=max([seq_of(message) or 0 for message in history], default=0),
                     )
                 slack += cost - budget
-        raise context_too_small(self._parts(entries, tools), self.limits)
+        raise self._too_small(entries, tools)
 
-    def _headings(self) -> list[tuple[str, str]]:
+    def _head_choices(self) -> list[tuple[str, str]]:
         """Return the combinations of summary and memory to try, best first.
 
         Summary and memory are left out before messages are.
@@ -235,28 +198,27 @@ class _Request(Struct, frozen=True, kw_only=True):
         attempts = [(summary, self.memory), (summary, ""), (short, ""), ("", "")]
         return list(dict.fromkeys(attempts))
 
-    def _try(
+    def _try_selection(
         self, entries: Sequence[RequestMessage], summary: str, memory: str, budget: int
-    ) -> tuple[list[Body], _Selection] | None:
-        head = self._head(summary, memory, left_out=0)
-        opened = finish_messages([entry.body for entry in entries], self.needs)
-        if self._cost([*head, *opened], ()) <= budget:
-            chosen = _Selection(entries=list(entries))
-        else:
-            # The note about left-out messages is measured with the largest possible number.
-            noted = self._head(summary, memory, left_out=len(entries))
-            if self.needs.user_first:
-                noted.append({"role": "user", "content": CONTINUATION})
-            selection = self._choose(entries, budget - self._cost(noted, ()))
-            if selection is None:
-                return None
-            chosen = selection
-            head = self._head(summary, memory, left_out=chosen.left_out)
-        return finish_messages(
-            [*head, *(entry.body for entry in chosen.entries)], self.needs
-        ), chosen
+    ) -> tuple[list[Body], _Selection, int] | None:
+        """Return the messages, the chosen part of the history, and the tokens of the messages."""
+        head = self._system_messages(summary, memory, left_out=0)
+        messages = finish_messages([*head, *(entry.body for entry in entries)], self.needs)
+        cost = self._cost(messages)
+        if cost <= budget:
+            return messages, _Selection(entries=list(entries)), cost
+        # The note about left-out messages is measured with the largest possible number.
+        largest_head = self._system_messages(summary, memory, left_out=len(entries))
+        if self.needs.user_first:
+            largest_head.append({"role": "user", "content": FIRST_USER_CONTENT})
+        chosen = self._choose_turns(entries, budget - self._cost(largest_head))
+        if chosen is None:
+            return None
+        head = self._system_messages(summary, memory, left_out=chosen.left_out)
+        messages = finish_messages([*head, *(entry.body for entry in chosen.entries)], self.needs)
+        return messages, chosen, self._cost(messages)
 
-    def _choose(self, entries: Sequence[RequestMessage], budget: int) -> _Selection | None:
+    def _choose_turns(self, entries: Sequence[RequestMessage], budget: int) -> _Selection | None:
         """Return the newest turns that fit; a newest turn that does not fit is shortened."""
         if not entries:
             return _Selection(entries=[]) if budget >= 0 else None
@@ -265,25 +227,24 @@ class _Request(Struct, frozen=True, kw_only=True):
             turns.setdefault(entry.turn, []).append(entry)
         older = list(turns.values())
         newest = older.pop()
-        remaining = budget - self._cost((), newest)
+        remaining = budget - self._cost(entry.body for entry in newest)
         if remaining < 0:
-            short = shorten_turn(newest, budget, self.tokens)
-            if short is None:
+            shortened = shorten_turn(newest, budget, self.tokens)
+            if shortened is None:
                 return None
-            dropped = sum(map(len, older)) + len(short.left_out)
-            return _Selection(entries=short.entries, elided=short.elided, left_out=dropped)
+            dropped = sum(map(len, older)) + len(shortened.left_out)
+            return _Selection(entries=shortened.entries, elided=shortened.elided, left_out=dropped)
         chosen = [newest]
-        while older and (cost := self._cost((), older[-1])) <= remaining:
+        while older and (cost := self._cost(entry.body for entry in older[-1])) <= remaining:
             remaining -= cost
             chosen.insert(0, older.pop())
         entries_kept = [entry for turn in chosen for entry in turn]
         return _Selection(entries=entries_kept, left_out=sum(map(len, older)))
 
-    def _cost(self, head: Sequence[Body], entries: Sequence[RequestMessage]) -> int:
-        bodies = [*head, *(entry.body for entry in entries)]
-        return sum(self.tokens.message(body) for body in bodies)
+    def _cost(self, bodies: Iterable[Body]) -> int:
+        return sum(map(self.tokens.message, bodies))
 
-    def _head(self, summary: str, memory: str, *, left_out: int) -> list[Body]:
+    def _system_messages(self, summary: str, memory: str, *, left_out: int) -> list[Body]:
         """Return a list with the system message; empty if the message has no text."""
         texts = [self.system]
         if summary:
@@ -297,11 +258,28 @@ class _Request(Struct, frozen=True, kw_only=True):
         content = "\n\n".join(text for text in texts if text.strip())
         return [{"role": "system", "content": content}] if content else []
 
-    def _parts(self, entries: Sequence[RequestMessage], tools: int) -> RequiredTokens:
-        last = [entry for entry in entries if entry.turn == entries[-1].turn]
-        newest, rest = minimum_tokens(last, self.tokens)
+    def _too_small(self, entries: Sequence[RequestMessage], tools: int) -> ContextTooSmall:
+        """Return an error that lists the required tokens and says which setting to change."""
+        newest_turn = [entry for entry in entries if entry.turn == entries[-1].turn]
+        message_tokens, rest_tokens = minimum_tokens(newest_turn, self.tokens)
         if self.needs.user_first:
-            rest += self._cost([{"role": "user", "content": CONTINUATION}], ())
-        note = len(entries) if entries else 0
-        system = self._cost(self._head("", "", left_out=note), ())
-        return RequiredTokens(system=system, tools=tools, newest=newest, skeleton=rest)
+            rest_tokens += self._cost([{"role": "user", "content": FIRST_USER_CONTENT}])
+        required = {
+            "the system prompt": self._cost(self._system_messages("", "", left_out=len(entries))),
+            "the tools": tools,
+            "the newest user message": message_tokens,
+            "the rest of its turn": rest_tokens,
+        }
+        limits, total = self.limits, sum(required.values())
+        needed = limits.enough_for(total)
+        details = ", ".join(f"{name} {tokens:,}" for name, tokens in required.items() if tokens)
+        advice = f"or shorten {max(required, key=lambda name: required[name])}"
+        if limits.answer > total:
+            advice = f"or lower reserve, which keeps {limits.answer:,} free for the answer"
+        return ContextTooSmall(
+            f"max_context_tokens={limits.max_context_tokens:,} is too small: {details}, "
+            f"and {limits.answer:,} for the answer; raise max_context_tokens to at least "
+            f"{needed:,}, {advice}",
+            needed=needed,
+            limit=limits.max_context_tokens,
+        )

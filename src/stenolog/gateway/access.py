@@ -1,8 +1,8 @@
-"""Access control: every request passes these checks before its path or body is used.
+"""Access control: every request passes four checks before its path or body is used.
 
-In this order: the request is well-formed, its `Host` is a name of this gateway, the page that sends
-it is allowed (`Origin`), and the caller has the token or a cookie. Paths that are not explicitly
-open require one of them.
+The checks run in this order: the request is well-formed; its `Host` is a name of this gateway; its
+`Origin`, the page that sends the request, is allowed; the caller has the token or a cookie. Paths
+that are listed as open need neither a token nor a cookie.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from stenolog.gateway.hosts import (
     is_same_origin,
     server_end,
 )
-from stenolog.gateway.limits import HEAD_BYTES
+from stenolog.gateway.limits import MAX_HEAD_BYTES
 from stenolog.gateway.login import (
     BEARER,
     LINKS,
@@ -32,42 +32,43 @@ from stenolog.gateway.login import (
     LOGOUT,
     SIGN_IN,
     Cookies,
-    ProvenCaller,
     TokenProofs,
     cookie_values,
+    open_command,
 )
 from stenolog.gateway.viewer.pages import PageState, page_state
 
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _READ_ONLY_POSTS: Final = frozenset({SIGN_IN, LOGOUT, LINKS, "/rendered"})
 """Requests that change no session: signing in and out, and rendering of text."""
-_READ_ONLY: Final = "This gateway is read-only: it shows sessions and changes nothing."
-_PROTECTION: Final = {
+_READ_ONLY_TEXT: Final = "This gateway is read-only: it shows sessions and changes nothing."
+_SECURITY_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    # Cookies are shared by all ports of a host: a page of another server there could embed
-    # responses.
+    # All ports of a host share cookies. So a page of another server at the same host could
+    # otherwise embed responses of this gateway.
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_METHODS: Final = "GET, POST, PUT, PATCH, DELETE"
+_CORS_METHODS: Final = "GET, POST, PUT, PATCH, DELETE"
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
 _UNAUTHORIZED: Final = (
     "The access token is missing or wrong. Send it as `Authorization: Bearer TOKEN`, or run "
-    "`steno open` to sign a browser in."
+    "`{command}` to sign a browser in."
 )
 
 
 class Access:
     """Middleware that rejects unauthorized requests and sets `request.state.caller`.
 
-    `caller` is `bearer`, `cookie`, or `nobody` on open paths. A request for a login link may prove
-    that it has the token without sending it; `request.state.proven` is set then. `open_paths`:
-    paths that need no token, in addition to the login, which requires a code, and the sign-in form.
-    `prefixes`: open paths that end in one more name, such as `/webhooks/`; their handlers must
-    authenticate callers themselves. All responses get security headers for browsers.
+    `caller` is `bearer`, `cookie`, or `nobody` on open paths. The sender of a request for a login
+    link may prove that it has the token without sending the token. Then `request.state.proof_nonce`
+    is set. `open_paths` are paths that need no token, in addition to the login, which requires a
+    code, and the sign-in form. `prefixes` are the beginnings of further open paths, such as
+    `/webhooks/`; one name follows the prefix. The handlers of these paths must authenticate callers
+    themselves. All responses get security headers for browsers.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Access:
     ) -> None:
         self._app = app
         self._token = token
-        self._known = known
+        self._known_hosts = known
         self._cookies = cookies
         self._proofs = TokenProofs(token)
         self._open = frozenset({LOGIN, SIGN_IN, *open_paths})
@@ -97,122 +98,127 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        origin = self._further_origin(headers)
+        origin = self._allowed_origin(headers)
 
-        async def protected(message: Message) -> None:
+        async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._protect(MutableHeaders(scope=message), origin)
+                self._add_security_headers(MutableHeaders(scope=message), origin)
             await send(message)
 
-        found = self._refused(scope, headers) or self._preflight(scope, headers, origin)
-        if found is not None:
-            await found(scope, receive, protected)
+        response = self._check_head(scope, headers) or self._preflight(scope, headers, origin)
+        if response is None:
+            nonce = self._proof_nonce(scope, headers)
+            caller = await self._caller(headers) if nonce is None else BEARER
+            response = self._check_caller(scope, headers, caller)
+        if response is not None:
+            await response(scope, receive, send_protected)
             return
-        proven = self._proven(scope, headers)
-        caller = await self._caller(headers) if proven is None else BEARER
-        found = self._unwelcome(scope, headers, caller)
-        if found is not None:
-            await found(scope, receive, protected)
-            return
-        state = {**scope.get("state", {}), "caller": caller or "nobody", "proven": proven}
-        await self._app({**scope, "state": state}, receive, protected)
+        state = {**scope.get("state", {}), "caller": caller or "nobody", "proof_nonce": nonce}
+        await self._app({**scope, "state": state}, receive, send_protected)
 
-    def _refused(self, scope: Scope, headers: Headers) -> Response | None:
+    def _check_head(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the response to a malformed request, a wrong host or a forbidden origin."""
-        if not is_known_host(_values(headers, "host"), self._known):  # guard: known-hosts-only
-            words = "The gateway does not serve this host name. Add the name to gateway.hosts."
-            return error_response(421, words, code="wrong_host")
+        if not is_known_host(
+            _header_values(headers, "host"), self._known_hosts
+        ):  # guard: known-hosts-only
+            text = "The gateway does not serve this host name. Add the name to gateway.hosts."
+            return error_response(421, text, code="wrong_host")
         if not _raw_path(scope).startswith(b"/"):
             return error_response(400, "The request target must be a path.", code="wrong_target")
-        if _head_bytes(scope) > HEAD_BYTES:  # guard: head-size-limit
-            words = f"The request line and the headers have more than {HEAD_BYTES:,} bytes."
+        if _head_bytes(scope) > MAX_HEAD_BYTES:  # guard: head-size-limit
+            text = f"The request line and the headers have more than {MAX_HEAD_BYTES:,} bytes."
             closing = {"Connection": "close"}
-            return error_response(431, words, code="head_too_large", headers=closing)
+            return error_response(431, text, code="head_too_large", headers=closing)
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Proxies may not agree on where such a request ends.
-            words = "The request has a Content-Length and a Transfer-Encoding. Send only one."
-            return error_response(400, words, code="two_lengths", headers={"Connection": "close"})
-        origins = _values(headers, "origin")
-        if origins and not self._may_ask(origins, headers):  # guard: origin-check
-            words = "Pages of this origin may not use the gateway. Add it to gateway.origins."
-            return error_response(403, words, code="foreign_origin")
+            # Proxies may disagree about the end of a request that has both headers.
+            text = "The request has a Content-Length and a Transfer-Encoding. Send only one."
+            return error_response(400, text, code="two_lengths", headers={"Connection": "close"})
+        origins = _header_values(headers, "origin")
+        if origins and not self._may_send(origins, headers):  # guard: origin-check
+            text = "This origin may not use the gateway. Add the origin to gateway.origins."
+            return error_response(403, text, code="foreign_origin")
         return None
 
-    def _may_ask(self, origins: list[bytes], headers: Headers) -> bool:
+    def _may_send(self, origins: list[bytes], headers: Headers) -> bool:
         if len(origins) != 1:
             return False
-        return is_same_origin(origins[0], _host(headers)) or is_allowed_origin(
-            origins[0], self._known
+        return is_same_origin(origins[0], _host_header(headers)) or is_allowed_origin(
+            origins[0], self._known_hosts
         )
 
-    def _further_origin(self, headers: Headers) -> str | None:
+    def _allowed_origin(self, headers: Headers) -> str | None:
         """Return the `Origin` of an allowed page of another server; None for other requests."""
-        origins = _values(headers, "origin")
-        if len(origins) != 1 or not is_allowed_origin(origins[0], self._known):
+        origins = _header_values(headers, "origin")
+        if len(origins) != 1 or not is_allowed_origin(origins[0], self._known_hosts):
             return None
         return origins[0].decode("latin-1")
 
     def _preflight(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
         """Return the response to a CORS preflight request from an allowed origin."""
-        asked = "access-control-request-method" in headers
-        if origin is None or scope["method"] != "OPTIONS" or not asked:
+        is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        if origin is None or not is_preflight:
             return None
         names = headers.get("access-control-request-headers", "")
-        allowed = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": "600"}
+        allowed = {"Access-Control-Allow-Methods": _CORS_METHODS, "Access-Control-Max-Age": "600"}
         if _HEADER_NAMES.fullmatch(names):
             allowed["Access-Control-Allow-Headers"] = names
         return Response(None, 204, allowed)
 
-    def _proven(self, scope: Scope, headers: Headers) -> ProvenCaller | None:
-        """Return the proof in a request for a login link; it is valid for nothing else."""
-        given = headers.getlist("authorization")
+    def _proof_nonce(self, scope: Scope, headers: Headers) -> str | None:
+        """Return the nonce if a request for a login link proves the token; otherwise None."""
+        values = headers.getlist("authorization")
         server = scope.get("server")
-        if len(given) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
+        if len(values) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
             return None
-        # Not `Host`, which an impostor that forwards a proof can choose freely.
-        return self._proofs.check(given[0], server_end(*server))
+        # The `Host` header is not used: an impostor that forwards a proof can send any `Host`.
+        return self._proofs.check(values[0], server_end(*server))
 
     async def _caller(self, headers: Headers) -> str | None:
-        """Return how the caller authenticated; None if it did not."""
-        given = _values(headers, "authorization")
-        if given:
-            scheme, _, token = given[0].partition(b" ")
+        """Return how the caller authenticated; None if the caller did not authenticate."""
+        values = _header_values(headers, "authorization")
+        if values:
+            scheme, _, token = values[0].partition(b" ")
             # guard: one-authorization-header
-            is_token = len(given) == 1 and scheme.lower() == b"bearer"
-            return BEARER if is_token and self._token.is_same(token.strip()) else None
-        if not accepts_cookies(_host(headers), self._known):  # guard: cookie-own-host
+            is_token = len(values) == 1 and scheme.lower() == b"bearer"
+            return BEARER if is_token and self._token.is_equal(token.strip()) else None
+        if not accepts_cookies(_host_header(headers), self._known_hosts):  # guard: cookie-own-host
             return None
         for value in cookie_values(headers):
-            if await asyncio.to_thread(self._cookies.is_good, value):
+            if await asyncio.to_thread(self._cookies.is_valid, value):
                 return "cookie"
         return None
 
-    def _unwelcome(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
+    def _check_caller(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
         """Return the response to a caller that may not make this request."""
-        if caller is None and not self._is_open(scope["path"], _raw_path(scope)):
-            wanted = {"WWW-Authenticate": "Bearer"}
-            return error_response(401, _UNAUTHORIZED, code="invalid_api_key", headers=wanted)
-        if caller == "cookie" and scope["method"] not in _SAFE and not _is_own_page(headers):
+        if caller is None and not self._is_open_path(scope["path"], _raw_path(scope)):
+            challenge = {"WWW-Authenticate": "Bearer"}
+            text = _UNAUTHORIZED.format(command=open_command(scope))
+            return error_response(401, text, code="invalid_api_key", headers=challenge)
+        if (
+            caller == "cookie"
+            and scope["method"] not in _SAFE_METHODS
+            and not _is_own_page(headers)
+        ):
             # A browser sends the cookie with requests of any page.
-            words = "With a cookie, only pages of this gateway may change data. Send the token."
-            return error_response(403, words, code="foreign_page")
+            text = "With a cookie, only pages of this gateway may change data. Send the token."
+            return error_response(403, text, code="foreign_page")
         return None
 
-    def _is_open(self, path: str, raw: bytes) -> bool:
-        # Compare the raw path too: the application routes by it.
+    def _is_open_path(self, path: str, raw_path: bytes) -> bool:
+        # Compare the raw path too, because the application routes by the raw path.
         if path in self._open:  # guard: open-paths-exact
-            return raw == path.encode()
+            return raw_path == path.encode()
         for prefix in self._prefixes:
             rest = path.removeprefix(prefix)
-            # One plain name, which cannot be resolved to another path.
+            # The rest must be one plain name, which cannot be resolved to another path.
             if rest != path and rest not in ("", ".", "..") and not set(rest) & set("/\\"):
-                return raw.startswith(prefix.encode())
+                return raw_path.startswith(prefix.encode())
         return False
 
-    def _protect(self, headers: MutableHeaders, origin: str | None) -> None:
-        for name, value in _PROTECTION.items():
+    def _add_security_headers(self, headers: MutableHeaders, origin: str | None) -> None:
+        for name, value in _SECURITY_HEADERS.items():
             headers.setdefault(name, value)
-        if self._known.origins:
+        if self._known_hosts.origins:
             headers.add_vary_header("Origin")
         if origin is not None:
             headers["Access-Control-Allow-Origin"] = origin
@@ -220,9 +226,9 @@ class Access:
 
 
 class ReadOnlyRequests:
-    """Middleware of a read-only gateway: it rejects every request that could change something.
+    """Middleware of a read-only gateway: it rejects every request that could change data.
 
-    Also tells the pages that nothing can be changed, and how much is indexed.
+    The pages of the gateway say that data cannot be changed, and how many sessions are indexed.
     """
 
     def __init__(self, app: ASGIApp, *, indexing: Callable[[], tuple[int, int] | None]) -> None:
@@ -231,10 +237,10 @@ class ReadOnlyRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or reject it."""
-        is_change = scope["type"] == "http" and scope["method"] not in _SAFE
+        is_change = scope["type"] == "http" and scope["method"] not in _SAFE_METHODS
         if is_change and scope["path"] not in _READ_ONLY_POSTS:  # guard: read-only-rejects
-            found = error_response(403, _READ_ONLY, code="read_only")
-            await found(scope, receive, send)
+            response = error_response(403, _READ_ONLY_TEXT, code="read_only")
+            await response(scope, receive, send)
             return
         before = page_state.set(PageState(read_only=True, indexing=self._indexing()))
         try:
@@ -245,8 +251,8 @@ class ReadOnlyRequests:
 
 def _raw_path(scope: Scope) -> bytes:
     """Return the path as it was sent, percent-encoded."""
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw
+    raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw_path
 
 
 def _head_bytes(scope: Scope) -> int:
@@ -256,15 +262,16 @@ def _head_bytes(scope: Scope) -> int:
 
 
 def _is_own_page(headers: Headers) -> bool:
-    origins = _values(headers, "origin")
+    origins = _header_values(headers, "origin")
     if origins:
-        return is_same_origin(origins[0], _host(headers))
+        return is_same_origin(origins[0], _host_header(headers))
     return headers.get("sec-fetch-site") == "same-origin"  # guard: cookie-needs-same-origin
 
 
-def _host(headers: Headers) -> bytes:
+def _host_header(headers: Headers) -> bytes:
     return headers["host"].encode("latin-1")
 
 
-def _values(headers: Headers, name: str) -> list[bytes]:
-    return [value.encode("latin-1") for value in headers.getlist(name)]
+def _header_values(headers: Headers, name: str) -> list[bytes]:
+    raw_name = name.encode("latin-1")
+    return [value for other, value in headers.raw if other == raw_name]

@@ -17,10 +17,10 @@ from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.file import config_path, expand_home
 from stenolog.stores import disk
 
-NAME: Final = "gateway.token"
+TOKEN_FILE_NAME: Final = "gateway.token"
 """Name of the token file, next to the user's config file."""
 
-_FIELD: Final = "gateway.token_file"
+_SETTING: Final = "gateway.token_file"
 _MIN_LENGTH: Final = 32
 _MAX_LENGTH: Final = 512
 # The syntax of a bearer token (RFC 6750).
@@ -35,46 +35,46 @@ class Token(Struct, frozen=True):
     def __repr__(self) -> str:
         return "Token(***)"
 
-    def is_same(self, given: bytes) -> bool:
-        """Return whether the given token is equal, in constant time."""
-        return hmac.compare_digest(self.value, given)  # guard: token-compared-whole
+    def is_equal(self, other: bytes) -> bool:
+        """Return whether the other token has the same value, in constant time."""
+        return hmac.compare_digest(self.value, other)  # guard: token-compared-whole
 
     def key(self, purpose: str) -> bytes:
-        """Derive a key from the token, a different one for each purpose."""
+        """Derive a key from the token. Each purpose has a different key."""
         return hmac.digest(self.value, f"stenolog {purpose}".encode(), hashlib.sha256)
 
     def host_name(self) -> str:
         """Return the host name of the gateways with this token, for browsers on this machine.
 
-        Browsers send a cookie to every port of its host, so another server at `localhost` would get
-        it. Only holders of the token know this name. Browsers resolve all names below `localhost`
-        to this machine.
+        Browsers send a cookie to every port of its host. So another server at `localhost` would get
+        a cookie that is set for `localhost`. Only holders of the token know the returned name.
+        Browsers resolve all names below `localhost` to this machine.
         """
         return f"steno-{self.key('host name').hex()[:16]}.localhost"
 
-    def proof(self, *said: str) -> str:
-        """Return a signature of these texts that proves the token without revealing it."""
-        return hmac.digest(self.key("login link"), "\n".join(said).encode(), hashlib.sha256).hex()
+    def proof(self, *texts: str) -> str:
+        """Return a signature of these texts. It proves that the signer has the token."""
+        return hmac.digest(self.key("login link"), "\n".join(texts).encode(), hashlib.sha256).hex()
 
 
-def token_path(named: str) -> Path:
+def token_path(setting: str) -> Path:
     """Return the path of the token file: `gateway.token_file` or the default."""
-    return expand_home(named) if named else config_path(None, {}).with_name(NAME)
+    return expand_home(setting) if setting else config_path(None, {}).with_name(TOKEN_FILE_NAME)
 
 
 def read_token(file: Path) -> Token:
     """Read the token. Raise WrongSettings if the file is invalid or readable by others."""
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         # guard: token-file-no-symlink
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(file, flags)
     except OSError as error:
-        raise _wrong(file, _why_not_opened(error)) from error
+        raise _token_file_error(file, _why_not_opened(error)) from error
     try:
-        return Token(_content(file, descriptor))
+        return Token(_read_content(file, descriptor))
     except OSError as error:
-        raise _wrong(file, f"it cannot be read: {error.strerror or error}") from error
+        raise _token_file_error(file, f"it cannot be read: {error.strerror or error}") from error
     finally:
         os.close(descriptor)
 
@@ -83,9 +83,11 @@ def read_or_create_token(file: Path) -> Token:
     """Read the token; create the file if it does not exist. Raise WrongSettings."""
     if not os.path.lexists(file):
         try:
-            _create(file)
+            _create_file(file)
         except OSError as error:
-            raise _wrong(file, f"it cannot be created: {error.strerror or error}") from error
+            raise _token_file_error(
+                file, f"it cannot be created: {error.strerror or error}"
+            ) from error
     return read_token(file)
 
 
@@ -94,36 +96,36 @@ def new_token() -> Token:
     return Token(secrets.token_urlsafe(32).encode())
 
 
-def _content(file: Path, descriptor: int) -> bytes:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise _wrong(file, "this is not a regular file")
-    # Even for root: another owner can read and change the file.
-    if found.st_uid not in (os.geteuid(), 0):
-        raise _wrong(file, "it belongs to another user, who could read and change it")
-    if found.st_mode & 0o077:  # guard: token-file-mode
-        raise _wrong(file, f"other users can read or change it; run: chmod 600 {file}")
+def _read_content(file: Path, descriptor: int) -> bytes:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise _token_file_error(file, "this is not a regular file")
+    # The owner is checked even if root runs the gateway: another owner can change the file.
+    if status.st_uid not in (os.geteuid(), 0):
+        raise _token_file_error(file, "it belongs to another user, who could read and change it")
+    if status.st_mode & 0o077:  # guard: token-file-mode
+        raise _token_file_error(file, f"other users can read or change it; run: chmod 600 {file}")
     content = os.read(descriptor, _MAX_LENGTH + 3).rstrip(b"\r\n")
     if not _SYNTAX.fullmatch(content):
-        words = (
+        reason = (
             f"it must contain one line of {_MIN_LENGTH} to {_MAX_LENGTH} letters, digits and "
             "- . _ ~ + / =; remove the file, and `steno serve` creates a new one"
         )
-        raise _wrong(file, words)
+        raise _token_file_error(file, reason)
     return content
 
 
-def _create(file: Path) -> None:
+def _create_file(file: Path) -> None:
     """Create a token file, unless another process has just created it. Raise OSError."""
-    disk.make_private(file.parent)
+    disk.create_private_folder(file.parent)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600)
     try:
         disk.write_all(descriptor, new_token().value + b"\n")
         disk.sync_file(descriptor)
-        # A link appears complete and replaces no file: of two processes that start at the same
-        # time, both read the token of the first.
+        # Creating a hard link makes a complete file visible and never replaces a file. So if two
+        # processes start at the same time, both use the token of the first process.
         with suppress(FileExistsError):
             os.link(temporary, file)
     finally:
@@ -140,5 +142,5 @@ def _why_not_opened(error: OSError) -> str:
     return f"it cannot be read: {error.strerror or error}"
 
 
-def _wrong(file: Path, reason: str) -> WrongSettings:
-    return WrongSettings([Problem(source=str(file), field=_FIELD, reason=reason)])
+def _token_file_error(file: Path, reason: str) -> WrongSettings:
+    return WrongSettings([Problem(source=str(file), field=_SETTING, reason=reason)])

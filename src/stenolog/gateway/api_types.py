@@ -10,16 +10,13 @@ from starlette.responses import Response
 
 from stenolog.catalog.entries import Sort, State
 from stenolog.codec import MAX_KEY_BYTES, MAX_TOKEN_BYTES, encode_object
-from stenolog.records import Trashed, decode_object
+from stenolog.records import Message, Trashed, decode_object
 
 T = TypeVar("T")
 
-MAX_SESSIONS: Final = 500
-"""Maximum number of sessions on one page of the list."""
-MAX_MESSAGES: Final = 1_000
-"""Maximum number of messages on one page."""
-MAX_HITS: Final = 100
-"""Maximum number of hits on one page of a search."""
+MAX_SESSIONS_PER_PAGE: Final = 500
+_MAX_MESSAGES_PER_PAGE: Final = 1_000
+_MAX_HITS_PER_PAGE: Final = 100
 
 _ERROR_TYPES: Final = {
     401: "authentication_error",
@@ -34,120 +31,86 @@ MAX_SEQ: Final = 2**53 - 1
 
 Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
-Moment = Annotated[
-    datetime, Meta(tz=True, description="Time with a zone, such as `2026-01-31T08:00:00Z`.")
-]
-After = Annotated[
-    str,
-    Meta(description="Start of this page: `after` of the previous page, unchanged."),
-]
-Prefix = Annotated[str, Meta(description="Only sessions whose key starts with this text.")]
-Tag = Annotated[str, Meta(description="Only sessions with this tag.")]
+Moment = Annotated[datetime, Meta(tz=True)]
 
 
-# --- requests --------------------------------------------------------------------------------
+# --- queries ---------------------------------------------------------------------------------
+# The docstring of a field is its description in the OpenAPI document.
 
 
 class AgentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Query parameter of all requests: the agent."""
 
-    agent: Annotated[
-        str, Meta(description="Name of the agent. `main` is the agent of `[agent]`.")
-    ] = "main"
+    agent: str = "main"
+    """Name of the agent. `main` is the agent of `[agent]`."""
 
 
-class ListQuery(AgentQuery, frozen=True, kw_only=True):
+class PageQuery(AgentQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of sessions and of the search."""
+
+    after: str | UnsetType = UNSET
+    """Start of this page: `after` of the previous page, unchanged."""
+    prefix: str = ""
+    """Only sessions whose key starts with this text."""
+    tag: str | UnsetType = UNSET
+    """Only sessions with this tag."""
+    since: Moment | UnsetType = UNSET
+    """Time with a zone, such as `2026-01-31T08:00:00Z`."""
+    until: Moment | UnsetType = UNSET
+    """Time with a zone, such as `2026-01-31T08:00:00Z`."""
+
+
+class ListQuery(PageQuery, frozen=True, kw_only=True):
     """Query parameters of the list of sessions."""
 
-    limit: Annotated[
-        int, Meta(ge=1, le=MAX_SESSIONS, description="Maximum number of sessions.")
-    ] = 50
-    after: After | UnsetType = UNSET
-    prefix: Prefix = ""
-    tag: Tag | UnsetType = UNSET
-    channel: (
-        Annotated[
-            str, Meta(description="Only sessions of this channel: the part of a key before `:`.")
-        ]
-        | UnsetType
-    ) = UNSET
-    state: (
-        Annotated[
-            State,
-            Meta(description="Only sessions in this state. interrupted: not fully json_response."),
-        ]
-        | UnsetType
-    ) = UNSET
-    program: (
-        Annotated[
-            str,
-            Meta(
-                description="Only sessions imported from this program, for example `claude-code`. "
-                "Empty: only others. The same for `project` and `model`."
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-    project: (
-        Annotated[str, Meta(description="Only sessions with this working directory.")] | UnsetType
-    ) = UNSET
-    model: (
-        Annotated[str, Meta(description="Only sessions whose last answer is of this model.")]
-        | UnsetType
-    ) = UNSET
-    failed: (
-        Annotated[bool, Meta(description="Only sessions with, or without, a failed tool call.")]
-        | UnsetType
-    ) = UNSET
-    since: Moment | UnsetType = UNSET
-    until: Moment | UnsetType = UNSET
-    sort: Annotated[
-        Sort,
-        Meta(
-            description="changed: last change first. newest, oldest: by the last message. cost, "
-            "tokens, length: highest first."
-        ),
-    ] = "changed"
+    limit: Annotated[int, Meta(ge=1, le=MAX_SESSIONS_PER_PAGE)] = 50
+    """Maximum number of sessions."""
+    channel: str | UnsetType = UNSET
+    """Only sessions of this channel: the part of a key before `:`."""
+    state: State | UnsetType = UNSET
+    """Only sessions in this state. interrupted: not fully answered."""
+    program: str | UnsetType = UNSET
+    """Only sessions imported from this program, for example `claude-code`. Empty: only others. The
+    same for `project` and `model`."""
+    project: str | UnsetType = UNSET
+    """Only sessions with this working directory."""
+    model: str | UnsetType = UNSET
+    """Only sessions whose last answer is of this model."""
+    failed: bool | UnsetType = UNSET
+    """Only sessions with, or without, a failed tool call."""
+    sort: Sort = "changed"
+    """changed: last change first. newest, oldest: by the last message. cost, tokens, length:
+    highest first."""
 
 
 class MessagesQuery(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of the messages of a session."""
 
-    last: (
-        Annotated[int, Meta(ge=1, le=MAX_SEQ, description="Only this many of the last messages.")]
-        | UnsetType
-    ) = UNSET
-    after: Annotated[
-        int, Meta(ge=0, le=MAX_SEQ, description="Only messages with a higher seq.")
-    ] = 0
-    full: Annotated[bool, Meta(description="Include hidden, replaced and archived messages.")] = (
-        False
-    )
-    limit: Annotated[
-        int, Meta(ge=1, le=MAX_MESSAGES, description="Maximum number of messages.")
-    ] = 100
+    last: Annotated[int, Meta(ge=1, le=MAX_SEQ)] | UnsetType = UNSET
+    """Only this many of the last messages."""
+    after: Seq = 0
+    """Only messages with a higher seq."""
+    full: bool = False
+    """Include hidden, replaced and archived messages."""
+    limit: Annotated[int, Meta(ge=1, le=_MAX_MESSAGES_PER_PAGE)] = 100
+    """Maximum number of messages."""
 
 
-class SearchQuery(AgentQuery, frozen=True, kw_only=True):
+class SearchQuery(PageQuery, frozen=True, kw_only=True):
     """Query parameters of a search."""
 
-    q: Annotated[
-        str,
-        Meta(
-            description='Words that a message must contain. `"in quotes"`: a phrase; `-word`: '
-            "exclude it; `wor*`: words that start with `wor`."
-        ),
-    ]
-    role: Annotated[str, Meta(description="Only messages with this role.")] | UnsetType = UNSET
-    prefix: Prefix = ""
-    tag: Tag | UnsetType = UNSET
-    since: Moment | UnsetType = UNSET
-    until: Moment | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, le=MAX_HITS, description="Maximum number of hits.")] = 20
-    newest: Annotated[
-        bool, Meta(description="Sort by time, newest first, instead of by relevance.")
-    ] = False
-    after: After | UnsetType = UNSET
+    q: str
+    """Words that a message must contain. `"in quotes"`: a phrase; `-word`: exclude it; `wor*`:
+    words that start with `wor`."""
+    role: str | UnsetType = UNSET
+    """Only messages with this role."""
+    limit: Annotated[int, Meta(ge=1, le=_MAX_HITS_PER_PAGE)] = 20
+    """Maximum number of hits."""
+    newest: bool = False
+    """Sort by time, newest first, instead of by relevance."""
+
+
+# --- bodies ----------------------------------------------------------------------------------
 
 
 class EmptyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,7 +132,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     uid: (
         Annotated[
-            str, Meta(min_length=1, max_length=200, description="Default: the last deleted one.")
+            str, Meta(min_length=1, max_length=200, description="Default: the one deleted last.")
         ]
         | UnsetType
     ) = UNSET
@@ -186,11 +149,11 @@ class MessageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         Meta(
             max_length=MAX_TOKEN_BYTES,
-            description="Id of the message. A repeated id is stored and json_response once.",
+            description="Id of the message. A message with a known id is not stored again.",
         ),
     ] = ""
     new_session: Annotated[
-        bool, Meta(description="Start a new session if the one with this key was deleted.")
+        bool, Meta(description="Start a new session if the session with this key was deleted.")
     ] = False
 
 
@@ -198,7 +161,7 @@ class ForkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Key and last message of a copy of a session."""
 
     new_key: Key
-    at: Annotated[Seq, Meta(description="Seq of its last message.")] | UnsetType = UNSET
+    at: Annotated[Seq, Meta(description="Seq of the last message to copy.")] | UnsetType = UNSET
 
 
 # --- responses -------------------------------------------------------------------------------
@@ -239,6 +202,12 @@ class MessageItem(Struct, frozen=True, kw_only=True):
     hidden: bool
     message: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
     """The stored object, unchanged."""
+
+
+def message_item(message: Message) -> MessageItem:
+    """Return a stored message for a response."""
+    body = Raw(message.to_json())
+    return MessageItem(seq=message.seq, at=message.at, hidden=message.hidden, message=body)
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):
@@ -289,7 +258,7 @@ class StopResponse(Struct, frozen=True, kw_only=True):
     stopped: bool
 
 
-class GroupStats(Struct, frozen=True, kw_only=True):
+class GroupStats(Struct, kw_only=True):
     """Numbers of a group of sessions."""
 
     sessions: int = 0
@@ -336,13 +305,19 @@ class ErrorResponse(Struct, frozen=True, kw_only=True):
 # --- encoding --------------------------------------------------------------------------------
 
 
+def set_fields(query: AgentQuery) -> dict[str, Any]:
+    """Return the query parameters that are set, without the agent."""
+    fields = msgspec.structs.asdict(query)
+    return {name: value for name, value in fields.items() if name != "agent" and value is not UNSET}
+
+
 def value_or_none(value: T | UnsetType) -> T | None:
     """Return the value; None if it is unset."""
     return None if isinstance(value, UnsetType) else value
 
 
 def encode_json(value: Struct) -> bytes:
-    """Encode a value as JSON; lone surrogates become escapes, as in the store."""
+    """Encode a value as JSON. Lone surrogates become escape sequences, as in the store."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -372,12 +347,12 @@ def error_response(
 ) -> Response:
     """Return an error response; the message must not contain secrets."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    words = ErrorDetails(message=message, type=kind, code=code)
-    return json_response(ErrorResponse(error=words), status=status, headers=headers)
+    details = ErrorDetails(message=message, type=kind, code=code)
+    return json_response(ErrorResponse(error=details), status=status, headers=headers)
 
 
 def _decode_raw(value: Any) -> Any:
-    """Decode raw JSON for an encoder that does not support it."""
+    """Decode raw JSON for an encoder that does not support raw JSON."""
     if isinstance(value, Raw):
         return decode_object(value)
     raise NotImplementedError(f"{type(value).__name__} is not JSON")

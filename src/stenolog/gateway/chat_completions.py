@@ -1,7 +1,7 @@
 """The OpenAI-compatible endpoints `POST /v1/chat/completions` and `GET /v1/models`.
 
-A turn runs to its end even if its client disconnects. Its answer is stored, and a retry of the
-request returns it.
+A turn runs to its end even if its client disconnects. The answer is stored, and a retry of the
+request returns the stored answer.
 """
 
 import asyncio
@@ -68,17 +68,17 @@ from stenolog.gateway.shared_state import Gateway, gateway_of
 from stenolog.providers.chat_model import StreamedAnswer
 
 # --- proxying -------------------------------------------------------------------------------------
-# A chat without a session: it is answered, but nothing is stored or remembered.
+# A chat request without a session is answered, but nothing is stored or remembered.
 
 
 async def answer_without_session(
     loop: AgentLoop,
     instance: AgentInstance,
-    talk: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
     options: TurnOptions,
     on_event: EventHandler,
 ) -> Answer:
-    """Return the model's answer to as many of the messages as fit, without the agent's tools.
+    """Return the model's answer to the newest messages that fit, without the agent's tools.
 
     Errors of the model's server are in the returned Answer. Raises UsageError.
     """
@@ -88,7 +88,7 @@ async def answer_without_session(
     try:
         window = await loop.run(
             build_window,
-            talk,
+            messages,
             "",
             system=options.system if options.system is not None else "",
             tools=options.tools,
@@ -129,14 +129,14 @@ async def answer_without_session(
 # --- chat -----------------------------------------------------------------------------------------
 
 
-MAIN: Final = "main"
+MAIN_AGENT: Final = "main"
 _CHANNEL: Final = "api"
-_EARLY_FAILURE: Final = 5.0
+_EARLY_FAILURE_SECONDS: Final = 5.0
 """Seconds to wait for an early failure, which can still be reported with the HTTP status."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_NAMED: Final = 20
-_DONE: Final = "[DONE]"
-_RETRY_COUNT: Final = "x-stainless-retry-count"
+_DONE_DATA: Final = "[DONE]"
+_RETRY_HEADER: Final = "x-stainless-retry-count"
 
 _logger = logging.getLogger("stenolog")
 
@@ -149,112 +149,112 @@ class _Chat(Struct, frozen=True, kw_only=True):
     answer: Callable[[EventHandler], Awaitable[Answer]]
     head: ResponseHead
     headers: dict[str, str]
-    kept: bool
-    """Whether the request belongs to a session."""
-    retries: bool
+    marks_retries: bool
     """Whether the client marks its retries."""
     key: str
-    """Key of the session, given by the client or generated; empty if there is none."""
+    """Key of the session, given by the client or generated; empty for a chat without a session."""
 
 
 class _TurnBuffer:
-    """Buffer for the text of a turn: read in pieces by a stream, or at the end."""
+    """Buffer for the text of a turn. Streamed responses read pieces; others read the whole text."""
 
     def __init__(self) -> None:
         self.text = ""
         self.usage = Usage()
         self._unread: list[dict[str, str]] = []
         self._news = asyncio.Event()
-        self._asked = False
+        self._new_text = False
 
     def on_event(self, event: Event) -> None:
-        """Add an event."""
+        """Add the text of an event to the buffer."""
         match event:
             case ModelCalled():
-                self._asked = bool(self.text)
+                self._new_text = bool(self.text)
             case TextDelta(text=text):
                 # The client sees all texts of a turn as one message.
-                piece = f"{SEPARATOR}{text}" if self._asked else text
-                self._asked = False
+                piece = f"{SEPARATOR}{text}" if self._new_text else text
+                self._new_text = False
                 self.text += piece
-                self._put("content", piece)
+                self._put_piece("content", piece)
             case ThinkingDelta(text=text):
-                self._put("reasoning_content", text)
+                self._put_piece("reasoning_content", text)
             case UsageReported(usage=usage):
                 self.usage.prompt_tokens += usage.prompt
                 self.usage.completion_tokens += usage.answer
                 self.usage.total_tokens += usage.prompt + usage.answer
 
-    def _put(self, field: str, piece: str) -> None:
-        # For a slow reader, pieces grow instead of accumulating.
+    def _put_piece(self, field: str, piece: str) -> None:
+        # For a slow reader, the last piece grows instead of more pieces being added.
         if self._unread and field in self._unread[-1]:
             self._unread[-1][field] += piece
         else:
             self._unread.append({field: piece})
         self._news.set()
 
-    def unread(self) -> list[dict[str, str]]:
-        """Return and remove the pieces that are not read yet."""
+    def take(self) -> list[dict[str, str]]:
+        """Return and remove the pieces that the reader has not received yet."""
         pieces, self._unread = self._unread, []
         self._news.clear()
         return pieces
 
-    async def news(self, running: "asyncio.Task[Answer]", *, within: float | None = None) -> None:
+    async def wait(self, running: "asyncio.Task[Answer]", *, within: float | None = None) -> None:
         """Wait for a piece or the end of the turn, for at most `within` seconds."""
-        heard = asyncio.create_task(self._news.wait())
-        both: set[asyncio.Task[Any]] = {heard, running}
+        waiting = asyncio.create_task(self._news.wait())
+        tasks: set[asyncio.Task[Any]] = {waiting, running}
         try:
-            await asyncio.wait(both, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if await cancel_and_wait([heard]):
+            if await cancel_and_wait([waiting]):
                 raise asyncio.CancelledError
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat request."""
     gateway = gateway_of(request)
-    with contextlib.ExitStack() as places:
-        # Before the request is read, so that a rejected request costs nothing.
+    with contextlib.ExitStack() as slots:
+        # A slot is taken before the request is read, so that a rejected request costs nothing.
         turn = gateway.turns.admit()
-        places.callback(turn.release)
-        chat = await _read(gateway, request)
+        slots.callback(turn.release)
+        chat = await _parse_chat(gateway, request)
         stream = gateway.streams.admit() if chat.request.stream else None
-        places.pop_all()
+        slots.pop_all()
         if stream is not None:
-            places.callback(stream.release)
-        heard = _TurnBuffer()
-        running = gateway.keep_task(asyncio.create_task(_run(gateway, chat, heard, turn)))
+            slots.callback(stream.release)
+        buffer = _TurnBuffer()
+        running = gateway.start_task(_run_turn(gateway, chat, buffer, turn))
         if stream is not None:
-            await heard.news(running, within=_EARLY_FAILURE)
+            await buffer.wait(running, within=_EARLY_FAILURE_SECONDS)
             if not running.done() or running.result().outcome != "failed":
-                places.pop_all()
-                return SlotResponse(_streamed(gateway, chat, heard, running), stream)
+                slots.pop_all()
+                chunks = _stream_chunks(gateway, chat, buffer, running)
+                headers = _response_headers(chat, chat.key)
+                return SlotResponse(event_stream(chunks, headers=headers), stream)
     # If the client disconnects, only this wait is cancelled, not the turn.
     answer = await asyncio.shield(running)
     if answer.outcome == "failed":
         return await _error_response_for(request, gateway, answer)
-    text = heard.text or await _text(gateway, chat, answer)
-    body = completion(chat.head, answer, text, heard.usage)
-    headers = _headers(chat, answer.key)
-    if chat.kept and not answer.saved:
+    text = buffer.text or await _answer_text(gateway, chat, answer)
+    body = completion(chat.head, answer, text, buffer.usage)
+    headers = _response_headers(chat, answer.key)
+    if chat.key and not answer.saved:
         headers["X-Steno-Not-Saved"] = "true"
     encoded = encode_object(msgspec.to_builtins(body))
-    # A client that has disconnected has not received the answer and may ask for it again.
-    gone = await request.is_disconnected()
-    sent = None if gone else BackgroundTask(_note_received, gateway, chat, answer)
+    # A client that has disconnected has not received the answer and may repeat the request.
+    is_noted = chat.marks_retries and not await request.is_disconnected()
+    sent = BackgroundTask(_note_received, gateway, chat, answer) if is_noted else None
     return Response(encoded, headers=headers, media_type="application/json", background=sent)
 
 
 async def _note_received(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Store that the client has received this answer: its next request is a new message."""
-    if chat.retries and answer.seq is not None:
+    """Store that the client has received this answer, so that its next request is not a retry."""
+    if chat.marks_retries and answer.seq is not None:
         await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
 
 
-async def _run(gateway: Gateway, chat: _Chat, heard: _TurnBuffer, place: Slot) -> Answer:
-    with place:
+async def _run_turn(gateway: Gateway, chat: _Chat, buffer: _TurnBuffer, slot: Slot) -> Answer:
+    with slot:
         try:
-            return await chat.answer(heard.on_event)
+            return await chat.answer(buffer.on_event)
         except StenologError as error:
             return Answer(key="", text=str(error), outcome="failed", error=error)
         except Exception as error:
@@ -265,47 +265,47 @@ async def _run(gateway: Gateway, chat: _Chat, heard: _TurnBuffer, place: Slot) -
             )
 
 
-async def _read(gateway: Gateway, request: Request) -> _Chat:
+async def _parse_chat(gateway: Gateway, request: Request) -> _Chat:
     """Parse and check a request. Raise UsageError and HTTPException."""
-    wanted = await body_of(request, ChatRequest)
-    check_request(wanted)
-    fields = _fields(await request.body())
-    agent, model = agent_for(gateway, wanted.model)
-    options = options_of(wanted, model=model)
-    talk = conversation_of(wanted)
-    key = session_of(wanted, _key(request))
+    body = await body_of(request, ChatRequest)
+    check_request(body)
+    fields = _field_names(await request.body())
+    agent, model = agent_for(gateway, body.model)
+    options = options_of(body, model=model)
+    messages = conversation_of(body)
+    key = session_of(body, _session_key(request))
     if key is None and gateway.settings.gateway.store_anonymous:
         key = new_key(_CHANNEL, "anonymous")
     headers = {}
-    if ignored := ignored_fields(wanted, fields):
+    if ignored := ignored_fields(body, fields):
         # A field can have any name, but a header accepts only some characters.
-        told = [name for name in ignored if _NAME.fullmatch(name)][:_MAX_NAMED]
-        headers["X-Steno-Without-Effect"] = ", ".join(told) or "unknown fields"
-    retries = _RETRY_COUNT in request.headers
+        names = [name for name in ignored if _NAME.fullmatch(name)][:_MAX_NAMED]
+        headers["X-Steno-Without-Effect"] = ", ".join(names) or "unknown fields"
+    marks_retries = _RETRY_HEADER in request.headers
     answer: Callable[[EventHandler], Awaitable[Answer]]
     if key is None:
-        answer = partial(answer_without_session, gateway.loop, agent, talk, options)
+        answer = partial(answer_without_session, gateway.loop, agent, messages, options)
     else:
         check_key(key)
-        said = ChatTurnRequest(
+        turn_request = ChatTurnRequest(
             key=key,
-            talk=talk,
+            messages=messages,
             agent=agent.id,
             options=options,
             once=_idempotency_key(request),
-            asked_again=_is_marked_retry(request),
-            retries=retries,
-            new_session=wants_new_session(wanted, request.headers.get("x-session-new")),
+            # OpenAI's libraries mark retries.
+            is_retry=request.headers.get(_RETRY_HEADER, "0") not in ("0", ""),
+            marks_retries=marks_retries,
+            new_session=wants_new_session(body, request.headers.get("x-session-new")),
         )
-        answer = partial(answer_chat, gateway.loop, said)
+        answer = partial(answer_chat, gateway.loop, turn_request)
     return _Chat(
-        request=wanted,
+        request=body,
         agent=agent,
         answer=answer,
-        head=response_head(wanted.model or MAIN),
+        head=response_head(body.model or MAIN_AGENT),
         headers=headers,
-        kept=key is not None,
-        retries=retries and key is not None,
+        marks_retries=marks_retries and key is not None,
         key=key or "",
     )
 
@@ -313,22 +313,22 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
 def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
     """Return the agent and the model that a model name selects. Raise HTTPException.
 
-    A name is an agent's, or that of a model that users of the main agent may choose.
+    `name` is the name of an agent, or of a model that users of the main agent may choose.
     """
     for agent in gateway.loop.registry:
-        if name == (agent.id or MAIN):
+        if name == (agent.id or MAIN_AGENT):
             return agent, ""
     main = gateway.agent(None)
     if name in ("", "default", main.model.name, main.spec.model):
         return main, ""
     if name in main.spec.models:
         return main, name
-    known = ", ".join(_names(gateway))
-    raise HTTPException(404, f"there is no model {name!r}; available: {known}")
+    names = ", ".join(_model_names(gateway))
+    raise HTTPException(404, f"there is no model {name!r}; available: {names}")
 
 
-def _fields(body: bytes) -> set[str]:
-    """Return the names of the non-null fields of a request that was decoded before."""
+def _field_names(body: bytes) -> set[str]:
+    """Return the names of the fields of a request body that are not null. The body is valid."""
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
@@ -337,20 +337,20 @@ def _fields(body: bytes) -> set[str]:
     return {name for name, value in raw.items() if bytes(value) != b"null"}
 
 
-def _names(gateway: Gateway) -> list[str]:
-    agents = [agent.id or MAIN for agent in gateway.loop.registry]
+def _model_names(gateway: Gateway) -> list[str]:
+    agents = [agent.id or MAIN_AGENT for agent in gateway.loop.registry]
     return list(dict.fromkeys([*agents, *gateway.agent(None).spec.models]))
 
 
-def _key(request: Request) -> str | None:
-    """Return the session key in the header; None if there is none."""
-    given = request.headers.get("x-session-key")
-    if not given:
+def _session_key(request: Request) -> str | None:
+    """Return the session key in the header; None if the header is missing."""
+    header = request.headers.get("x-session-key")
+    if not header:
         return None
     try:
-        return given.encode("latin-1").decode()
+        return header.encode("latin-1").decode()
     except UnicodeError:
-        return given
+        return header
 
 
 def _idempotency_key(request: Request) -> str:
@@ -360,78 +360,63 @@ def _idempotency_key(request: Request) -> str:
     return token
 
 
-def _is_marked_retry(request: Request) -> bool:
-    """Return whether the client marks this request as a retry, as OpenAI's libraries do."""
-    return request.headers.get(_RETRY_COUNT, "0") not in ("0", "")
-
-
 # --- the response ----------------------------------------------------------------------------
 
 
 async def _error_response_for(request: Request, gateway: Gateway, answer: Answer) -> Response:
     """Return the response to a failed turn: the user's message is stored but not answered."""
     if isinstance(answer.error, ModelRefused | ContextTooSmall):
-        words = without_secrets(answer.text, gateway.settings)
-        return error_response(400, words, code="model_refused")
+        text = without_secrets(answer.text, gateway.settings)
+        return error_response(400, text, code="model_refused")
     if answer.error is not None:
         return await response_for(request, answer.error)
     return error_response(503, without_secrets(answer.text, gateway.settings), code="not_answered")
 
 
-async def _text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
-    """Return the text for the client of an answer that it has not received in pieces."""
-    if not chat.kept:
+async def _answer_text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
+    """Return the text of an answer for a client that has not received the text in pieces."""
+    if not chat.key:
         return answer.text
     return await gateway.loop.run(text_for_client, chat.agent.sessions, answer)
 
 
-def _headers(chat: _Chat, key: str) -> dict[str, str]:
-    return {**chat.headers, **({"X-Session-Key": key} if _fits_a_header(key) else {})}
+def _response_headers(chat: _Chat, key: str) -> dict[str, str]:
+    # Not every key can be sent in a header. The body always contains the key.
+    can_be_header = bool(key) and key.isascii() and key.isprintable() and key == key.strip()
+    return {**chat.headers, **({"X-Session-Key": key} if can_be_header else {})}
 
 
-def _fits_a_header(key: str) -> bool:
-    """Return whether a key can be sent in a header; the body contains it anyway."""
-    return bool(key) and key.isascii() and key.isprintable() and key == key.strip()
-
-
-def _streamed(
-    gateway: Gateway, chat: _Chat, heard: _TurnBuffer, running: "asyncio.Task[Answer]"
-) -> Response:
-    pieces = _pieces(gateway, chat, heard, running)
-    return event_stream(pieces, headers=_headers(chat, chat.key))
-
-
-async def _pieces(
-    gateway: Gateway, chat: _Chat, heard: _TurnBuffer, running: "asyncio.Task[Answer]"
+async def _stream_chunks(
+    gateway: Gateway, chat: _Chat, buffer: _TurnBuffer, running: "asyncio.Task[Answer]"
 ) -> AsyncIterator[StreamEvent]:
-    top = chat.head
-    yield _event(chunk(top, {"role": "assistant", "content": ""}))
+    head = chat.head
+    yield _chunk_event(chunk(head, {"role": "assistant", "content": ""}))
     while True:
-        for piece in heard.unread():
-            yield _event(chunk(top, piece))
+        for piece in buffer.take():
+            yield _chunk_event(chunk(head, piece))
         if running.done():
             break
-        await heard.news(running)
+        await buffer.wait(running)
     answer = running.result()
     if answer.outcome == "failed":
-        words = without_secrets(answer.text, gateway.settings)
-        error = {"message": words, "type": "server_error", "code": "not_answered"}
-        yield _event({"error": error})
+        text = without_secrets(answer.text, gateway.settings)
+        error = {"message": text, "type": "server_error", "code": "not_answered"}
+        yield _chunk_event({"error": error})
         return
-    if not heard.text and (text := await _text(gateway, chat, answer)):
-        yield _event(chunk(top, {"content": text}))
+    if not buffer.text and (text := await _answer_text(gateway, chat, answer)):
+        yield _chunk_event(chunk(head, {"content": text}))
     if answer.calls:
-        yield _event(chunk(top, calls_delta(answer.calls)))
-    last = chunk(top, {}, finish=finish_of(answer))
-    yield _event({**last, "session": answer.key, "seq": answer.seq, "saved": answer.saved})
+        yield _chunk_event(chunk(head, calls_delta(answer.calls)))
+    last = chunk(head, {}, finish=finish_of(answer))
+    yield _chunk_event({**last, "session": answer.key, "seq": answer.seq, "saved": answer.saved})
     options = chat.request.stream_options
     if options is not None and options.include_usage:
-        yield _event(usage_chunk(top, heard.usage))
-    yield StreamEvent(data=_DONE)
+        yield _chunk_event(usage_chunk(head, buffer.usage))
+    yield StreamEvent(data=_DONE_DATA)
     await _note_received(gateway, chat, answer)
 
 
-def _event(body: dict[str, Any]) -> StreamEvent:
+def _chunk_event(body: dict[str, Any]) -> StreamEvent:
     return StreamEvent(data=sse_data(encode_object(msgspec.to_builtins(body))))
 
 
@@ -441,11 +426,11 @@ def _event(body: dict[str, Any]) -> StreamEvent:
 async def models(request: Request) -> Response:
     """List the agents and the models that clients may choose."""
     gateway = gateway_of(request)
-    listed = [
+    models_json = [
         {"id": name, "object": "model", "created": 0, "owned_by": "stenolog"}
-        for name in _names(gateway)
+        for name in _model_names(gateway)
     ]
-    return JSONResponse({"object": "list", "data": listed})
+    return JSONResponse({"object": "list", "data": models_json})
 
 
 _OBJECT: Final = {"type": "object"}
@@ -455,8 +440,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         path="/v1/chat/completions",
         name="chat",
         summary="Answer a chat in OpenAI's format. With a session, messages and answer are stored.",
-        raw=chat_completions,
-        query=None,
+        handler=chat_completions,
         body_schema={
             "type": "object",
             "required": ["messages"],
@@ -478,7 +462,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
             },
         },
         response_schema=_OBJECT,
-        media=("application/json", "text/event-stream"),
+        media_types=("application/json", "text/event-stream"),
         statuses=(409, 410, 502),
     ),
     Endpoint(
@@ -486,9 +470,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         path="/v1/models",
         name="models",
         summary="List the agents and the models that can be chosen, in OpenAI's format.",
-        raw=models,
-        query=None,
+        handler=models,
         response_schema=_OBJECT,
     ),
 )
-"""The OpenAI-compatible endpoints."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.history_changes import find_view, replace_history
+from stenolog.agent.history_changes import replace_history
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn_events import (
@@ -21,33 +21,25 @@ from stenolog.agent.turn_events import (
 )
 from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
 from stenolog.context.turn_state import answer_to, turn_state
-from stenolog.errors import (
-    NoSuchSession,
-    OnceConflict,
-    SessionDeleted,
-    StenologError,
-    UsageError,
-)
-from stenolog.gateway.history_matching import Match, match, text_at
+from stenolog.errors import NoSuchSession, OnceConflict, SessionDeleted, StenologError, UsageError
+from stenolog.gateway.history_matching import Match, match_history, text_at
 from stenolog.messages import calls_of, has_text, results_of
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, forked_at
+from stenolog.stores.base import SessionView, find_view, forked_at
 
-_PLAIN: Final = {"role", "content"}
-_REQUESTS: Final = "requests"
-"""Meta field of a session: the last requests that changed more than the end of the log.
-
-Each entry has the idempotency key, the seq of the last visible message after it, and a digest.
-"""
+_PLAIN_FIELDS: Final = {"role", "content"}
+# The field has, for each request: idempotency key, seq of the last visible message, and digest.
+_REQUESTS_FIELD: Final = "requests"
+"""Meta field of a session: the last requests that changed more than the end of the log."""
 _MAX_REQUESTS: Final = 20
-_RESPONSE: Final = "last_response"
+_RESPONSE_FIELD: Final = "last_response"
 """Meta field of a session: seq of the last answer that an HTTP client received completely."""
-_ADVICE: Final = (
+_DELETED_ADVICE: Final = (
     "restore it, use another key, or send `new_session: true` to start a new session with this key"
 )
-_SCANNED: Final = 200
-"""Number of messages that are searched for the mark of a request."""
+_MAX_SCANNED: Final = 200
+"""Number of last messages that are searched for the mark of a request."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -56,14 +48,14 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     """A chat request for a session."""
 
     key: str
-    talk: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
     agent: str | None = None
     options: TurnOptions = DEFAULT_OPTIONS
     once: str = ""
     """The idempotency key of the request: a retry is stored and answered once."""
-    asked_again: bool = False
+    is_retry: bool = False
     """Whether the client marks this request as a retry."""
-    retries: bool = False
+    marks_retries: bool = False
     """Whether the client marks its retries, so that its requests must be recognisable."""
     new_session: bool = False
     """Whether to start a new session if the one with this key was deleted."""
@@ -71,191 +63,250 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def digest(self) -> str:
         """Digest of the messages and the client's tools, equal for a request and its retries."""
-        sent: list[Any] = list(self.talk)
+        sent: list[Any] = list(self.messages)
         if self.options.tools:  # guard: idempotency-key-other-tools
             sent = [sent, list(self.options.tools)]
         encoded = json.dumps(sent, sort_keys=True, default=str)
         return hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the request has one plain message and is never compared with other requests."""
+        is_single = len(self.messages) == 1 and _is_plain_prompt(self.messages[0])
+        return is_single and not (self.is_marked or self.is_retry)
+
+    @property
     def is_marked(self) -> bool:
-        """Whether a later request may have to be compared with this one."""
-        return bool(self.once) or self.retries
+        """Whether a later request may have to be compared with this request."""
+        return bool(self.once) or self.marks_retries
 
 
-async def answer_chat(loop: AgentLoop, wanted: ChatTurnRequest, on_event: EventHandler) -> Answer:
+async def answer_chat(loop: AgentLoop, request: ChatTurnRequest, on_event: EventHandler) -> Answer:
     """Answer the new messages. Raise UsageError and errors of reading the store."""
-    instance = loop.registry.agent(wanted.agent)
-    key, view, found = await loop.run(_prepare, instance, wanted)
-    if isinstance(found, Answer):
-        return found
-    shown, matched = found
-    if matched.keep == len(shown) and len(matched.new) == 1 and _is_plain(matched.new[0]):
+    instance = loop.registry.agent(request.agent)
+    if request.is_plain:
+        # Fastest path: one thread call compares the message with the session, and stores it.
+        try:
+            return await loop.handle(
+                InboundMessage(key=request.key, content=request.messages[0]["content"]),
+                on_event=on_event,
+                agent=request.agent,
+                allow_commands=False,
+                options=request.options,
+                prepare=partial(_prepare_plain, instance, request),
+            )
+        except _OtherRequest as other:
+            key, view, outcome = other.prepared
+    else:
+        key, view, outcome = await loop.run(_prepare, instance, request)
+    if isinstance(outcome, Answer):
+        return outcome
+    visible, matched = outcome
+    if _is_one_new_prompt(visible, matched):
         # Fast path: the message is stored first and waits for its turn in the log.
         inbound = InboundMessage(
             key=key,
             content=matched.new[0]["content"],
-            id=wanted.once,
-            request_digest=wanted.digest if wanted.is_marked else "",
+            id=request.once,
+            request_digest=request.digest if request.is_marked else "",
         )
         return await loop.handle(
             inbound,
             on_event=on_event,
-            agent=wanted.agent,
+            agent=request.agent,
             allow_commands=False,
-            options=wanted.options,
+            options=request.options,
             view=view,
         )
 
     async def change(sessions: SessionStore) -> Answer | None:
-        return await loop.run(_store_request, sessions, key, wanted, view)
+        return await loop.run(_store_request, sessions, key, request, view)
 
     return await loop.change_and_answer(
-        key, change, on_event=on_event, agent=wanted.agent, options=wanted.options, view=view
+        key, change, on_event=on_event, agent=request.agent, options=request.options, view=view
     )
 
 
 def resolve_session(
     agent: AgentInstance, key: str, *, new_session: bool
 ) -> tuple[str, SessionView | None]:
-    """Return the key of the session that a client names, and a view of it. Blocks.
+    """Return the key of the session that a client names, and a view of the session. Blocks.
 
-    Raises SessionDeleted if the session with this key is in the trash and there is no other, unless
-    the client asks for a new one.
+    If the only session with this key is in the trash, raises SessionDeleted, except if the client
+    asks for a new session.
     """
-    own, view = agent.resolve(key)
+    session_key, view = agent.resolve(key)
     refused = view is None and not new_session
-    if refused and any(deleted.key == own for deleted in agent.store.list_trash()):
+    if refused and any(deleted.key == session_key for deleted in agent.store.list_trash()):
         # guard: deleted-session-stays-deleted
-        raise SessionDeleted(key, advice=_ADVICE)
-    return own, view
+        raise SessionDeleted(key, advice=_DELETED_ADVICE)
+    return session_key, view
 
 
-def _prepare(
-    instance: AgentInstance, wanted: ChatTurnRequest
-) -> "tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]":
+_Prepared = tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]
+
+
+class _OtherRequest(Exception):
+    """A request that does not just add its message to an existing session."""
+
+    def __init__(self, prepared: _Prepared) -> None:
+        self.prepared = prepared
+        super().__init__()
+
+
+def _prepare(instance: AgentInstance, request: ChatTurnRequest) -> _Prepared:
     """Resolve the session and compare it with the request, in one thread call."""
-    key, view = resolve_session(instance, wanted.key, new_session=wanted.new_session)
-    return key, view, _compare(instance.sessions, key, wanted, view)
+    key, view = resolve_session(instance, request.key, new_session=request.new_session)
+    return key, view, _compare_with_session(instance.sessions, key, request, view)
+
+
+def _prepare_plain(instance: AgentInstance, request: ChatTurnRequest) -> SessionView:
+    """Return the view of the session if the request only adds one new message. Blocks.
+
+    Raises _OtherRequest for any other request.
+    """
+    prepared = key, view, outcome = _prepare(instance, request)
+    is_plain = not isinstance(outcome, Answer) and _is_one_new_prompt(*outcome)
+    if view is None or key != request.key or not is_plain:
+        raise _OtherRequest(prepared)
+    return view
 
 
 def text_for_client(sessions: SessionStore, answer: Answer) -> str:
-    """Return the text for the client of an answer that it has not received in pieces."""
+    """Return the text of an answer for a client that has not received the text in pieces."""
     if answer.seq is None:
         return answer.text
     return text_at(sessions.get_history(answer.key), answer.seq) or answer.text
 
 
-def _is_plain(body: Mapping[str, Any]) -> bool:
-    return body.get("role") == "user" and set(body) == _PLAIN
+def _is_one_new_prompt(visible: Sequence[Message], match: Match) -> bool:
+    return match.keep == len(visible) and len(match.new) == 1 and _is_plain_prompt(match.new[0])
 
 
-def _compare(
-    sessions: SessionStore, key: str, wanted: ChatTurnRequest, view: SessionView | None
+def _is_plain_prompt(body: Mapping[str, Any]) -> bool:
+    return body.get("role") == "user" and set(body) == _PLAIN_FIELDS
+
+
+def _compare_with_session(
+    sessions: SessionStore, key: str, request: ChatTurnRequest, view: SessionView | None
 ) -> tuple[Sequence[Message], Match] | Answer:
-    """Return the visible messages and the new ones, or the answer that was given before.
+    """Return the visible messages and the new messages, or the answer to an earlier request.
 
     Raises OnceConflict if the idempotency key was used for other messages, and UsageError for
     results without a pending call.
     """
     if view is None:
-        return (), Match(keep=0, new=_without_known_results((), match((), wanted.talk).new))
-    shown = view.messages
-    brought = _seq_of_request(sessions, wanted, view) if wanted.once else None
-    if brought is not None:
-        answer = answer_to(sessions.get_history(key, after=brought - 1, full=True), brought)
+        return (), Match(
+            keep=0, new=_without_known_results((), match_history((), request.messages).new)
+        )
+    visible = view.messages
+    request_seq = _seq_of_request(sessions, request, view) if request.once else None
+    if request_seq is not None:
+        answer = answer_to(sessions.get_history(key, after=request_seq - 1, full=True), request_seq)
         if answer is not None:
             return Answer(key=key, text="", outcome="again", seq=answer.seq)
-    found = match(shown, wanted.talk, before=_hidden_reader(sessions, view))
-    again = found.answered
-    if wanted.asked_again and again is not None and _is_retry(wanted, view, found):
-        if found.handed:
-            return shown, Match(keep=len(shown), new=())  # the turn returns its calls again
-        return Answer(key=key, text="", outcome="again", seq=again)
-    return shown, Match(keep=found.keep, new=_without_known_results(shown[: found.keep], found.new))
+
+    def read_hidden() -> list[Message]:
+        history = sessions.get_history(key, full=True)
+        return [message for message in history if message.hidden]
+
+    match = match_history(
+        visible, request.messages, read_hidden=read_hidden if view.info.floor else None
+    )
+    answer_seq = match.answer_seq
+    if request.is_retry and answer_seq is not None and _is_retry(request, view, match):
+        if match.has_calls:
+            return visible, Match(keep=len(visible), new=())  # the turn returns its calls again
+        return Answer(key=key, text="", outcome="again", seq=answer_seq)
+    return visible, Match(
+        keep=match.keep, new=_without_known_results(visible[: match.keep], match.new)
+    )
 
 
 def _without_known_results(
-    shown: Sequence[Message], new: Sequence[Mapping[str, Any]]
+    visible: Sequence[Message], bodies: Sequence[Mapping[str, Any]]
 ) -> tuple[Any, ...]:
     """Return the new messages without repeated results. Raise UsageError for unknown results."""
-    waiting = {call.id for call in turn_state(shown).client_calls}
-    given = {
+    if all(has_text(body) or not results_of(body) for body in bodies):
+        return tuple(bodies)
+    pending_ids = {call.id for call in turn_state(visible).client_calls}
+    known_results = {
         (result.id, str(result.content))
-        for message in shown
+        for message in visible
         for result in results_of(message.to_dict())
     }
-    kept = []
-    for body in new:
-        waiting |= {call.id for call in calls_of(body)}
+    remaining = []
+    for body in bodies:
+        pending_ids |= {call.id for call in calls_of(body)}
         results = [] if has_text(body) else results_of(body)
-        unknown = [result for result in results if result.id not in waiting]
-        if unknown and all((one.id, str(one.content)) in given for one in unknown):
+        unknown = [result for result in results if result.id not in pending_ids]
+        if unknown and all((result.id, str(result.content)) in known_results for result in unknown):
             continue
         if unknown:
             raise UsageError(
                 f"messages: there is no pending tool call {unknown[0].id!r} for this result; the "
-                "call must come before it, in the session or in the request"
+                "call must come before its result, in the session or in the request"
             )
-        kept.append(body)
-    return tuple(kept)
+        remaining.append(body)
+    return tuple(remaining)
 
 
 def _store_request(
-    sessions: SessionStore, key: str, wanted: ChatTurnRequest, before: SessionView | None
+    sessions: SessionStore, key: str, request: ChatTurnRequest, before: SessionView | None
 ) -> Answer | None:
-    """Make the sent messages visible; return None if they can be answered now.
+    """Make the sent messages visible. Return None if the agent can answer them now.
 
-    Only the lease holder may call this. `before`: a view from before the lease was acquired.
+    Only the lease holder may call this function. `before` is a view that was read before the lease
+    was acquired.
     """
     store = sessions.store
     if before is None:
-        view = find_view(sessions, key)
+        view = find_view(sessions.store, key)
     else:
         view = before.merged(store.refresh(before))
         if view.uid != before.uid:
             raise SessionDeleted(key, recreated=True)
-    found = _compare(sessions, key, wanted, view)
-    if isinstance(found, Answer):
-        return found
-    shown, matched = found
-    failed = None
-    if view is not None and matched.keep < len(shown):
-        failed = _replace_tail(sessions, view, wanted, matched)
+    outcome = _compare_with_session(sessions, key, request, view)
+    if isinstance(outcome, Answer):
+        return outcome
+    visible, matched = outcome
+    failure = None
+    if view is not None and matched.keep < len(visible):
+        failure = _replace_tail(sessions, view, request, matched)
     elif matched.new:
-        new = _with_request(wanted, matched.new)
-        store.add_messages(key, new, once=wanted.once or None)
-    if failed is None and wanted.once:
-        _note_request(sessions, key, wanted)
-    return failed
+        bodies = _mark_bodies(request, matched.new)
+        store.add_messages(key, bodies, once=request.once or None)
+    if failure is None and request.once:
+        _note_request(sessions, key, request)
+    return failure
 
 
-def _with_request(
-    wanted: ChatTurnRequest, new: Sequence[Mapping[str, Any]]
+def _mark_bodies(
+    request: ChatTurnRequest, bodies: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Mark the user messages as received, and the last message with the request.
 
-    They have no sender: a client may pass any session key, so their author is unknown.
+    The messages have no sender: a client may pass any session key, so their author is unknown.
     """
-    marked = [mark_received(body) if body.get("role") == "user" else body for body in new]
-    if not new or not wanted.is_marked:
+    marked = [mark_received(body) if body.get("role") == "user" else body for body in bodies]
+    if not bodies or not request.is_marked:
         return marked
-    return [*marked[:-1], mark_request(marked[-1], id=wanted.once, digest=wanted.digest)]
+    return [*marked[:-1], mark_request(marked[-1], id=request.once, digest=request.digest)]
 
 
-def _is_retry(wanted: ChatTurnRequest, view: SessionView, found: Match) -> bool:
-    """Return whether the client retries the request whose answer is the last in the log.
+def _is_retry(request: ChatTurnRequest, view: SessionView, match: Match) -> bool:
+    """Return whether the request is a retry of the request whose answer is the last in the log.
 
-    Otherwise the request repeats the same text as a new message: the last request was a different
-    one, or its client has received the answer. Only the store decides, so that every gateway
-    decides alike.
+    A request with the same text is a new message instead if the last request was different, or if
+    the client has received the answer. The decision depends only on the store, so that every
+    gateway makes the same decision.
     """
-    asked = next((one for one in view.messages if one.seq == found.asked), None)
-    mark = None if asked is None else request_of(asked.to_dict())
-    if asked is None or mark is None or asked.seq <= forked_at(view.info):
+    question = next((message for message in view.messages if message.seq == match.asked_seq), None)
+    mark = None if question is None else request_of(question.to_dict())
+    if question is None or mark is None or question.seq <= forked_at(view.info):
         return False
-    is_received = view.info.meta.get(_RESPONSE) == found.answered
-    return mark == (wanted.once, wanted.digest) and not is_received
+    is_received = view.info.meta.get(_RESPONSE_FIELD) == match.answer_seq
+    return mark == (request.once, request.digest) and not is_received
 
 
 def note_response(sessions: SessionStore, key: str, seq: int) -> None:
@@ -263,59 +314,59 @@ def note_response(sessions: SessionStore, key: str, seq: int) -> None:
     store = sessions.store
     try:
         store.info(key)  # set_meta would recreate a deleted session
-        store.set_meta(key, **{_RESPONSE: seq})
+        store.set_meta(key, **{_RESPONSE_FIELD: seq})
     except NoSuchSession:
         return
     except StenologError as error:
-        _logger.warning("%s: could not store that answer %s was received: %s", key, seq, error)
+        _logger.warning("%s: could not record the receipt of answer %s: %s", key, seq, error)
 
 
 def _replace_tail(
-    sessions: SessionStore, view: SessionView, wanted: ChatTurnRequest, found: Match
+    sessions: SessionStore, view: SessionView, request: ChatTurnRequest, match: Match
 ) -> Answer | None:
     def tail_replaced(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
         # A client must not hide unanswered messages that others have sent in the meantime.
         unanswered = turn_state(history).unanswered
-        sent = [body.get("content") for body in wanted.talk]
+        sent = [body.get("content") for body in request.messages]
         if any(
             message.seq in unanswered and message.to_dict().get("content") not in sent
-            for message in history[found.keep :]
+            for message in history[match.keep :]
         ):
             return None
-        return [*history[: found.keep], *_with_request(wanted, found.new)]
+        return [*history[: match.keep], *_mark_bodies(request, match.new)]
 
     if replace_history(sessions, view.key, tail_replaced, view) != "done":
-        words = "other messages in this session are being answered; try again in a moment"
-        return Answer(key=view.key, text=words, outcome="failed")
+        text = "other messages in this session are being answered; try again in a moment"
+        return Answer(key=view.key, text=text, outcome="failed")
     return None
 
 
 def _seq_of_request(
-    sessions: SessionStore, wanted: ChatTurnRequest, view: SessionView
+    sessions: SessionStore, request: ChatTurnRequest, view: SessionView
 ) -> int | None:
     """Return the seq of the last message of the request with this idempotency key, or None.
 
     Raises OnceConflict if that request had other messages.
     """
     copied = forked_at(view.info)
-    found = [one for one in _noted_requests(view) if one[0] == wanted.once]
-    for message in sessions.get_history(view.key, last=_SCANNED, full=True):
+    requests = [row for row in _stored_requests(view) if row[0] == request.once]
+    for message in sessions.get_history(view.key, last=_MAX_SCANNED, full=True):
         mark = request_of(message.to_dict())
-        if mark is not None and mark[0] == wanted.once and message.seq > copied:
-            found.append((wanted.once, message.seq, mark[1]))
-    if not found:
+        if mark is not None and mark[0] == request.once and message.seq > copied:
+            requests.append((request.once, message.seq, mark[1]))
+    if not requests:
         return None
-    _, seq, digest = found[0]
+    _, seq, digest = requests[0]
     # Older versions stored no digest.
-    if digest and digest != wanted.digest:  # guard: idempotency-key-other-body
-        raise OnceConflict(view.key, wanted.once, seq)
+    if digest and digest != request.digest:  # guard: idempotency-key-other-body
+        raise OnceConflict(view.key, request.once, seq)
     return seq
 
 
-def _noted_requests(view: SessionView) -> list[tuple[str, int, str]]:
+def _stored_requests(view: SessionView) -> list[tuple[str, int, str]]:
     """Return idempotency key, seq and digest of the requests in the meta."""
-    kept = view.info.meta.get(_REQUESTS)
-    rows = kept if isinstance(kept, list) else []
+    stored = view.info.meta.get(_REQUESTS_FIELD)
+    rows = stored if isinstance(stored, list) else []
     return [
         (row[0], row[1], row[2] if len(row) > 2 else "")
         for row in rows
@@ -323,22 +374,9 @@ def _noted_requests(view: SessionView) -> list[tuple[str, int, str]]:
     ]
 
 
-def _note_request(sessions: SessionStore, key: str, wanted: ChatTurnRequest) -> None:
-    view = find_view(sessions, key, last=1)
+def _note_request(sessions: SessionStore, key: str, request: ChatTurnRequest) -> None:
+    view = find_view(sessions.store, key, last=1)
     if view is not None and view.messages:
-        others = [row for row in _noted_requests(view) if row[0] != wanted.once]
-        rows = [*others, (wanted.once, view.messages[0].seq, wanted.digest)][-_MAX_REQUESTS:]
-        sessions.store.set_meta(key, **{_REQUESTS: [list(row) for row in rows]})
-
-
-def _hidden_reader(
-    sessions: SessionStore, view: SessionView | None
-) -> "partial[list[Message]] | None":
-    """Return a function that reads the hidden messages; None if nothing is summarized."""
-    if view is None or not view.info.floor:
-        return None
-    return partial(_hidden, sessions, view.key)
-
-
-def _hidden(sessions: SessionStore, key: str) -> list[Message]:
-    return [message for message in sessions.get_history(key, full=True) if message.hidden]
+        other_rows = [row for row in _stored_requests(view) if row[0] != request.once]
+        rows = [*other_rows, (request.once, view.messages[0].seq, request.digest)][-_MAX_REQUESTS:]
+        sessions.store.set_meta(key, **{_REQUESTS_FIELD: [list(row) for row in rows]})

@@ -6,6 +6,7 @@ start resumes them.
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -15,7 +16,7 @@ from typing import Any, Final, Protocol
 from starlette.routing import BaseRoute
 
 from stenolog.agent.scheduler import CloseReport
-from stenolog.agent.threads import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token
@@ -27,52 +28,46 @@ from stenolog.maintenance.retention_runs import apply_rules_everywhere
 from stenolog.settings.conversion import rules_of
 
 _BACKLOG: Final = 1_024
-_ATTEMPTS: Final = 20
+_MAX_ATTEMPTS: Final = 20
 """Maximum number of attempts to find a port that is free at both loopback addresses."""
-_NO_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME)
-"""Errors of a machine that does not have the address."""
-_SPARE: Final = 512
+_NO_ADDRESS_ERRORS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME)
+"""Errors of `bind` on a machine that does not have the address."""
+_SPARE_CONNECTIONS: Final = 512
 """Connections in addition to those of turns and streams, for responses that reject requests."""
-_SEARCHES: Final = 4
+_SEARCHES_PER_TAKEOVER: Final = 4
 """Number of searches for interrupted turns per takeover interval."""
-_MAX_SEARCHES: Final = 4
-"""Maximum number of such searches, with the turns they resume, that run at the same time."""
-_FIRST_RETENTION: Final = 60.0
-_RETENTION_INTERVAL: Final = 3_600.0
+_MAX_PARALLEL_SEARCHES: Final = 4
+"""Maximum number of searches, with the turns they resume, that run at the same time."""
+_FIRST_RETENTION_SECONDS: Final = 60.0
+_RETENTION_SECONDS: Final = 3_600.0
 """Interval in seconds between two runs of the retention rules."""
-_SEND_TIMEOUT: Final = 3.0
+_SEND_SECONDS: Final = 3.0
 """Time limit in seconds for sending responses after their turns were cancelled."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class ChannelService(Protocol):
-    """The chat apps: they receive messages and send answers without HTTP requests of users."""
+    """Service that connects chat apps: it receives messages from them and sends answers to them."""
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
         """Routes below /webhooks/."""
-        ...
 
     async def start(self) -> None:
         """Start receiving messages."""
-        ...
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
         """Send answers that no client waits for, each at most once."""
-        ...
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
-        ...
 
     async def stop_sending(self) -> None:
-        """Stop sending, while the store can still record the progress."""
-        ...
+        """Stop sending answers. Call this while the store can still record the progress."""
 
     async def close(self) -> None:
         """Release all resources, after the stores are closed."""
-        ...
 
 
 class NoChannels:
@@ -97,15 +92,15 @@ class NoChannels:
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at this address. Raise UsageError with what to do.
+    """Return sockets that listen at this address. Raise UsageError if listening is not possible.
 
     For a name such as `localhost` a browser may connect to 127.0.0.1 or to ::1. So the gateway
-    listens at both: otherwise a program of another user could listen at the other address and get
-    the token.
+    listens at both addresses. Otherwise a program of another user could listen at one of them and
+    get the token.
     """
     if host not in LOOPBACK_HOSTS:
         return [_listen(host, port)]
-    for _ in range(_ATTEMPTS if port == 0 else 1):
+    for _ in range(_MAX_ATTEMPTS if port == 0 else 1):
         first = _listen("::1" if host == "::1" else "127.0.0.1", port)
         other = "127.0.0.1" if host == "::1" else "::1"
         chosen = first.getsockname()[1]
@@ -114,14 +109,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
         except _PortInUse as error:
             first.close()
             if port != 0:
-                words = (
+                raise UsageError(
                     f"another program uses port {port} at {other} and would get requests for "
                     "http://localhost; choose another port with --port"
-                )
-                raise UsageError(words) from error
+                ) from error
         except UsageError as error:
             reason = error.__cause__
-            if not isinstance(reason, OSError) or reason.errno not in _NO_ADDRESS:
+            if not isinstance(reason, OSError) or reason.errno not in _NO_ADDRESS_ERRORS:
                 _logger.warning(
                     "The gateway listens only on %s: %s. Another program that listens on %s would "
                     "get requests for http://localhost.",
@@ -139,29 +133,27 @@ class _PortInUse(UsageError):
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise UsageError(f"{host} is not an address of this machine: {error.strerror}") from error
-    family, kind, protocol, _, address = found[0]
-    words = f"cannot listen on {host}, port {port}"
-    try:
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"{words}: {error.strerror}") from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
-    except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            words = (
-                f"port {port} at {host} is in use, perhaps by another gateway; choose another port "
-                "with --port"
-            )
-            raise _PortInUse(words) from error
-        raise UsageError(f"{words}: {error.strerror}") from error
+    family, kind, protocol, _, address = addresses[0]
+    with contextlib.ExitStack() as on_error:
+        try:
+            listening = socket.socket(family, kind, protocol)
+            on_error.callback(listening.close)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
+            listening.setblocking(False)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _PortInUse(
+                    f"port {port} at {host} is in use, perhaps by another gateway; choose another "
+                    "port with --port"
+                ) from error
+            text = f"cannot listen on {host}, port {port}: {error.strerror}"
+            raise UsageError(text) from error
+        on_error.pop_all()
     return listening
 
 
@@ -178,16 +170,16 @@ class Daemon:
         self._gateway = gateway
         self._channels = channels
         self._listening = list(listening)
-        app = make_app(gateway, token, further=channels.routes)
+        app = make_app(gateway, token, webhooks=channels.routes)
         settings = gateway.settings.gateway
-        connections = settings.max_turns + settings.max_streams + _SPARE
-        # uvicorn's own limit is longer: `stop` cancels the turns before it, and more gently.
-        stopping = settings.shutdown_timeout + 2 * _SEND_TIMEOUT
+        connections = settings.max_turns + settings.max_streams + _SPARE_CONNECTIONS
+        # uvicorn's time limit is longer, so that `stop` ends the turns before uvicorn cancels them.
+        stopping = settings.shutdown_timeout + 2 * _SEND_SECONDS
         self._server = Server(config(app, stopping=stopping, connections=connections))
         self._serving: asyncio.Task[None] | None = None
-        self._resuming: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
         self._searches: set[asyncio.Task[None]] = set()
-        self._retention: asyncio.Task[None] | None = None
+        """Running searches for interrupted turns, with the turns that they resume."""
 
     @property
     def url(self) -> str:
@@ -208,70 +200,65 @@ class Daemon:
         if self._gateway.read_only:  # guard: read-only-starts-nothing
             return
         await self._channels.start()
-        self._resuming = asyncio.create_task(self._resume())
-        self._retention = asyncio.create_task(self._apply_retention())
+        start_task(self._resume(), self._background)
+        start_task(self._apply_retention(), self._background)
 
     async def stop(self, *, hurry: asyncio.Event) -> CloseReport:
-        """Stop the gateway. Work in progress gets `shutdown_timeout` seconds; less with `hurry`."""
+        """Stop the gateway. Work in progress may take `shutdown_timeout` seconds.
+
+        As soon as `hurry` is set, the work is cancelled.
+        """
         timeout = self._gateway.settings.gateway.shutdown_timeout
         self._gateway.closing.set()
         self._server.should_exit = True
-        # Turns whose client disconnected are in progress too.
+        # This includes turns whose client has disconnected.
         in_progress = [
             self.serving,
             asyncio.create_task(self._channels.drain(wait_seconds=timeout)),
             asyncio.create_task(self._gateway.wait_for_tasks()),
         ]
         hurry_set = asyncio.create_task(hurry.wait())
-        both: set[asyncio.Future[Any]] = {
-            asyncio.gather(*in_progress, return_exceptions=True),
-            hurry_set,
-        }
-        await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        all_done = asyncio.gather(*in_progress, return_exceptions=True)
+        futures: set[asyncio.Future[Any]] = {all_done, hurry_set}
+        await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         cancelled = await cancel_and_wait([hurry_set, *in_progress[1:]])
         # Deliveries to chat apps record their progress while the store is still open.
         await self._channels.stop_sending()
-        # Cancels the turns that are still running, including resumed ones; the next start resumes
-        # them.
-        left = await self._gateway.loop.close(patience=0)
-        if self._resuming is not None:
-            cancelled |= await cancel_and_wait([self._resuming, *self._searches])
-        if self._retention is not None:
-            cancelled |= await cancel_and_wait([self._retention])
-        await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
+        # This cancels all turns that are still running. The next start resumes them.
+        report = await self._gateway.loop.close(patience=0)
+        cancelled |= await cancel_and_wait(self._background | self._searches)
+        await asyncio.wait({self.serving}, timeout=_SEND_SECONDS)
         if not self.serving.done():
             self._server.force_exit = True
-            await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
+            await asyncio.wait({self.serving}, timeout=_SEND_SECONDS)
         await self._channels.close()
         for listening in self._listening:
             listening.close()
         if cancelled:
             raise asyncio.CancelledError
-        return left
+        return report
 
     async def _resume(self) -> None:
-        """Resume interrupted turns at the start, and regularly those of killed gateways.
+        """Resume interrupted turns at the start, and later the turns of gateways that were killed.
 
         Searches run as separate tasks, so that a long turn does not delay the next search.
         """
         takeover = self._gateway.settings.gateway.takeover
         idle_for = 0.0
         while not self._gateway.closing.is_set():
-            if len(self._searches) < _MAX_SEARCHES:
-                search = asyncio.create_task(self._resume_once(idle_for))
-                self._searches.add(search)
-                search.add_done_callback(self._searches.discard)
+            if len(self._searches) < _MAX_PARALLEL_SEARCHES:
+                start_task(self._resume_once(idle_for), self._searches)
             idle_for = takeover
-            await asyncio.sleep(takeover / _SEARCHES)
+            await asyncio.sleep(takeover / _SEARCHES_PER_TAKEOVER)
 
     async def _apply_retention(self) -> None:
-        """Apply the retention rules once an hour, if there are any."""
+        """Apply the retention rules once an hour, if the settings have retention rules."""
         rules = rules_of(self._gateway.settings)
-        places = list(dict.fromkeys(one.spec.sessions for one in self._gateway.loop.registry))
-        wait = _FIRST_RETENTION
+        places = list(dict.fromkeys(agent.spec.sessions for agent in self._gateway.loop.registry))
+        wait = _FIRST_RETENTION_SECONDS
         while rules and not self._gateway.closing.is_set():
             await asyncio.sleep(wait)
-            wait = _RETENTION_INTERVAL
+            wait = _RETENTION_SECONDS
             try:
                 closing = self._gateway.closing.is_set
                 await asyncio.to_thread(apply_rules_everywhere, places, rules, should_stop=closing)
@@ -280,12 +267,11 @@ class Daemon:
 
     async def _resume_once(self, idle_for: float) -> None:
         try:
-            await self._gateway.loop.resume(idle_for=idle_for, each=self._deliver)
+            await self._gateway.loop.resume(
+                idle_for=idle_for, each=lambda answer: self._channels.deliver([answer])
+            )
         except StoreClosed:
             return
         except Exception:
             if not self._gateway.closing.is_set():
                 _logger.exception("resuming interrupted turns failed")
-
-    async def _deliver(self, answer: Answer) -> None:
-        await self._channels.deliver([answer])

@@ -1,9 +1,9 @@
 """Finds the new messages in a chat request by comparing it with its session. Pure functions.
 
 Some clients send only new messages, others send the whole conversation every time. A client has not
-seen the tool calls that the agent ran: it sees all texts of a turn as one message. It may also send
-messages that were summarized and are hidden by now. A wrong match loses nothing: hidden messages
-can be made visible again.
+seen the tool calls that the agent ran: the client sees all texts of a turn as one message. A client
+may also send messages that were summarized and are now hidden. A wrong match loses nothing, because
+hidden messages can be made visible again.
 """
 
 import json
@@ -12,23 +12,17 @@ from itertools import islice
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.catalog.message_metadata import client_call_ids, interruption
-from stenolog.messages import (
-    ToolCall,
-    calls_of,
-    has_text,
-    results_of,
-    text_of,
-    text_parts_of,
-)
+from stenolog.messages import ToolCall, calls_of, has_text, results_of, text_of, text_parts_of
 from stenolog.records import Message
 
 Body = Mapping[str, Any]
 
 SEPARATOR = "\n\n"
 """Separator between the texts of one turn, for clients that see them as one message."""
-_SYSTEM = ("system", "developer")
+_SYSTEM_ROLES = ("system", "developer")
 
 
 class ClientMessage(Struct, frozen=True, kw_only=True):
@@ -42,102 +36,127 @@ class ClientMessage(Struct, frozen=True, kw_only=True):
     call_id: str = ""
     """Id of the call, for a result."""
     seq: int = 0
-    """Seq of the last log message that this part covers; 0 for a part of the request."""
+    """Seq of the last stored message that is part of this message; 0 in a request."""
     end: int = 0
-    """Number of log messages up to and including this part."""
-    cut: bool = False
-    """Whether the answer was cut off, so that the client may have seen less of it."""
+    """Number of stored messages up to and including the message with seq `seq`."""
+    is_cut: bool = False
+    """Whether the answer was cut off, so that the client may have seen only its beginning."""
 
 
 class Match(Struct, frozen=True, kw_only=True):
     """How a request continues its session."""
 
     keep: int
-    """Number of visible messages that stay visible."""
+    """Number of visible messages at the start of the session that stay visible."""
     new: tuple[Body, ...]
-    """Messages to append after them."""
-    answered: int | None = None
+    """Messages of the request to append after the visible messages that stay."""
+    answer_seq: int | None = None
     """Seq of the answer if the request has no new messages: the client may be retrying."""
-    asked: int = 0
-    """Seq of the last message of the request, if `answered` is its answer."""
-    handed: bool = False
-    """Whether that answer has calls for the client."""
+    asked_seq: int = 0
+    """Seq of the message that the answer at `answer_seq` answers; 0 if unknown."""
+    has_calls: bool = False
+    """Whether the answer at `answer_seq` has tool calls for the client."""
 
 
-def client_view(history: Sequence[Message]) -> list[ClientMessage]:
-    """Return the messages as the client has seen them, newest last."""
-    seen: list[ClientMessage] = []
+def client_view(history: Sequence[Message], *, start: int = 0) -> list[ClientMessage]:
+    """Return the messages from index `start` as the client has seen them, newest last."""
+    messages: list[ClientMessage] = []
     texts: list[str] = []
-    own: set[str] = set()
+    agent_call_ids: set[str] = set()
     """Ids of the calls that the agent runs."""
-    for end, message in enumerate(history, start=1):
+    for end, message in enumerate(history[start:], start=start + 1):
         body = message.to_dict()
         if body.get("role") == "assistant":
             of_client = client_call_ids(body)
             calls = calls_of(body)
-            own |= {call.id for call in calls if call.id}
-            own -= of_client  # an id may be used again
-            if words := _words(body):
-                texts.append(words)
-            handed = [call for call in calls if call.id in of_client]
-            if calls and not handed:
+            agent_call_ids |= {call.id for call in calls if call.id}
+            agent_call_ids -= of_client  # a later call may have the id of an earlier one
+            if text := _normalized_text(body):
+                texts.append(text)
+            client_calls = [call for call in calls if call.id in of_client]
+            if calls and not client_calls:
                 continue  # the agent runs the calls and continues
-            seen.append(
+            messages.append(
                 ClientMessage(
                     role="assistant",
                     content=" ".join(texts),
-                    calls=tuple(map(_comparable_call, handed)),
+                    calls=tuple(map(_comparable_call, client_calls)),
                     seq=message.seq,
                     end=end,
-                    cut=bool(interruption(body)),
+                    is_cut=bool(interruption(body)),
                 )
             )
             texts = []
         elif has_text(body):
             texts = []
-            seen.append(
+            messages.append(
                 ClientMessage(
-                    role="user", content=_parts(body.get("content")), seq=message.seq, end=end
+                    role="user",
+                    content=_unwrap_single_text(body.get("content")),
+                    seq=message.seq,
+                    end=end,
                 )
             )
         else:
             for result in results_of(body):
-                if result.id and result.id in own:
+                if result.id and result.id in agent_call_ids:
                     continue
-                seen.append(_result(result.id, result.content, seq=message.seq, end=end))
-    return seen
+                messages.append(
+                    _result_message(result.id, result.content, seq=message.seq, end=end)
+                )
+    return messages
 
 
-def match(
+def match_history(
     history: Sequence[Message],
     sent: Sequence[Body],
     *,
-    before: Callable[[], Sequence[Message]] | None = None,
+    read_hidden: Callable[[], Sequence[Message]] | None = None,
 ) -> Match:
     """Compare the messages of a request with the visible messages of its session.
 
-    `before`: returns the hidden messages, if there are any; it is called only if needed. `sent` has
-    no system messages.
+    `read_hidden` returns the hidden messages. It is called only if needed, and is None if the
+    session has no hidden messages. `sent` contains no system messages.
     """
-    seen, asked = client_view(history), [_client_message(body) for body in sent]
-    if not any(part.role == "assistant" for part in asked):
-        return _match_new_messages(history, seen, asked, sent)
-    if before is not None:
-        end = _after_visible(seen, asked)
+    requested = [_client_message(body) for body in sent]
+    if not any(part.role == "assistant" for part in requested):
+        # The client sends only new messages: compare them with the end of the session.
+        visible = client_view(history, start=_start_of_last(history, len(requested) + 1))
+        return _match_new_messages(len(history), visible, requested, sent)
+    visible = client_view(history)
+    if read_hidden is not None:
+        end = _index_after_visible(visible, requested)
         if end is not None:
             return Match(keep=len(history), new=tuple(sent[end:]))
-        gone = _hidden_count(client_view(before()), seen, asked)
-        if gone is not None:
-            return _match_full_history(history, seen, asked[gone:], sent[gone:])
-    common = _common(seen, asked)
-    if seen and not common and (overlap := _overlap(seen, asked)):
+        hidden = _count_hidden(client_view(read_hidden()), visible, requested)
+        if hidden is not None:
+            return _match_full_history(len(history), visible, requested[hidden:], sent[hidden:])
+    common = _count_common_start(visible, requested)
+    if visible and not common and (overlap := _count_overlap(visible, requested)):
         return Match(keep=len(history), new=tuple(sent[overlap:]))
-    return _match_full_history(history, seen, asked, sent)
+    return _match_full_history(len(history), visible, requested, sent)
 
 
-def is_of_system(body: Body) -> bool:
+def _start_of_last(history: Sequence[Message], count: int) -> int:
+    """Return an index from which the client has seen at least `count` messages, or 0.
+
+    The message at this index is a user message, and no tool result follows it, because earlier
+    calls decide whether the client has seen a tool result.
+    """
+    for index in range(len(history) - 1, -1, -1):
+        body = history[index].to_dict()
+        if has_text(body):
+            count -= 1
+            if not count:
+                return index
+        elif results_of(body):
+            break
+    return 0
+
+
+def is_system_message(body: Body) -> bool:
     """Return whether a message of a request is a system message."""
-    return body.get("role") in _SYSTEM
+    return body.get("role") in _SYSTEM_ROLES
 
 
 def text_at(history: Sequence[Message], seq: int) -> str:
@@ -146,11 +165,11 @@ def text_at(history: Sequence[Message], seq: int) -> str:
     for message in history:
         body = message.to_dict()
         if body.get("role") == "assistant":
-            texts += [words] if (words := text_parts_of(body).strip()) else []
+            texts += [text] if (text := text_parts_of(body).strip()) else []
             if message.seq == seq:
                 return SEPARATOR.join(texts)
-            handed = client_call_ids(body)
-            if not calls_of(body) or handed:
+            client_calls = client_call_ids(body)
+            if not calls_of(body) or client_calls:
                 texts = []
         elif has_text(body):
             texts = []
@@ -158,102 +177,115 @@ def text_at(history: Sequence[Message], seq: int) -> str:
 
 
 # --- the two kinds of clients ----------------------------------------------------------------
+# `count` is the number of visible messages in the log, and `visible` are these messages as the
+# client sees them. `sent` are the messages of the request as received, and `requested` are the same
+# messages as the client sees them.
 
 
 def _match_new_messages(
-    history: Sequence[Message],
-    seen: list[ClientMessage],
-    asked: list[ClientMessage],
-    sent: Sequence[Body],
+    count: int, visible: list[ClientMessage], requested: list[ClientMessage], sent: Sequence[Body]
 ) -> Match:
-    """Match a client that sends only new messages: all are new, except those stored before.
+    """Match a request of a client that sends only new messages.
 
-    Messages at the end of the log without an answer were stored by an earlier request, which the
-    client repeats.
+    If the log ends with the same messages without an answer, an earlier request stored them, and
+    the client repeats this request. All other messages of the request are new.
     """
-    overlap = _overlap(seen, asked)
-    count = len(asked)
-    answered = None
-    if seen and seen[-1].role == "assistant" and len(seen) > count:
-        is_last = all(map(_same, seen[-1 - count : -1], asked))
-        answered = seen[-1].seq if is_last and not overlap else None
-    new = tuple(sent[overlap:])
-    handed = answered is not None and bool(seen[-1].calls)
-    asked_at = seen[-2].seq if answered is not None else 0
-    return Match(keep=len(history), new=new, answered=answered, asked=asked_at, handed=handed)
+    overlap = _count_overlap(visible, requested)
+    match = Match(keep=count, new=tuple(sent[overlap:]))
+    before_answer = visible[-1 - len(requested) : -1]
+    if (
+        overlap
+        or len(visible) <= len(requested)
+        or not all(map(_is_same_message, before_answer, requested))
+    ):
+        return match
+    return _with_answer(match, visible)
 
 
 def _match_full_history(
-    history: Sequence[Message],
-    seen: list[ClientMessage],
-    asked: list[ClientMessage],
-    sent: Sequence[Body],
+    count: int, visible: list[ClientMessage], requested: list[ClientMessage], sent: Sequence[Body]
 ) -> Match:
-    """Match a client that sends the whole conversation: messages after the common part are new."""
-    common = _common(seen, asked)
-    keep = len(history) if common == len(seen) else (seen[common - 1].end if common else 0)
-    new = tuple(sent[common:])
-    answered = None
-    if not new and common + 1 == len(seen) and seen[-1].role == "assistant":
-        answered = seen[-1].seq
-    handed = answered is not None and bool(seen[-1].calls)
-    asked_at = seen[-2].seq if answered is not None and len(seen) > 1 else 0
-    return Match(keep=keep, new=new, answered=answered, asked=asked_at, handed=handed)
+    """Match a request with the whole conversation: messages after the common start are new."""
+    common = _count_common_start(visible, requested)
+    keep = count if common == len(visible) else (visible[common - 1].end if common else 0)
+    match = Match(keep=keep, new=tuple(sent[common:]))
+    return match if match.new or common + 1 != len(visible) else _with_answer(match, visible)
 
 
-def _after_visible(seen: list[ClientMessage], asked: list[ClientMessage]) -> int | None:
-    """Return the index in the request after the visible messages; None if some are missing."""
-    count = len(seen)
-    starts = range(len(asked) - count, -1, -1) if seen else ()
-    found = (at for at in starts if all(map(_same, seen, asked[at : at + count])))
-    start = next(found, None)
+def _with_answer(match: Match, visible: list[ClientMessage]) -> Match:
+    """Return the match with the seq of the last visible message, if this message is an answer."""
+    answer = visible[-1]
+    if answer.role != "assistant":
+        return match
+    question_seq = visible[-2].seq if len(visible) > 1 else 0
+    return replace(
+        match, answer_seq=answer.seq, asked_seq=question_seq, has_calls=bool(answer.calls)
+    )
+
+
+def _index_after_visible(
+    visible: list[ClientMessage], requested: list[ClientMessage]
+) -> int | None:
+    """Return the index of the first message in the request after the visible messages.
+
+    Returns None if the request lacks a visible message.
+    """
+    count = len(visible)
+    starts = range(len(requested) - count, -1, -1) if visible else ()
+    matching_starts = (
+        at for at in starts if all(map(_is_same_message, visible, requested[at : at + count]))
+    )
+    start = next(matching_starts, None)
     return None if start is None else start + count
 
 
-def _hidden_count(
-    before: list[ClientMessage], seen: list[ClientMessage], asked: list[ClientMessage]
+def _count_hidden(
+    hidden: list[ClientMessage], visible: list[ClientMessage], requested: list[ClientMessage]
 ) -> int | None:
     """Return the number of messages at the start of the request that are hidden; None if unclear.
 
-    If several positions are possible, the one with the most visible messages in common is chosen.
+    If several numbers are possible, the number after which most visible messages follow is chosen.
     """
     passed = 0
-    told = 0
-    for part in asked:
-        # The client has removed some hidden messages itself.
-        found = next((at for at in range(told, len(before)) if _same(before[at], part)), None)
-        if found is None:
+    next_index = 0
+    for message in requested:
+        # Skip hidden messages that the client has removed from the conversation.
+        index = next(
+            (at for at in range(next_index, len(hidden)) if _is_same_message(hidden[at], message)),
+            None,
+        )
+        if index is None:
             break
-        told = found + 1
+        next_index = index + 1
         passed += 1
     places = [
         (common, at)
         for at in range(passed + 1)
-        if (common := _common(seen, asked, start=at)) or not seen
+        if (common := _count_common_start(visible, requested, start=at)) or not visible
     ]
-    if not places and passed and told == len(before):
+    if not places and passed and next_index == len(hidden):
         return passed  # the client has removed all visible messages
     if not places:
         return None
     return max(places)[1]
 
 
-def _common(
-    seen: Sequence[ClientMessage], asked: Sequence[ClientMessage], *, start: int = 0
+def _count_common_start(
+    visible: Sequence[ClientMessage], requested: Sequence[ClientMessage], *, start: int = 0
 ) -> int:
-    """Return the number of equal messages at the start; `start`: an index in the request."""
+    """Return how many messages from index `start` of the request equal the first visible ones."""
     count = 0
-    for here, there in zip(seen, islice(asked, start, None), strict=False):
-        if not _same(here, there):
+    for first, second in zip(visible, islice(requested, start, None), strict=False):
+        if not _is_same_message(first, second):
             break
         count += 1
     return count
 
 
-def _overlap(seen: Sequence[ClientMessage], asked: Sequence[ClientMessage]) -> int:
-    """Return how many messages at the start of the request are the last visible ones."""
-    for count in range(min(len(seen), len(asked)), 0, -1):
-        if all(map(_same, seen[-count:], asked[:count])):
+def _count_overlap(visible: Sequence[ClientMessage], requested: Sequence[ClientMessage]) -> int:
+    """Return how many messages at the start of the request equal the last visible messages."""
+    for count in range(min(len(visible), len(requested)), 0, -1):
+        if all(map(_is_same_message, visible[-count:], requested[:count])):
             return count
     return 0
 
@@ -261,12 +293,12 @@ def _overlap(seen: Sequence[ClientMessage], asked: Sequence[ClientMessage]) -> i
 # --- one message -----------------------------------------------------------------------------
 
 
-def _same(here: ClientMessage, there: ClientMessage) -> bool:
-    if here.role != there.role or here.calls != there.calls or here.call_id != there.call_id:
+def _is_same_message(first: ClientMessage, second: ClientMessage) -> bool:
+    if first.role != second.role or first.calls != second.calls or first.call_id != second.call_id:
         return False
-    if here.cut and isinstance(here.content, str) and isinstance(there.content, str):
-        return here.content.startswith(there.content)
-    return here.content == there.content
+    if first.is_cut and isinstance(first.content, str) and isinstance(second.content, str):
+        return first.content.startswith(second.content)
+    return first.content == second.content
 
 
 def _client_message(body: Body) -> ClientMessage:
@@ -275,16 +307,16 @@ def _client_message(body: Body) -> ClientMessage:
         case "assistant":
             return ClientMessage(
                 role=role,
-                content=_words(body),
+                content=_normalized_text(body),
                 calls=tuple(map(_comparable_call, calls_of(body))),
             )
         case "tool":
             id = body.get("tool_call_id")
-            return _result(id if isinstance(id, str) else None, body.get("content"))
-    return ClientMessage(role="user", content=_parts(body.get("content")))
+            return _result_message(id if isinstance(id, str) else None, body.get("content"))
+    return ClientMessage(role="user", content=_unwrap_single_text(body.get("content")))
 
 
-def _words(body: Body) -> str:
+def _normalized_text(body: Body) -> str:
     """Return the text with normalized whitespace: clients join and trim pieces differently."""
     return " ".join(text_parts_of(body).split())
 
@@ -300,12 +332,14 @@ def _comparable_call(call: ToolCall) -> tuple[str, object]:
     return call.name, arguments
 
 
-def _result(id: str | None, content: object, *, seq: int = 0, end: int = 0) -> ClientMessage:
+def _result_message(
+    id: str | None, content: object, *, seq: int = 0, end: int = 0
+) -> ClientMessage:
     return ClientMessage(role="tool", content=text_of(content), call_id=id or "", seq=seq, end=end)
 
 
-def _parts(content: object) -> object:
-    """Return the text if it is the only part, so that both notations are equal."""
+def _unwrap_single_text(content: object) -> object:
+    """Return the text if the content is a single text part. Both forms mean the same message."""
     if isinstance(content, list) and len(content) == 1:
         [part] = content
         if isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text":

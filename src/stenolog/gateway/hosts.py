@@ -7,18 +7,21 @@ page's origin in `Origin`.
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from msgspec import Struct
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Loopback addresses: all other programs of this machine can listen at them too."""
-_LOOPBACK: Final = "localhost"
-_PORTS: Final = {"http": 80, "https": 443}
+"""Loopback hosts. Other programs on this machine can listen at these hosts too."""
+_LOOPBACK_NAME: Final = "localhost"
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _AUTHORITY: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
-_LONGEST: Final = 300
+_MAX_LENGTH: Final = 300
 """Maximum length of a `Host` value; a host name has at most 253 characters."""
+_MAX_PARSED: Final = 128
+"""Maximum number of remembered results: clients of a gateway send few different hosts."""
 
 
 class Authority(Struct, frozen=True):
@@ -30,7 +33,7 @@ class Authority(Struct, frozen=True):
 
 
 class KnownHosts(Struct, frozen=True, kw_only=True):
-    """Host names of this gateway, and origins of other pages that may use it."""
+    """Host names of this gateway, and origins of other pages that may use the gateway."""
 
     hosts: frozenset[str]
     origins: frozenset[tuple[str, str, int]]
@@ -39,56 +42,55 @@ class KnownHosts(Struct, frozen=True, kw_only=True):
 
 
 def known_hosts(
-    *,
-    bound: str,
-    hosts: Iterable[str] = (),
-    origins: Iterable[str] = (),
-    own: str = "",
+    *, bound: str, hosts: Iterable[str] = (), origins: Iterable[str] = (), own_host: str = ""
 ) -> KnownHosts:
     """Return the host names and origins in the settings: `bound`, `hosts` and `origins`.
 
-    `own`: the name of this gateway below `localhost`. Browsers send a cookie to every port of its
-    host, so they cannot log in at an address that other programs use, unless `hosts` lists it.
+    `own_host` is the name of this gateway below `localhost`. Browsers send a cookie to every port
+    of its host. So browsers cannot log in at a host that other programs share, unless `hosts` lists
+    this host.
     """
-    parsed = (_origin(origin.encode()) for origin in origins)
-    named = frozenset(_canonical(host.lower()) for host in (*hosts, *([own] if own else [])))
-    usual = _canonical(bound.lower())
+    parsed = (_parse_origin(origin.encode()) for origin in origins)
+    names = [*hosts, own_host] if own_host else hosts
+    listed_hosts = frozenset(_canonical_host(name.lower()) for name in names)
+    bound_host = _canonical_host(bound.lower())
     return KnownHosts(
-        hosts=named | {usual},
+        hosts=listed_hosts | {bound_host},
         origins=frozenset(origin for origin in parsed if origin is not None),
-        cookie_hosts=named | ({usual} - LOOPBACK_HOSTS),
+        cookie_hosts=listed_hosts | ({bound_host} - LOOPBACK_HOSTS),
     )
 
 
 def accepts_cookies(host: bytes, known: KnownHosts) -> bool:
     """Return whether only this gateway gets the cookies that browsers send to this host."""
-    called = authority(host)
-    return called is not None and called.host in known.cookie_hosts
+    authority = parse_authority(host)
+    return authority is not None and authority.host in known.cookie_hosts
 
 
-def login_host(address: str, hosts: Iterable[str], own: str) -> str:
+def login_host(address: str, hosts: Iterable[str], own_host: str) -> str:
     """Return the host for a login link of a gateway that was reached at this address.
 
-    For a loopback address that is the gateway's own name, or the first loopback name in `hosts`,
-    for browsers that do not resolve names below `localhost`.
+    For a loopback address, the result is the first loopback name in `hosts`, for browsers that do
+    not resolve names below `localhost`. If `hosts` has no loopback name, it is `own_host`.
     """
     if address not in LOOPBACK_HOSTS:
         return address
-    return next((host for host in hosts if is_loopback(host)), own)
+    return next((host for host in hosts if is_loopback(host)), own_host)
 
 
-def authority(value: bytes) -> Authority | None:
-    """Parse a `Host` header; return None if it is malformed."""
+@lru_cache(maxsize=_MAX_PARSED)
+def parse_authority(value: bytes) -> Authority | None:
+    """Parse a `Host` header. Return None if the header is malformed."""
     text = value.decode("latin-1").lower()
-    found = _AUTHORITY.fullmatch(text) if len(text) <= _LONGEST else None
-    if found is None:
+    match = _AUTHORITY.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    if match is None:
         return None
-    within, name, port = found.groups()
+    brackets, name, port = match.groups()
     if port is not None and not 0 < int(port) <= 65_535:
         return None
-    if within is None:
-        return Authority(_canonical(name), int(port) if port else None)
-    address = _address(within)
+    if brackets is None:
+        return Authority(_canonical_host(name), int(port) if port else None)
+    address = _parse_address(brackets)
     if not isinstance(address, IPv6Address):
         return None
     return Authority(str(address), int(port) if port else None)
@@ -96,63 +98,64 @@ def authority(value: bytes) -> Authority | None:
 
 def is_known_host(values: Sequence[bytes], known: KnownHosts) -> bool:
     """Return whether the `Host` headers name this gateway, at any port."""
-    # With two headers, a proxy may have used the other one.
+    # If there are two `Host` headers, a proxy may have checked only one of them.
     if len(values) != 1:  # guard: one-host-header
         return False
-    called = authority(values[0])
-    return called is not None and (called.host in known.hosts or is_loopback(called.host))
+    authority = parse_authority(values[0])
+    return authority is not None and (authority.host in known.hosts or is_loopback(authority.host))
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:
     """Return whether the page with this `Origin` is from the server that `Host` names.
 
-    The scheme may differ from that of the request, because a proxy may terminate TLS.
+    The schemes of page and request may differ, because a proxy may terminate TLS.
     """
-    asking, called = _origin(origin), authority(host)
-    if asking is None or called is None:
+    page, authority = _parse_origin(origin), parse_authority(host)
+    if page is None or authority is None:
         return False
-    scheme, name, port = asking
-    return (name, port) == (called.host, called.port or _PORTS[scheme])
+    scheme, name, port = page
+    return (name, port) == (authority.host, authority.port or _DEFAULT_PORTS[scheme])
 
 
 def is_allowed_origin(origin: bytes, known: KnownHosts) -> bool:
     """Return whether the settings list this `Origin`."""
-    return _origin(origin) in known.origins
+    return _parse_origin(origin) in known.origins
 
 
+@lru_cache(maxsize=_MAX_PARSED)
 def is_loopback(host: str) -> bool:
     """Return whether this host, a name or an address, is reachable only from this machine."""
-    address = _address(host)
+    address = _parse_address(host)
     host = host.lower()
     # guard: loopback-name-exact
-    return host == _LOOPBACK if address is None else address.is_loopback
+    return host == _LOOPBACK_NAME if address is None else address.is_loopback
 
 
 def server_end(host: str, port: int) -> str:
-    """Return the server end of a connection in a form that client and server share."""
+    """Return the server's address of a connection in a form that client and server share."""
     # Interface names are known only on their own machine.
-    address = _address(host.partition("%")[0])
+    address = _parse_address(host.partition("%")[0])
     # A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return f"{mapped or address or host} {port}"
 
 
-def _origin(value: bytes) -> tuple[str, str, int] | None:
+def _parse_origin(value: bytes) -> tuple[str, str, int] | None:
     """Return scheme, host and port; None if the value is not the origin of a web page."""
     scheme, separator, rest = value.partition(b"://")
-    named = scheme.decode("latin-1").lower()
-    called = authority(rest)
-    if not separator or named not in _PORTS or called is None:
+    scheme_name = scheme.decode("latin-1").lower()
+    authority = parse_authority(rest)
+    if not separator or scheme_name not in _DEFAULT_PORTS or authority is None:
         return None
-    return named, called.host, called.port or _PORTS[named]
+    return scheme_name, authority.host, authority.port or _DEFAULT_PORTS[scheme_name]
 
 
-def _canonical(host: str) -> str:
-    address = _address(host)
+def _canonical_host(host: str) -> str:
+    address = _parse_address(host)
     return host if address is None else str(address)
 
 
-def _address(host: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(host: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(host)
     except ValueError:

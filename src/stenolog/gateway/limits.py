@@ -3,6 +3,7 @@
 import asyncio
 from typing import Final, Self
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -10,22 +11,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.gateway.api_types import error_response
 
-HEAD_BYTES: Final = 16_384
+MAX_HEAD_BYTES: Final = 16_384
 """Maximum size of the head of a request: the request line and the headers."""
-RETRY_AFTER: Final = 1
-"""Seconds until a client should retry: most turns are short."""
+_RETRY_SECONDS: Final = 1
 
 
 class BodyLimit:
-    """Middleware that limits a request body to `most` bytes and `seconds` of waiting.
+    """Middleware that limits a request body to `max_bytes` bytes and `seconds` of waiting.
 
-    It buffers nothing: it counts the bytes as the application reads them. It rejects a request
-    whose Content-Length is too large before it reads the body.
+    The middleware buffers nothing: it counts the bytes while the application reads them. A request
+    whose Content-Length is too large is rejected before its body is read.
     """
 
-    def __init__(self, app: ASGIApp, *, most: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
         self._app = app
-        self._most = most
+        self._max_bytes = max_bytes
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,129 +33,117 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _content_length(scope) > self._most:  # guard: announced-body-refused
-            await _too_large(self._most)(scope, receive, send)
+        length = Headers(scope=scope).get("content-length", "")
+        # The server has already rejected values that are not numbers, and conflicting values.
+        if length.isdecimal() and int(length) > self._max_bytes:  # guard: announced-body-refused
+            await _too_large(self._max_bytes)(scope, receive, send)
             return
-        await _LimitedBody(self._app, self._most, self._seconds).serve(scope, receive, send)
+        await _LimitedBody(self._app, self._max_bytes, self._seconds).serve(scope, receive, send)
 
 
 class _LimitedBody:
     """The body of one request while the application reads it."""
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app = app
-        self._most = most
-        self._bytes_left = most
+        self._max_bytes = max_bytes
+        self._bytes_left = max_bytes
         self._seconds_left = seconds
-        self._whole = False
+        self._complete = False
         self._started = False
-        self._refused = False
+        """Whether the response has started."""
+        self._rejected = False
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, or send the rejection."""
 
-        async def counted() -> Message:
-            if self._refused:
-                return {"type": "http.disconnect"}
-            message, refused = await self._next(receive)
-            if refused is None:
-                return message
-            self._refused = True
-            if not self._started:
-                await refused(scope, receive, send)
-            # For the application the client has disconnected; it already has its response.
+        async def receive_limited() -> Message:
+            if not self._rejected:
+                message, rejection = await self._next_message(receive)
+                if rejection is None:
+                    return message
+                self._rejected = True
+                if not self._started:
+                    await rejection(scope, receive, send)
+            # The client already has a response. To the application, the client looks disconnected.
             return {"type": "http.disconnect"}
 
-        async def watched(message: Message) -> None:
-            if self._refused and not self._started:
-                return
-            self._started = True
-            await send(message)
+        async def send_unless_rejected(message: Message) -> None:
+            if self._started or not self._rejected:
+                self._started = True
+                await send(message)
 
         try:
-            await self._app(scope, counted, watched)
+            await self._app(scope, receive_limited, send_unless_rejected)
         except ClientDisconnect:
             # A client that disconnects is not an error to log.
             return
         except Exception:
             # After a rejection the application's errors are irrelevant.
-            if not self._refused or self._started:
+            if not self._rejected or self._started:
                 raise
 
-    async def _next(self, receive: Receive) -> tuple[Message, Response | None]:
-        """Return the next message, and the rejection to send instead, if any."""
-        if self._whole:
+    async def _next_message(self, receive: Receive) -> tuple[Message, Response | None]:
+        """Return the next message, and a response to send instead if a limit is exceeded."""
+        if self._complete:
             return await receive(), None
         clock = asyncio.get_running_loop().time
-        begun = clock()
-        # Only the time spent waiting for the client counts, not that of the application.
+        start = clock()
+        # Only the time spent waiting for the client counts, not the time of the application.
         try:
             async with asyncio.timeout(self._seconds_left):
                 message = await receive()
         except TimeoutError:
-            return {}, _too_slow()
-        self._seconds_left = max(0.0, self._seconds_left - (clock() - begun))
+            text = "The request body did not arrive in time. Send it again."
+            return {}, error_response(408, text, code="body_too_slow")
+        self._seconds_left = max(0.0, self._seconds_left - (clock() - start))
         self._bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
-        self._whole = not message.get("more_body", False)
-        return message, _too_large(self._most) if self._bytes_left < 0 else None
+        self._complete = not message.get("more_body", False)
+        return message, _too_large(self._max_bytes) if self._bytes_left < 0 else None
 
 
-def _content_length(scope: Scope) -> int:
-    """Return the Content-Length of a request; 0 if it has none."""
-    for name, value in scope["headers"]:
-        # The server has rejected values that are not numbers, and conflicting ones.
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return 0
-
-
-def _too_large(most: int) -> Response:
-    words = f"The request body has more than {most:,} bytes (gateway.max_body)."
-    return error_response(413, words, code="body_too_large")
-
-
-def _too_slow() -> Response:
-    words = "The request body did not arrive in time. Send it again."
-    return error_response(408, words, code="body_too_slow")
+def _too_large(max_bytes: int) -> Response:
+    text = f"The request body has more than {max_bytes:,} bytes (gateway.max_body)."
+    return error_response(413, text, code="body_too_large")
 
 
 class Overloaded(HTTPException):
-    """The limit is reached; the request was not started."""
+    """The concurrency limit is reached, so the request was not started."""
 
 
 class ConcurrencyLimit:
-    """Concurrency limit. Requests above it are rejected at once and do not wait.
+    """Concurrency limit. Requests above the limit are rejected at once and do not wait.
 
-    For use in one event loop.
+    A limit must be used in only one event loop.
     """
 
-    def __init__(self, most: int, *, status: int, what: str) -> None:
-        self.most = most
-        self.taken = 0
+    def __init__(self, limit: int, *, status: int, noun: str) -> None:
+        self.limit = limit
+        self.in_use = 0
         """Number of slots in use."""
-        self.refused = 0
+        self.rejected_count = 0
         """Number of rejected requests so far."""
         self._status = status
-        self._what = what
+        self._noun = noun
 
     def admit(self) -> "Slot":
-        """Take a slot. Raise Overloaded if none is free."""
-        if self.taken >= self.most:  # guard: concurrency-limit
-            self.refused += 1
+        """Take a slot. Raise Overloaded if no slot is free."""
+        if self.in_use >= self.limit:  # guard: concurrency-limit
+            self.rejected_count += 1
             raise Overloaded(
                 self._status,
-                f"Too many {self._what}: {self.most:,} are open. Try again in a moment.",
-                {"Retry-After": str(RETRY_AFTER)},
+                f"Too many {self._noun}: {self.limit:,} are open. Try again in a moment.",
+                {"Retry-After": str(_RETRY_SECONDS)},
             )
-        self.taken += 1
+        self.in_use += 1
         return Slot(self)
 
 
 class Slot:
-    """A slot of a concurrency limit. Releasing it twice is allowed."""
+    """A slot of a concurrency limit. A slot may be released twice."""
 
-    def __init__(self, admission: ConcurrencyLimit) -> None:
-        self._admission: ConcurrencyLimit | None = admission
+    def __init__(self, limit: ConcurrencyLimit) -> None:
+        self._limit: ConcurrencyLimit | None = limit
 
     def __enter__(self) -> Self:
         return self
@@ -165,20 +153,20 @@ class Slot:
 
     def release(self) -> None:
         """Release the slot."""
-        if self._admission is not None:
-            self._admission.taken -= 1
-            self._admission = None
+        if self._limit is not None:
+            self._limit.in_use -= 1
+            self._limit = None
 
 
 class SlotResponse(Response):
     """A response that holds a slot until it is sent or has failed."""
 
-    def __init__(self, response: Response, place: Slot) -> None:
+    def __init__(self, response: Response, slot: Slot) -> None:
         super().__init__()
         self._response = response
-        self._place = place
+        self._slot = slot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response and release the slot."""
-        with self._place:
+        with self._slot:
             await self._response(scope, receive, send)

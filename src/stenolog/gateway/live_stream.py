@@ -1,8 +1,8 @@
 """Live stream of a session, `GET /v1/sessions/{key}/events`, which clients can resume.
 
-Each message is sent once, in the order of the log, regardless of the process that wrote it. The id
-of an event has the uid of the session and the seq, so that a client that reconnects, to this
-gateway or another one, misses nothing and gets nothing twice.
+Each message is sent once, in the order of the log. It does not matter which process wrote the
+message. The id of an event contains the uid of the session and the seq of the message. So a client
+that reconnects, to this gateway or another gateway, misses nothing and gets nothing twice.
 """
 
 import asyncio
@@ -12,36 +12,36 @@ from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.threads import cancel_and_wait
-from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
-from stenolog.gateway.api_types import AgentQuery, MessageItem, encode_json, sse_data
+from stenolog.errors import SessionDeleted, UsageError
+from stenolog.gateway.api_types import AgentQuery, encode_json, message_item, sse_data
 from stenolog.gateway.limits import SlotResponse
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.shared_state import Gateway
 from stenolog.records import Message
-from stenolog.stores.base import Store
-from stenolog.stores.following import CHECK_SECONDS, Kind, SessionChange, changes_between, find_info
+from stenolog.stores.base import Store, find_info
+from stenolog.stores.following import CHECK_SECONDS, ChangeKind, SessionChange, changes_between
 
 # --- streaming ------------------------------------------------------------------------------------
-# Responses with server-sent events: keep-alive comments, and a time limit for slow clients.
+# Responses with server-sent events have keep-alive comments and a time limit for slow clients.
 
 
-_PING: Final = 10.0
+_PING_SECONDS: Final = 10.0
 """Seconds without an event after which a stream sends a comment."""
-_UNREAD: Final = 30.0
+_UNREAD_SECONDS: Final = 30.0
 """Seconds after which a client that does not read is disconnected."""
 
 
 class StreamEvent(ServerSentEvent):
-    """Server-sent event with the same line ends as OpenAI's.
+    """Server-sent event with the same line ends as the events of OpenAI's servers.
 
-    The format allows others, but some clients only recognise these.
+    The format allows other line ends, but some clients do not recognise them.
     """
 
     DEFAULT_SEPARATOR = "\n"
@@ -54,8 +54,8 @@ def event_stream(
     return EventSourceResponse(
         events,
         headers=headers,
-        ping=_PING,
-        send_timeout=_UNREAD,
+        ping=_PING_SECONDS,
+        send_timeout=_UNREAD_SECONDS,
         ping_message_factory=lambda: StreamEvent(comment="keep-alive"),
     )
 
@@ -64,33 +64,23 @@ def event_stream(
 
 
 _ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
-_RECONNECT: Final = 500
+_RECONNECT_MILLISECONDS: Final = 500
 """Milliseconds after which a client should reconnect if the stream breaks."""
 
 
 class EventsQuery(AgentQuery, frozen=True, kw_only=True):
     """Options of a stream."""
 
-    changes: Annotated[
-        bool, Meta(description="Also send `event: change` for summaries, undo, titles and so on.")
-    ] = False
-    after: (
-        Annotated[
-            str,
-            Meta(
-                max_length=200,
-                pattern=f"^{_ID.pattern}$",
-                description="Only messages after this seq. The header Last-Event-ID overrides it.",
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    changes: bool = False
+    """Also send `event: change` for summaries, undo, titles and so on."""
+    after: Annotated[str, Meta(max_length=200, pattern=f"^{_ID.pattern}$")] | UnsetType = UNSET
+    """Only messages after this seq. The header Last-Event-ID overrides it."""
 
 
 class ChangeEvent(Struct, frozen=True, kw_only=True):
     """A change of a session other than a new message."""
 
-    kind: Kind
+    kind: ChangeKind
     floor: int
     visible: int
     last_seq: int
@@ -99,7 +89,7 @@ class ChangeEvent(Struct, frozen=True, kw_only=True):
 
 
 class _Position(Struct, frozen=True):
-    """The last message that a client has received; the uid is empty if the client sent none."""
+    """The last message that a client has received. `uid` is empty if the client sent no uid."""
 
     uid: str
     seq: int
@@ -111,122 +101,108 @@ async def events(request: Request) -> Response:
     gateway, query = call.gateway, call.query
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
     received = _parse_position(after)
-    own = await gateway.loop.run(call.agent.resolve_key, call.key)
+    session_key = await gateway.loop.run(call.agent.resolve_key, call.key)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    events = _stream(gateway, call.agent.store, own, received, changes=query.changes)
+    events = _stream(gateway, call.agent.store, session_key, received, changes=query.changes)
     return SlotResponse(event_stream(events), gateway.streams.admit())
 
 
 def _parse_position(id: str) -> _Position:
-    found = _ID.fullmatch(id.strip())
-    if found is None:
+    match = _ID.fullmatch(id.strip())
+    if match is None:
         raise UsageError(f"invalid Last-Event-ID {id!r}; send the id of the last received event")
-    return _Position(found[1] or "", int(found[2]))
+    return _Position(match[1] or "", int(match[2]))
 
 
 async def _stream(
     gateway: Gateway, store: Store, key: str, received: _Position, *, changes: bool
 ) -> AsyncGenerator[StreamEvent, None]:
-    yield StreamEvent(comment="stenolog", retry=_RECONNECT)
+    yield StreamEvent(comment="stenolog", retry=_RECONNECT_MILLISECONDS)
     while not gateway.closing.is_set():
-        uid = await gateway.loop.run(_uid, store, key)
+        info = await gateway.loop.run(find_info, store, key)
+        uid = "" if info is None else info.uid  # empty if the session does not exist yet
         if received.uid and received.uid != uid:
-            # Deleted while the client was disconnected; a session with this key is another one now.
-            yield _deleted(received.uid)
+            # The session was deleted while the client was disconnected. If the key exists now, it
+            # belongs to another session.
+            yield _deleted_event(received.uid)
             received = _Position(uid, 0)
         try:
-            following = _news(gateway, store, key, received.seq, uid or None, changes=changes)
+            following = _messages_and_changes(
+                gateway, store, key, received.seq, uid or None, changes=changes
+            )
             async with aclosing(following) as arrivals:
                 async for news in arrivals:
                     if not uid:
                         break  # the session exists now; read its messages once its uid is known
                     if isinstance(news, SessionChange):
-                        yield _changed(news)
+                        yield _change_event(news)
                         continue
-                    yield _event(uid, news)
+                    yield _message_event(uid, news)
                     received = _Position(uid, news.seq)
                 else:
                     return
         except SessionDeleted:
-            yield _deleted(uid)
+            yield _deleted_event(uid)
             received = _Position("", 0)
 
 
-async def _news(
+async def _messages_and_changes(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
 ) -> AsyncGenerator[Message | SessionChange, None]:
     """Yield messages and changes until the gateway closes. Raise SessionDeleted."""
     look = partial(gateway.loop.run, find_info, store, key)
-    known = await look() if changes else None
-    async with aclosing(gateway.following.messages(store, key, after=after, uid=uid)) as arrivals:
-        coming = asyncio.create_task(_next(arrivals))
+    known_info = await look() if changes else None
+    async with aclosing(gateway.follower.messages(store, key, after=after, uid=uid)) as arrivals:
+        coming = asyncio.create_task(_next_message(arrivals))
         closing = asyncio.create_task(gateway.closing.wait())
         try:
             while True:
-                both: set[asyncio.Task[Any]] = {coming, closing}
+                tasks: set[asyncio.Task[Any]] = {coming, closing}
                 within = CHECK_SECONDS if changes else None
                 done, _ = await asyncio.wait(
-                    both, timeout=within, return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED
                 )
                 if coming in done:
                     message = coming.result()
                     if message is None:
                         return
                     yield message
-                    coming = asyncio.create_task(_next(arrivals))
+                    coming = asyncio.create_task(_next_message(arrivals))
                 elif closing in done:
                     return
                 else:
-                    found = await look()
-                    for change in changes_between(known, found):
+                    info = await look()
+                    for change in changes_between(known_info, info):
                         yield change
-                    known = found
+                    known_info = info
         finally:
-            # Before `aclosing` closes the stream of messages, which must not be in use then.
+            # Cancel both tasks first: `aclosing` must not close a stream that is in use.
             if await cancel_and_wait([coming, closing]):
                 raise asyncio.CancelledError
 
 
-async def _next(arrivals: AsyncGenerator[Message, None]) -> Message | None:
+async def _next_message(arrivals: AsyncGenerator[Message, None]) -> Message | None:
     return await anext(arrivals, None)
 
 
-def _uid(store: Store, key: str) -> str:
-    """Return the uid of the session; empty if it does not exist yet."""
-    try:
-        return store.info(key).uid
-    except NoSuchSession:
-        return ""
+def _message_event(uid: str, message: Message) -> StreamEvent:
+    data = sse_data(encode_json(message_item(message)))
+    return StreamEvent(id=f"{uid}:{message.seq}", event="message", data=data)
 
 
-def _event(uid: str, message: Message) -> StreamEvent:
-    shown = MessageItem(
-        seq=message.seq, at=message.at, hidden=message.hidden, message=Raw(message.to_json())
-    )
-    return StreamEvent(
-        id=f"{uid}:{message.seq}", event="message", data=sse_data(encode_json(shown))
-    )
-
-
-def _changed(change: SessionChange) -> StreamEvent:
+def _change_event(change: SessionChange) -> StreamEvent:
     """Create a change event.
 
-    It has no id: a client that reconnects reads the current state of the session.
+    The event has no id, because a client that reconnects reads the current state of the session.
     """
-    info = change.info
-    told = ChangeEvent(
-        kind=change.kind,
-        floor=info.floor,
-        visible=info.visible,
-        last_seq=info.last_seq,
-        undoable=info.undoable,
-        summary=info.summary,
-    )
-    return StreamEvent(event="change", data=sse_data(encode_json(told)))
+    names = ("floor", "visible", "last_seq", "undoable", "summary")
+    fields = {name: getattr(change.info, name) for name in names}
+    event = ChangeEvent(kind=change.kind, **fields)
+    return StreamEvent(event="change", data=sse_data(encode_json(event)))
 
 
-def _deleted(uid: str) -> StreamEvent:
+def _deleted_event(uid: str) -> StreamEvent:
     return StreamEvent(event="deleted", data=f'{{"uid":"{uid}"}}')
 
 
@@ -236,9 +212,8 @@ EVENTS: Final[tuple[Endpoint, ...]] = (
         path="/v1/sessions/{key}/events",
         name="events",
         summary="Stream new messages of a session as server-sent events.",
-        raw=events,
+        handler=events,
         query=EventsQuery,
-        media=("text/event-stream",),
+        media_types=("text/event-stream",),
     ),
 )
-"""Endpoint of the live stream."""

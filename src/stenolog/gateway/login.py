@@ -1,8 +1,8 @@
 """Sign-in of browsers: a one-time link sets a cookie that scripts cannot read.
 
-The code in a link is signed with the gateway token, so any gateway that has the token can check it.
-The store records which codes were used: an append with an idempotency key succeeds in one gateway
-only. It also records which cookies were logged out.
+The code in a link is signed with the gateway token, so any gateway that has the token can check the
+code. The store records which codes were used: an append with an idempotency key succeeds in only
+one gateway. The store also records which cookies were logged out.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from math import inf
 from typing import Final
 from urllib.parse import parse_qs
 
-from msgspec import Struct
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import (
@@ -31,11 +30,12 @@ from starlette.responses import (
     Response,
 )
 from starlette.routing import Route
+from starlette.types import Scope
 
 from stenolog.errors import OnceConflict, StoreUnavailable
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.api_types import error_response
-from stenolog.gateway.hosts import KnownHosts, accepts_cookies, authority
+from stenolog.gateway.hosts import KnownHosts, accepts_cookies, parse_authority
 from stenolog.sessions.folders import CHANNELS
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -48,20 +48,19 @@ _logger = logging.getLogger("stenolog")
 
 
 LINK_SECONDS: Final = 60
-"""Lifetime of a link in seconds."""
 
-_CODE: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
-_USED: Final = "login-links"
+_CODE_FORM: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
+_USED_CODES: Final = "login-links"
 """Session in the namespace `channels` with one message per used code."""
 
 
 class LoginLinks:
-    """Creates codes and accepts each one once, within LINK_SECONDS."""
+    """Creates codes of login links, and accepts each code once, within LINK_SECONDS."""
 
     def __init__(
         self, token: Token, where: str | None = None, now: Callable[[], float] = time.time
     ) -> None:
-        """Record used codes in the store at `where`; None: in this process only."""
+        """Record used codes in the store at `where`, or only in this process if `where` is None."""
         self._token = token
         self._where = where
         self._now = now
@@ -70,53 +69,50 @@ class LoginLinks:
     def make_code(self) -> str:
         """Create a code for one link."""
         until, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
-        return f"{until}-{nonce}-{self._signature(until, nonce)}"
+        return f"{until}-{nonce}-{self._token.proof('code', until, nonce)}"
 
-    def is_token(self, given: bytes) -> bool:
-        """Return whether this is the access token, in constant time."""
-        return self._token.is_same(given)
+    def proof_for(self, nonce: str, url: str) -> str:
+        """Return a proof that the link comes from a gateway that has the token, for the caller."""
+        return self._token.proof("give", nonce, url)
 
-    def use(self, given: str) -> bool:
-        """Return whether the code is valid, and mark it as used.
+    def is_token(self, text: bytes) -> bool:
+        """Return whether the text is the access token. The comparison takes constant time."""
+        return self._token.is_equal(text)
 
-        Blocks on the store. Raises StoreUnavailable; the code may then count as used.
+    def use(self, code: str) -> bool:
+        """Return whether the code is valid, and mark the code as used.
+
+        Blocks on the store. Raises StoreUnavailable. After this error the code may count as used.
         """
-        found = _CODE.fullmatch(given)
-        if found is None:
+        match = _CODE_FORM.fullmatch(code)
+        if match is None:
             return False
-        until, nonce, signature = found.groups()
+        until, nonce, signature = match.groups()
         # guard: login-link-signed
-        if not hmac.compare_digest(signature, self._signature(until, nonce)):
+        if not hmac.compare_digest(signature, self._token.proof("code", until, nonce)):
             return False
         # guard: login-link-expires
         return self._now() < int(until) and self._is_first_use(nonce)
 
     def _is_first_use(self, nonce: str) -> bool:
-        with _opened(self._where, self._used_here) as store:
-            return _record(store, nonce)
-
-    def _signature(self, until: str, nonce: str) -> str:
-        return self._token.proof("code", until, nonce)
+        try:
+            with _open_shared_store(self._where, self._used_here) as store:
+                # Each attempt has different content. So a second use of the code is a conflict.
+                store.add_message(_USED_CODES, "user", secrets.token_hex(16), once=nonce)
+        except OnceConflict:
+            return False  # guard: login-link-once
+        return True
 
 
 @contextmanager
-def _opened(where: str | None, here: Store) -> Iterator[Store]:
-    """Yield the store that all gateways share, or the one of this process if there is none."""
+def _open_shared_store(where: str | None, local_store: Store) -> Iterator[Store]:
+    """Yield the store that all gateways share, or `local_store` if `where` is None."""
     if where is None:
-        yield here
+        yield local_store
         return
-    # Opened per call: logins are rare.
+    # The store is opened for each call, because logins are rare.
     with open_store(where, namespace=CHANNELS) as store:
         yield store
-
-
-def _record(store: Store, nonce: str) -> bool:
-    try:
-        # Each attempt has different content, so that a second one with the same key is a conflict.
-        store.add_message(_USED, "user", secrets.token_hex(16), once=nonce)
-    except OnceConflict:
-        return False  # guard: login-link-once
-    return True
 
 
 # --- login ----------------------------------------------------------------------------------------
@@ -124,107 +120,95 @@ def _record(store: Store, nonce: str) -> bool:
 
 LOGIN: Final = "/login"
 SIGN_IN: Final = "/sign-in"
-"""Address of the form of the sign-in page."""
+"""Path to which the form of the sign-in page is sent."""
 LOGOUT: Final = "/logout"
 LINKS: Final = "/v1/login-links"
-COOKIE: Final = "steno"
+COOKIE_NAME: Final = "steno"
 COOKIE_SECONDS: Final = 7 * 86_400
-ENDED_SECONDS: Final = 2
-"""Maximum delay in seconds until a logout at another gateway takes effect here."""
+LOGOUT_SECONDS: Final = 2
+"""Maximum delay in seconds until a logout at one gateway takes effect at the others."""
 PROOF_SECONDS: Final = 30
 BEARER: Final = "bearer"
 """Value of `request.state.caller` for callers that sent the token or proved that they have it."""
 
-_MOST_PROOFS: Final = 1_000
-_OTHER_NAME: Final = (
+_MAX_PROOFS: Final = 1_000
+_WRONG_HOST_TEXT: Final = (
     "Browsers cannot sign in at this host name, because other programs on this machine would get "
-    "the cookie. Run `steno open`, or add the name to gateway.hosts."
+    "the cookie. Run `{command}`, or add the name to gateway.hosts."
 )
-_PROOF: Final = re.compile(r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})")
+_PROOF_FORM: Final = re.compile(r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})")
 _HOME: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<title>stenolog</title><a href="/">stenolog</a>'
 )
-_REDIRECT: Final = (
+_REDIRECT_PAGE: Final = (
     '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
     '<meta http-equiv="refresh" content="0;url={url}"><title>stenolog</title>'
     '<a href="{url}">stenolog</a>'
 )
-_MAX_ATTEMPTS: Final = 4
-"""Maximum number of tokens that are checked at the same time."""
-_WRONG_TOKEN_SECONDS: Final = 0.5
 _MAX_FORM_BYTES: Final = 10_000
-_ENDED: Final = "ended-logins"
+_LOGOUTS: Final = "ended-logins"
 """Session in the namespace `channels` with one message per logged-out cookie."""
-_VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
-
-
-class ProvenCaller(Struct, frozen=True):
-    """A caller that proved to have the token without sending it, to keep it from impostors."""
-
-    token: Token
-    nonce: str
-
-    def answer(self, url: str) -> str:
-        """Return the proof for the caller that this link comes from a gateway with the token."""
-        return self.token.proof("give", self.nonce, url)
+_COOKIE_FORM: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
 
 
 class TokenProofs:
     """Checks proofs of the token: `Steno TIME.NONCE.PROOF`, with the time in milliseconds.
 
-    Each proof is valid once, at the address that it was made for, for PROOF_SECONDS.
+    A caller proves that it has the token without sending the token, because an impostor could
+    receive the request. Each proof is valid once, for PROOF_SECONDS, at one address.
     """
 
     def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
         self._token = token
         self._now = now
-        # An older proof may have been used at an earlier process with this address, or at another
-        # program that had the address before.
-        self._begun = int(now() * 1_000) / 1_000
+        # Proofs from before the start are rejected: another process that had the same address
+        # before may have received them.
+        self._start_time = int(now() * 1_000) / 1_000
         self._used: dict[str, float] = {}
-        """Used proofs, with the time until which they would be valid."""
+        """Nonces of used proofs, each with the time at which its proof expires."""
 
-    def check(self, given: str, end: str) -> ProvenCaller | None:
-        """Return the caller that proved to have the token; None if the proof is invalid.
+    def check(self, header: str, end: str) -> str | None:
+        """Return the nonce of a valid proof; None if the proof is invalid.
 
-        `end`: the server end of the connection, as returned by `server_end`.
+        `end` is the server's address of the connection, as returned by `server_end`.
         """
-        found = _PROOF.fullmatch(given)
-        if found is None:
+        match = _PROOF_FORM.fullmatch(header)
+        if match is None:
             return None
-        written, nonce, proof = found.groups()
-        if not hmac.compare_digest(proof, self._token.proof("ask", end, written, nonce)):
+        milliseconds, nonce, proof = match.groups()
+        if not hmac.compare_digest(proof, self._token.proof("ask", end, milliseconds, nonce)):
             return None
-        at, now = int(written) / 1_000, self._now()
-        if abs(now - at) > PROOF_SECONDS or at < self._begun:
+        at, now = int(milliseconds) / 1_000, self._now()
+        if abs(now - at) > PROOF_SECONDS or at < self._start_time:
             return None
-        self._used = {one: until for one, until in self._used.items() if until >= now}
-        # A proof that is forgotten too early could be used again, so reject new ones instead.
-        if nonce in self._used or len(self._used) >= _MOST_PROOFS:
+        self._used = {used_nonce: until for used_nonce, until in self._used.items() if until >= now}
+        # A proof that is forgotten before it expires could be used again. So if there are too many,
+        # new proofs are rejected.
+        if nonce in self._used or len(self._used) >= _MAX_PROOFS:
             return None
         self._used[nonce] = at + PROOF_SECONDS
-        return ProvenCaller(self._token, nonce)
+        return nonce
 
 
 class Cookies:
-    """Creates and checks cookie values: an expiry time and a login id, signed.
+    """Creates and checks cookie values. A value is an expiry time and a login id, signed.
 
-    The key is derived from the token: a cookie survives a restart, is valid at every gateway with
-    the same token, and becomes invalid when the token changes. The store records logged-out cookies
-    until they expire.
+    The key of the signature is derived from the token. So a cookie survives a restart, is valid at
+    every gateway with the same token, and becomes invalid when the token changes. The store records
+    logged-out cookies until they expire.
     """
 
     def __init__(
         self, token: Token, now: Callable[[], float] = time.time, where: str | None = None
     ) -> None:
-        """Record logged-out cookies in the store at `where`; None: in this process only."""
+        """Record logged-out cookies in the store at `where`; if None, only in this process."""
         self._key = token.key("login cookie")  # guard: cookie-bound-to-token
         self._now = now
         self._where = where
         self._ended_here = InMemoryStore()
         self._ended: frozenset[str] = frozenset()
-        """Logged-out logins that have not expired, as of the last read."""
+        """Ids of logged-out logins that had not expired when the store was last read."""
         self._read_at = -inf
 
     def make(self) -> str:
@@ -232,48 +216,50 @@ class Cookies:
         until, login = str(int(self._now()) + COOKIE_SECONDS), secrets.token_hex(8)
         return f"{until}.{login}.{self._signature(until, login)}"
 
-    def is_good(self, value: str) -> bool:
+    def is_valid(self, value: str) -> bool:
         """Return whether a cookie value is valid: signed, not expired and not logged out.
 
         Blocks on the store.
         """
-        found = self._checked(value)
-        if found is None:
+        login = self._parse_value(value)
+        if login is None:
             return False
-        if abs(self._now() - self._read_at) >= ENDED_SECONDS:
+        if abs(self._now() - self._read_at) >= LOGOUT_SECONDS:
             try:
-                with _opened(self._where, self._ended_here) as store:
-                    self._read(store)
+                with _open_shared_store(self._where, self._ended_here) as store:
+                    self._read_logouts(store)
             except StoreUnavailable:
-                # The sessions are unreadable then too, and the pages report it.
+                # If the store is unreadable, the pages cannot show sessions and report the error.
                 _logger.warning("could not read which browsers signed out", exc_info=True)
-        return found[1] not in self._ended  # guard: cookie-ended
+        return login[1] not in self._ended  # guard: cookie-ended
 
     def end(self, value: str) -> None:
         """Invalidate a cookie value at every gateway of the store. Blocks on the store."""
-        found = self._checked(value)
-        if found is None:
+        parsed = self._parse_value(value)
+        if parsed is None:
             return
-        until, login = found
-        with _opened(self._where, self._ended_here) as store:
-            store.add_message(_ENDED, "user", f"{until}.{login}", once=login)
-            if expired := self._read(store):
-                # Hidden messages are not read again.
-                store.hide(_ENDED, expired[0], expired[-1])
+        until, login = parsed
+        with _open_shared_store(self._where, self._ended_here) as store:
+            store.add_message(_LOGOUTS, "user", f"{until}.{login}", once=login)
+            if expired := self._read_logouts(store):
+                # Hide the messages about expired logins: hidden messages are not read again.
+                store.hide(_LOGOUTS, expired[0], expired[-1])
 
-    def _checked(self, value: str) -> tuple[str, str] | None:
-        """Return expiry time and login id of a signed value; None if it is invalid or expired."""
-        found = _VALUE.fullmatch(value)
-        if found is None:
+    def _parse_value(self, value: str) -> tuple[str, str] | None:
+        """Return expiry time and login id of a cookie value; None if it is invalid or expired."""
+        match = _COOKIE_FORM.fullmatch(value)
+        if match is None:
             return None
-        until, login, signature = found.groups()
-        same = hmac.compare_digest(signature, self._signature(until, login))
-        return (until, login) if same and int(until) > self._now() else None
+        until, login, signature = match.groups()
+        is_signed = hmac.compare_digest(signature, self._signature(until, login))
+        return (until, login) if is_signed and int(until) > self._now() else None
 
-    def _read(self, store: Store) -> list[int]:
-        """Read the logged-out logins; return the seqs before the first that has not expired."""
+    def _read_logouts(self, store: Store) -> list[int]:
+        """Read the logged-out logins. Return the seqs of the expired logins at the start."""
         now = self._now()
-        entries = [(one.seq, *one.content.split(".")) for one in store.get_history(_ENDED)]
+        entries = [
+            (message.seq, *message.content.split(".")) for message in store.get_history(_LOGOUTS)
+        ]
         self._ended = frozenset(login for _, until, login in entries if int(until) > now)
         self._read_at = now
         return [seq for seq, _, _ in takewhile(lambda entry: int(entry[1]) <= now, entries)]
@@ -283,55 +269,33 @@ class Cookies:
 
 
 def _comes_from_page(request: Request) -> bool:
-    """Return whether a browser may come from another page, such as the file of `steno open`."""
-    # Then it does not send the new cookie when it follows a redirect, only from a page of ours.
+    """Return whether another page, such as the file of `steno open`, may have opened this URL."""
+    # Then a browser does not send the new cookie when it follows a redirect. It sends the cookie
+    # only from a page of this gateway.
     is_browser = "text/html" in request.headers.get("accept", "")
     return is_browser and request.headers.get("sec-fetch-site") != "none"
 
 
 def cookie_values(headers: Headers) -> list[str]:
-    """Return the values of all cookies with our name."""
+    """Return the values of all cookies that have the name of the gateway's cookie."""
     # Another server on this machine can set a cookie with the same name.
     pairs = ";".join(headers.getlist("cookie")).split(";")
     split = (pair.strip().partition("=") for pair in pairs)
-    return [value for name, _, value in split if name == COOKIE]
+    return [value for name, _, value in split if name == COOKIE_NAME]
 
 
-class TokenForm:
-    """The form of the sign-in page. The right token is answered with a page that opens a link."""
-
-    def __init__(self, links: LoginLinks, known: KnownHosts, own: str) -> None:
-        self._links = links
-        self._known = known
-        self._own = own
-        self._attempts = asyncio.Semaphore(_MAX_ATTEMPTS)
-
-    async def submit(self, request: Request) -> Response:
-        """Check the token in the body of a request."""
-        # Read first: a slow sender must not use up the attempts of others.
-        token = _token_in(await _short_body(request))
-        if self._attempts.locked():
-            return PlainTextResponse("Too many attempts to sign in. Try again later.", 429)
-        async with self._attempts:
-            if not self._links.is_token(token):  # guard: form-token
-                # A program should not be able to try many tokens in a short time.
-                await asyncio.sleep(_WRONG_TOKEN_SECONDS)
-                words = "This is not the access token of this gateway."
-                return error_response(401, words, code="wrong_token")
-        # A link, because the host name of this page may not accept cookies.
-        url = f"{self._origin(request)}{LOGIN}?code={self._links.make_code()}"
-        return HTMLResponse(_REDIRECT.format(url=html.escape(url)))
-
-    def _origin(self, request: Request) -> str:
-        called = authority(request.headers["host"].encode("latin-1"))
-        port = "" if called is None or called.port is None else f":{called.port}"
-        accepts = called is not None and called.host in self._known.cookie_hosts
-        host = called.host if accepts and called is not None else self._own
-        return f"{request.scope['scheme']}://{f'[{host}]' if ':' in host else host}{port}"
+def _origin(request: Request, known: KnownHosts, own_host: str) -> str:
+    """Return the origin of a link that logs a browser in, at a host name that accepts cookies."""
+    authority = parse_authority(request.headers["host"].encode("latin-1"))
+    host, port = own_host, ""
+    if authority is not None:
+        host = authority.host if authority.host in known.cookie_hosts else host
+        port = "" if authority.port is None else f":{authority.port}"
+    return f"{request.scope['scheme']}://{f'[{host}]' if ':' in host else host}{port}"
 
 
-async def _short_body(request: Request) -> bytes:
-    """Return the body of a form; empty if it is too long for a token."""
+async def _read_form(request: Request) -> bytes:
+    """Return the body of a form; empty if the body is too long for a token."""
     body = b""
     async for piece in request.stream():
         body += piece
@@ -340,8 +304,8 @@ async def _short_body(request: Request) -> bytes:
     return body
 
 
-def _token_in(body: bytes) -> bytes:
-    """Return the field `token` of a form; empty if it is missing."""
+def _token_in_form(body: bytes) -> bytes:
+    """Return the field `token` of a form; empty if the field is missing."""
     try:
         fields = parse_qs(body.decode("ascii"), max_num_fields=8)
     except ValueError:
@@ -349,41 +313,50 @@ def _token_in(body: bytes) -> bytes:
     return fields.get("token", [""])[0].strip().encode(errors="replace")
 
 
-def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, own: str) -> list[Route]:
-    """Return the routes that create a link, log a browser in with it, and log it out.
+def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: str) -> list[Route]:
+    """Return the routes that create a login link, log a browser in with a link, and log it out.
 
-    `own`: the host name at which browsers of this machine log in.
+    `host` is the host name at which browsers of this machine log in.
     """
-    form = TokenForm(links, known, own)
 
-    async def give(request: Request) -> Response:
-        # A cookie must not create new cookies: it would never expire.
+    async def create_link(request: Request) -> Response:
+        # A caller with a cookie must not create links to new cookies: the login would never expire.
         if getattr(request.state, "caller", None) != BEARER:  # guard: links-need-token
-            words = (
-                "A cookie cannot create login links. Send the access token, or run `steno open`."
-            )
-            return error_response(403, words, code="token_needed")
+            command = open_command(request.scope)
+            text = f"A cookie cannot create login links. Send the access token, or run `{command}`."
+            return error_response(403, text, code="token_needed")
         url = f"{LOGIN}?code={links.make_code()}"
-        answer = {"url": url, "host": own, "expires_in": LINK_SECONDS}
-        proven: ProvenCaller | None = getattr(request.state, "proven", None)
-        if proven is not None:
-            answer["proof"] = proven.answer(url)
-        return JSONResponse(answer)
+        fields = {"url": url, "host": host, "expires_in": LINK_SECONDS}
+        nonce = getattr(request.state, "proof_nonce", None)
+        if nonce is not None:
+            fields["proof"] = links.proof_for(nonce, url)
+        return JSONResponse(fields)
 
-    async def take(request: Request) -> Response:
+    async def sign_in(request: Request) -> Response:
+        token = _token_in_form(await _read_form(request))
+        # The number of attempts is not limited: others must not lock out the user, and a token is
+        # too long to be guessed. Attempts with the Authorization header are not limited either.
+        if not links.is_token(token):  # guard: form-token
+            text = "This is not the access token of this gateway."
+            return error_response(401, text, code="wrong_token")
+        # The page opens a link, because the host name of this page may not accept cookies.
+        url = f"{_origin(request, known, host)}{LOGIN}?code={links.make_code()}"
+        return HTMLResponse(_REDIRECT_PAGE.format(url=html.escape(url)))
+
+    async def log_in(request: Request) -> Response:
         if request.method != "GET":
-            # Programs that preview a link must not use it up.
+            # Programs may send HEAD to preview a link. A preview must not use up the link.
             return PlainTextResponse("", 405, {"Allow": "GET"})
+        command = open_command(request.scope)
         if not accepts_cookies(request.headers["host"].encode("latin-1"), known):
-            # The response does not contain the right name, which only holders of the token may
-            # know.
-            return PlainTextResponse(_OTHER_NAME, 421)
+            # The response does not name the right host: only holders of the token may know it.
+            return PlainTextResponse(_WRONG_HOST_TEXT.format(command=command), 421)
         if not await asyncio.to_thread(links.use, request.query_params.get("code", "")):
-            words = "This link was used before or has expired. Run `steno open` for a new one."
-            return PlainTextResponse(words, 403)
+            text = f"This link was used before or has expired. Run `{command}` for a new one."
+            return PlainTextResponse(text, 403)
         response = HTMLResponse(_HOME) if _comes_from_page(request) else RedirectResponse("/", 303)
         response.set_cookie(  # guard: cookie-http-only
-            COOKIE,
+            COOKIE_NAME,
             cookies.make(),
             max_age=COOKIE_SECONDS,
             path="/",
@@ -393,16 +366,22 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, own: st
         )
         return response
 
-    async def end(request: Request) -> Response:
+    async def log_out(request: Request) -> Response:
         for value in cookie_values(request.headers):
             await asyncio.to_thread(cookies.end, value)
         response = JSONResponse({"logged_out": True})
-        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        response.delete_cookie(COOKIE_NAME, path="/", httponly=True, samesite="strict")
         return response
 
     return [
-        Route(LINKS, give, methods=["POST"]),
-        Route(LOGIN, take, methods=["GET"]),
-        Route(SIGN_IN, form.submit, methods=["POST"]),
-        Route(LOGOUT, end, methods=["POST"]),
+        Route(LINKS, create_link, methods=["POST"]),
+        Route(LOGIN, log_in, methods=["GET"]),
+        Route(SIGN_IN, sign_in, methods=["POST"]),
+        Route(LOGOUT, log_out, methods=["POST"]),
     ]
+
+
+def open_command(scope: Scope) -> str:
+    """Return the `steno open` command that signs a browser in at this gateway, with its port."""
+    server = scope.get("server")
+    return f"steno open --port {server[1]}" if server else "steno open"

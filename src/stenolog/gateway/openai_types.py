@@ -10,12 +10,12 @@ from msgspec import Struct
 from stenolog.agent.turn_events import Answer, TurnOptions, tool_name
 from stenolog.catalog.message_metadata import mark_client_calls, without_marks
 from stenolog.errors import UsageError
-from stenolog.gateway.history_matching import is_of_system
+from stenolog.gateway.history_matching import is_system_message
 from stenolog.messages import calls_of, text_of
 
 MAX_CHAT_MESSAGES: Final = 10_000
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_SUPPORTED: Final = frozenset(
+_SUPPORTED_FIELDS: Final = frozenset(
     {
         "model", "messages", "stream", "stream_options", "tools", "tool_choice", "metadata",
         "max_tokens", "max_completion_tokens", "response_format", "n", "modalities",
@@ -62,25 +62,25 @@ def check_request(request: ChatRequest) -> None:
         raise UsageError('modalities must be ["text"]')
     if len(request.messages) > MAX_CHAT_MESSAGES:
         raise UsageError(f"more than {MAX_CHAT_MESSAGES:,} messages; send only the new ones")
-    talk = conversation_of(request)
-    if not talk:
+    conversation = conversation_of(request)
+    if not conversation:
         raise UsageError("messages must contain at least one user message")
     for index, body in enumerate(request.messages):
         if body.get("role") not in _ROLES:
-            known = ", ".join(_ROLES)
-            raise UsageError(f"messages[{index}].role must be one of {known}")
+            roles = ", ".join(_ROLES)
+            raise UsageError(f"messages[{index}].role must be one of {roles}")
         if body.get("role") == "tool" and not isinstance(body.get("tool_call_id"), str):
             raise UsageError(f"messages[{index}].tool_call_id must be the id of a tool call")
-        if body.get("role") in ("user", "tool") and not _is_content(body.get("content")):
+        if body.get("role") in ("user", "tool") and not _is_valid_content(body.get("content")):
             raise UsageError(f"messages[{index}].content must be text or a list of parts")
-    if talk[-1].get("role") == "assistant":
+    if conversation[-1].get("role") == "assistant":
         raise UsageError("the last message must be a user message or a tool result")
     for index, tool in enumerate(request.tools or ()):
         if not tool_name(tool):
             raise UsageError(f"tools[{index}].function.name is missing")
 
 
-def _is_content(content: Any) -> bool:
+def _is_valid_content(content: Any) -> bool:
     if isinstance(content, list):
         return bool(content) and all(isinstance(part, dict) for part in content)
     return isinstance(content, str)
@@ -88,38 +88,39 @@ def _is_content(content: Any) -> bool:
 
 def conversation_of(request: ChatRequest) -> list[dict[str, Any]]:
     """Return the messages without system messages."""
-    return [_client_body(body) for body in request.messages if not is_of_system(body)]
+    return [_client_body(body) for body in request.messages if not is_system_message(body)]
 
 
 def _client_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's message without stenolog's marks, which only agents may set.
 
-    Tool calls in it are marked as the client's; otherwise they would count as the agent's.
+    Tool calls in the message are marked as calls of the client. Otherwise they would count as calls
+    of the agent.
     """
     plain = without_marks(body)  # guard: client-field-dropped
     return mark_client_calls(plain, [call.id for call in calls_of(plain) if call.id])
 
 
 def options_of(request: ChatRequest, *, model: str) -> TurnOptions:
-    """Return the turn options of a request. `model`: one of the agent's; empty: the default."""
+    """Return the turn options of a request. If `model` is empty, the default model is used."""
     instructions = [
-        words
+        text
         for body in request.messages
-        if is_of_system(body) and (words := text_of(body.get("content")).strip())
+        if is_system_message(body) and (text := text_of(body.get("content")).strip())
     ]
-    off = request.tool_choice == "none"
+    is_off = request.tool_choice == "none"
     return TurnOptions(
         system="\n\n".join(instructions) or None,
-        tools=() if off else tuple(request.tools or ()),
-        own_tools=not off,
+        tools=() if is_off else tuple(request.tools or ()),
+        own_tools=not is_off,
         model=model,
-        schema=_schema(request.response_format),
+        schema=_response_schema(request.response_format),
         max_tokens=request.max_completion_tokens or request.max_tokens,
     )
 
 
-def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    match wanted:
+def _response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    match response_format:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return schema
         case {"type": "json_object"}:
@@ -129,35 +130,35 @@ def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 def ignored_fields(request: ChatRequest, fields: Iterable[str]) -> list[str]:
     """Return the fields of a request that are ignored, to be reported to the client."""
-    found = set(fields) - _SUPPORTED
+    ignored = set(fields) - _SUPPORTED_FIELDS
     if request.tool_choice not in (None, "none", "auto"):
-        found.add("tool_choice")
-    wanted = request.response_format
-    if wanted is not None and wanted.get("type") != "text" and _schema(wanted) is None:
-        found.add("response_format")
-    return sorted(found)
+        ignored.add("tool_choice")
+    output = request.response_format
+    if output is not None and output.get("type") != "text" and _response_schema(output) is None:
+        ignored.add("response_format")
+    return sorted(ignored)
 
 
 def session_of(request: ChatRequest, header: str | None) -> str | None:
-    """Return the session key in a request, or None. Raise UsageError if it names two sessions."""
-    named = (request.metadata or {}).get("session")
-    if named is not None and not isinstance(named, str):
+    """Return the session key of a request, or None. Raise UsageError if there are two keys."""
+    field = (request.metadata or {}).get("session")
+    if field is not None and not isinstance(field, str):
         raise UsageError("metadata.session must be text: the key of a session")
-    if named and header and named != header:
+    if field and header and field != header:
         raise UsageError("X-Session-Key and metadata.session name different sessions; send one")
-    return named or header or None
+    return field or header or None
 
 
 def wants_new_session(request: ChatRequest, header: str | None) -> bool:
-    """Return whether to start a new session if the one with this key was deleted.
+    """Return whether to start a new session if the session with this key was deleted.
 
     Raises UsageError for a value that is neither true nor false.
     """
-    named = (request.metadata or {}).get("new_session")
-    for name, value in {"metadata.new_session": named, "X-Session-New": header}.items():
+    field = (request.metadata or {}).get("new_session")
+    for name, value in {"metadata.new_session": field, "X-Session-New": header}.items():
         if value not in (None, True, False, "true", "false"):
             raise UsageError(f"{name} must be true or false, not {value!r}")
-    return "true" in (named, header) or named is True
+    return "true" in (field, header) or field is True
 
 
 # --- the response ----------------------------------------------------------------------------
@@ -191,37 +192,24 @@ def completion(head: ResponseHead, answer: Answer, text: str, usage: Usage) -> d
         message["tool_calls"] = [dict(call) for call in answer.calls]
     elif not text:
         message["content"] = ""
-    return {
-        "id": head.id,
-        "object": "chat.completion",
-        "created": head.created,
-        "model": head.model,
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None,
-                "finish_reason": finish_of(answer),
-            }
-        ],
-        "usage": usage,
-        "session": answer.key,
-        "seq": answer.seq,
-        "saved": answer.saved,
-    }
+    body = _response_body(head, "chat.completion", {"message": message}, finish_of(answer))
+    session = {"session": answer.key, "seq": answer.seq, "saved": answer.saved}
+    return {**body, "usage": usage, **session}
 
 
 def chunk(
     head: ResponseHead, delta: Mapping[str, Any], *, finish: str | None = None
 ) -> dict[str, Any]:
     """Return one chunk of a streamed response."""
-    return {
-        "id": head.id,
-        "object": "chat.completion.chunk",
-        "created": head.created,
-        "model": head.model,
-        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
-    }
+    return _response_body(head, "chat.completion.chunk", {"delta": delta}, finish)
+
+
+def _response_body(
+    head: ResponseHead, kind: str, content: Mapping[str, Any], finish: str | None
+) -> dict[str, Any]:
+    choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+    fields = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+    return {**fields, "choices": [choice]}
 
 
 def calls_delta(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

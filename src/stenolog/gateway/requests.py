@@ -1,8 +1,8 @@
 """Parsing of requests: path, query and body, with a clear error for each.
 
-The path contains a session key as one percent-encoded segment, which may contain anything, even `/`
-and `..`. So the path is not decoded before routing: with `RawPaths` the router sees it as it was
-sent, and `key_of` decodes the key strictly.
+The path contains a session key as one percent-encoded segment. A key may contain any character,
+even `/`. So the path is not decoded before routing: with `RawPaths` the router sees the path as the
+client sent it, and `key_of` decodes the key strictly.
 """
 
 import json
@@ -38,7 +38,7 @@ class ApiCall(Struct, Generic[Q, B], frozen=True, kw_only=True):
     gateway: Gateway
     agent: AgentInstance
     key: str
-    """Session key in the path; empty if the path has none."""
+    """Session key in the path; empty if the path has no key."""
     query: Q
     body: B
 
@@ -59,7 +59,7 @@ class RawPaths:
 
 
 def key_of(request: Request) -> str:
-    """Return the key in the path. Raise UsageError if it is invalid."""
+    """Return the session key in the path. Raise UsageError if the key is invalid."""
     segment: str = request.path_params["key"]
     if _BAD_ESCAPE.search(segment):
         raise UsageError("the key in the path has a % without two hex digits; write it as %25")
@@ -75,16 +75,16 @@ def query_of(request: Request, kind: type[S]) -> S:
     """Parse the query parameters. Raise UsageError."""
     try:
         text = request.scope["query_string"].decode("ascii")
-        found = parse_qsl(
+        pairs = parse_qsl(
             text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS
         )
     except UnicodeError:
         raise UsageError("the query is not percent-encoded UTF-8") from None
     except ValueError:
         raise UsageError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
-    fields = dict(found)
-    if len(fields) < len(found):
-        names = [name for name, _ in found]
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"the query parameter {twice!r} is given more than once")
     for name in ("since", "until"):
@@ -129,11 +129,6 @@ async def body_of(request: Request, kind: type[S]) -> S:
         except TypeError:
             raise UsageError("the body is empty; send a JSON object") from None
     _check_media_type(request)
-    return decode_body(body, kind)
-
-
-def decode_body(body: bytes, kind: type[S]) -> S:
-    """Decode JSON to a value. Raise UsageError."""
     try:
         if _SURROGATE.search(body):
             # Only the standard library decodes lone surrogates.
@@ -154,10 +149,10 @@ def _reject_constant(name: str) -> Never:
 
 
 def _check_media_type(request: Request) -> None:
-    given = request.headers.getlist("content-type")
-    if len(given) > 1:
+    media_types = request.headers.getlist("content-type")
+    if len(media_types) > 1:
         raise UsageError("the request has more than one Content-Type")
-    media, _, parameters = (given[0] if given else "").partition(";")
+    media, _, parameters = (media_types[0] if media_types else "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
         raise HTTPException(
@@ -167,6 +162,6 @@ def _check_media_type(request: Request) -> None:
 
 def _validation_text(error: msgspec.ValidationError) -> str:
     """Return msgspec's error text, with the field name as the client wrote it."""
-    words = str(error)
-    reason, at, place = words.rpartition(" - at ")
-    return f"{place.strip('`').removeprefix('$.')}: {reason}" if at else words
+    text = str(error)
+    reason, at, path = text.rpartition(" - at ")
+    return f"{path.strip('`').removeprefix('$.')}: {reason}" if at else text

@@ -1,9 +1,9 @@
 """The uvicorn server, with time limits for slow clients and a limit for connections.
 
 uvicorn waits without limit for the head of a request, for the rest of a body that is no longer
-read, and for a client that does not read its response. Here each of them has a time limit. At its
-connection limit uvicorn rejects every request, even if other connections are idle; this server
-closes an idle connection instead.
+read, and for a client that does not read its response. This server has a time limit for each of
+these waits. At its connection limit uvicorn rejects every request, even if other connections are
+idle. This server closes an idle connection instead.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from msgspec import Struct
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from stenolog.gateway.limits import HEAD_BYTES
+from stenolog.gateway.limits import MAX_HEAD_BYTES
 
-_LOG_INTERVAL: Final = 60.0
+_LOG_SECONDS: Final = 60.0
 """Minimum interval in seconds between log lines about too many connections."""
-_PROXIES: Final = ["127.0.0.1", "::1"]
+_TRUSTED_PROXIES: Final = ["127.0.0.1", "::1"]
 """Addresses of proxies whose `X-Forwarded` headers are trusted."""
 
 _logger = logging.getLogger("stenolog")
@@ -34,39 +34,36 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds and size limits in bytes for clients."""
 
     head: float = 10.0
-    """From the first byte, or from connecting, until the head of a request is complete."""
+    """Seconds from the first byte, or from connecting, until the head of a request is complete."""
     rest: float = 2.0
-    """For the rest of a body after its response, so that the client can read the response."""
+    """Seconds for the rest of a body after the response, so that the client reads the response."""
     unread: float = 30.0
-    """While a client reads none of its response."""
-    head_bytes: int = HEAD_BYTES
+    """Seconds that a client may read nothing of its response."""
+    head_bytes: int = MAX_HEAD_BYTES
     rest_bytes: int = 1_048_576
+    # The server needs far longer to parse a tiny chunk than a client needs to send it.
     framing_bytes: int = 65_536
-    """Framing around the chunks of a body, in addition to a quarter of their content.
-
-    Parsing a chunk takes far longer than sending one.
-    """
+    """Maximum framing bytes of a chunked body, in addition to a quarter of its content's size."""
 
 
 class ConnectionLimit:
-    """Limit for the number of connections, and a counter of those that were closed for it."""
+    """Limit for the number of connections. Counts the connections closed because of the limit."""
 
-    def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
-        self.closed = 0
-        """Number of closed connections so far."""
+    def __init__(self, limit: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self.closed_count = 0
         self._now = now
         self._logged_at = -math.inf
-        self._logged = 0
+        self._logged_count = 0
 
-    def close_one(self) -> None:
-        """Count a closed connection, and log it at most once per interval."""
-        self.closed += 1
-        if self._now() - self._logged_at < _LOG_INTERVAL:
+    def count_closed(self) -> None:
+        """Count a closed connection. Log the number at most once per interval."""
+        self.closed_count += 1
+        if self._now() - self._logged_at < _LOG_SECONDS:
             return
-        words = "too many connections: the limit is %d, and %d connections were closed"
-        _logger.warning(words, self.most, self.closed - self._logged)
-        self._logged_at, self._logged = self._now(), self.closed
+        text = "too many connections: the limit is %d, and %d connections were closed"
+        _logger.warning(text, self.limit, self.closed_count - self._logged_count)
+        self._logged_at, self._logged_count = self._now(), self.closed_count
 
 
 class _Config(uvicorn.Config):
@@ -86,12 +83,13 @@ def config(
 ) -> uvicorn.Config:
     """Return the configuration for `Server(config(app)).serve(sockets=[socket])`.
 
-    At the limit of `connections`, a new connection replaces an idle one; if there is none, it is
-    closed at once. `idle`: seconds that a connection stays open between two requests. `stopping`:
-    seconds that responses have to end at shutdown.
+    At the limit of `connections`, a new connection replaces an idle connection. If no connection is
+    idle, the new connection is closed at once. `idle` is the number of seconds that a connection
+    stays open between two requests. `stopping` is the number of seconds that responses have to end
+    at shutdown.
     """
     limits = limits or ClientLimits()
-    made = _Config(
+    configuration = _Config(
         app,
         http=_Connection,
         ws="none",
@@ -103,18 +101,18 @@ def config(
         access_log=False,
         server_header=False,
         proxy_headers=True,
-        # Set explicitly: otherwise uvicorn reads these two from the environment.
-        forwarded_allow_ips=_PROXIES,
+        # Without these two arguments uvicorn would read them from the environment.
+        forwarded_allow_ips=_TRUSTED_PROXIES,
         workers=1,
-        # It would reject every request and log each; see _Connection.
+        # uvicorn's limit would reject and log every request. _Connection has its own limit.
         limit_concurrency=None,
         h11_max_incomplete_event_size=limits.head_bytes,
         timeout_keep_alive=idle,
         timeout_graceful_shutdown=math.ceil(stopping),
     )
-    made.limits = limits
-    made.connection_limit = ConnectionLimit(connections)
-    return made
+    configuration.limits = limits
+    configuration.connection_limit = ConnectionLimit(connections)
+    return configuration
 
 
 class Server(uvicorn.Server):
@@ -143,49 +141,49 @@ class _Connection(H11Protocol):
         self._chunked = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request; at the limit, close an idle connection first."""
+        """Wait for a request. At the connection limit, close an idle connection first."""
         super().connection_made(transport)
-        if len(self.connections) > self._connection_limit.most:
+        if len(self.connections) > self._connection_limit.limit:
             self._close_idle_connection()
         if not transport.is_closing():
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers."""
-        self._await(None)
+        self._wait_for(None)
         self._stop_unread_timer()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes."""
-        # In pieces: h11 checks the length of a head only while it is incomplete, and one piece of
-        # tiny chunks is enough work before the limits are checked.
+        # The bytes are parsed in pieces, because the limits are checked between two pieces: h11
+        # checks the length of an incomplete head only, and parsing many tiny chunks takes long.
         step = self._limits.head_bytes
         for begin in range(0, len(data), step):
-            self._take(data[begin : begin + step])
+            self._parse_piece(data[begin : begin + step])
             if self.transport.is_closing():
                 break
         self._watch()
 
-    def _take(self, piece: bytes) -> None:
+    def _parse_piece(self, piece: bytes) -> None:
         if self._awaited == "rest":
             self._rest_bytes -= len(piece)
         cycle = self.cycle
-        before = len(cycle.body) if cycle is not None else 0
+        old_length = len(cycle.body) if cycle is not None else 0
         super().data_received(piece)
         if cycle is not self.cycle:
             self._framing_bytes = self._limits.framing_bytes
             self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         elif cycle is not None and self._chunked and self.conn.their_state is h11.SEND_BODY:
-            # After the response the content is discarded, so all bytes count.
-            content = len(cycle.body) - before
+            # After the response uvicorn discards the content, so all bytes count as framing.
+            content = len(cycle.body) - old_length
             self._framing_bytes -= len(piece) - content - content // 4
         if self._rest_bytes < 0 or self._framing_bytes < 0:
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, and only briefly for the rest of this one."""
+        """Wait for the next request. Wait only briefly for the rest of the current request."""
         super().on_response_complete()
         self._watch()
 
@@ -220,38 +218,40 @@ class _Connection(H11Protocol):
         """Log nothing: a request for a websocket gets a normal response."""
 
     def _close_idle_connection(self) -> None:
-        """Close the connection that has waited longest for its client; this one if none waits."""
-        others = (one for one in self.connections if isinstance(one, _Connection))
-        waiting = [one for one in others if one._awaited is not None]
-        # Connections that were answered before are closed last.
-        given_up = min(waiting, key=lambda one: (one._awaited != "head", one._since), default=self)
-        # Remove it now: the callback for the closed connection comes later.
-        self.connections.discard(given_up)
-        given_up.transport.abort()
-        self._connection_limit.close_one()
+        """Close the connection that waits longest for its client, or this one if none waits."""
+        others = (other for other in self.connections if isinstance(other, _Connection))
+        waiting = [other for other in others if other._awaited is not None]
+        # Connections on which a request was answered before are closed last.
+        idle = min(
+            waiting, key=lambda other: (other._awaited != "head", other._since), default=self
+        )
+        # Remove the connection now, because the callback for a closed connection comes later.
+        self.connections.discard(idle)
+        idle.transport.abort()
+        self._connection_limit.count_closed()
 
     def _watch(self) -> None:
         if self.transport.is_closing():
-            self._await(None)
+            self._wait_for(None)
         elif self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
-            self._await("head")  # guard: head-time-limit
+            self._wait_for("head")  # guard: head-time-limit
         elif self.conn.their_state is h11.IDLE:
-            self._await("next")
+            self._wait_for("next")
         elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
-            self._await("rest")
+            self._wait_for("rest")
         else:
-            self._await(None)
+            self._wait_for(None)
 
-    def _await(self, what: str | None) -> None:
-        if what == self._awaited:
+    def _wait_for(self, part: str | None) -> None:
+        if part == self._awaited:
             return
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        self._awaited, self._since = what, self.loop.time()
+        self._awaited, self._since = part, self.loop.time()
         # uvicorn has its own time limit for `next`.
-        if what in ("head", "rest"):
-            seconds = self._limits.head if what == "head" else self._limits.rest
+        if part in ("head", "rest"):
+            seconds = self._limits.head if part == "head" else self._limits.rest
             self._rest_bytes = self._limits.rest_bytes
             self._deadline = self.loop.call_later(seconds, self.transport.abort)
 

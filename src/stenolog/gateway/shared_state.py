@@ -1,11 +1,11 @@
 """State shared by all requests: the agents, the limits, and the sessions that clients follow.
 
-Each session is followed once, for all its listeners: one thread reads the store for all of them.
+Each session is followed once: one thread reads the store for all clients that listen to a session.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar, cast
 
@@ -13,22 +13,21 @@ from starlette.requests import Request
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.threads import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.catalog.background_catalog import BackgroundCatalog
-from stenolog.errors import NoSuchSession
 from stenolog.gateway.limits import ConcurrencyLimit
 from stenolog.records import Message
 from stenolog.settings.values import Settings
 from stenolog.stores.async_store import AsyncStore
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, find_info
 
 # --- following ------------------------------------------------------------------------------------
-# A listener first gets the stored messages that it missed, then new ones. Following a session needs
-# a thread that polls the store; additional listeners share it.
+# A listener first gets the stored messages that it missed, then new messages. Following a session
+# needs a thread that polls the store. All listeners of a session share one thread.
 
 
 _MAX_BUFFERED: Final = 256
-"""Maximum number of messages buffered per listener; a slower one reads them from the store."""
+"""Maximum number of buffered messages per listener. A slower listener reads the store."""
 
 
 class _Listener:
@@ -42,7 +41,7 @@ class _Listener:
         self.error: Exception | None = None
         self.news = asyncio.Event()
 
-    def tell(self, message: Message) -> None:
+    def add(self, message: Message) -> None:
         """Buffer a message, unless the listener has to read the store anyway."""
         if len(self.messages) >= _MAX_BUFFERED:
             self.messages.clear()
@@ -52,12 +51,12 @@ class _Listener:
         self.news.set()
 
     def end(self, error: Exception | None) -> None:
-        """End the listener, which then raises `error`."""
+        """End the stream of the listener. If `error` is not None, the stream raises it."""
         self.ended, self.error = True, error
         self.news.set()
 
 
-class _Followed:
+class _FollowedSession:
     """A followed session and its listeners."""
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class SessionFollower:
 
     def __init__(self, loop: AgentLoop) -> None:
         self._loop = loop
-        self._followed: dict[tuple[int, str, str | None], _Followed] = {}
+        self._followed: dict[tuple[int, str, str | None], _FollowedSession] = {}
 
     @property
     def count(self) -> int:
@@ -82,17 +81,18 @@ class SessionFollower:
     ) -> AsyncGenerator[Message, None]:
         """Yield each message with seq greater than `after` once, in order, when it is stored.
 
-        Raises SessionDeleted. `uid`: follow only this session of the key, as in `Store.follow`.
+        With `uid`, follow only the session with this uid, as in `Store.follow`. Raises
+        SessionDeleted.
         """
-        place, listener = (id(store), key, uid), _Listener()
-        followed = self._followed.setdefault(place, _Followed())
+        followed_key, listener = (id(store), key, uid), _Listener()
+        followed = self._followed.setdefault(followed_key, _FollowedSession())
         followed.listeners.add(listener)
         try:
-            await self._begin(followed, store, key, uid)
+            await self._start_following(followed, store, key, uid)
             while True:
                 if listener.missed:
                     listener.missed = False
-                    for message in await self._loop.run(_stored, store, key, after, uid):
+                    for message in await self._loop.run(_read_stored, store, key, after, uid):
                         yield message
                         after = message.seq
                 while listener.messages and not listener.missed:
@@ -111,22 +111,25 @@ class SessionFollower:
         finally:
             followed.listeners.discard(listener)
             if not followed.listeners:
-                if self._followed.get(place) is followed:
-                    del self._followed[place]
+                if self._followed.get(followed_key) is followed:
+                    del self._followed[followed_key]
                 if followed.task is not None and await cancel_and_wait([followed.task]):
                     raise asyncio.CancelledError
 
-    async def _begin(self, followed: _Followed, store: Store, key: str, uid: str | None) -> None:
-        """Start following the session, unless it is followed already."""
+    async def _start_following(
+        self, followed: _FollowedSession, store: Store, key: str, uid: str | None
+    ) -> None:
+        """Start to follow the session, unless it is already followed."""
         if followed.task is None:
-            start = await self._loop.run(_last_seq, store, key)
-            # Another listener may have been faster.
+            info = await self._loop.run(find_info, store, key)
+            # Another listener may have started to follow the session in the meantime.
             if followed.task is None:
+                start = 0 if info is None else info.last_seq
                 work = self._follow(followed, store, key, start, uid)
                 followed.task = asyncio.create_task(work)
 
     async def _follow(
-        self, followed: _Followed, store: Store, key: str, after: int, uid: str | None
+        self, followed: _FollowedSession, store: Store, key: str, after: int, uid: str | None
     ) -> None:
         """Pass new messages to all listeners until the stream ends."""
         reason: Exception | None = None
@@ -134,26 +137,19 @@ class SessionFollower:
             async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as arrivals:
                 async for message in arrivals:
                     for listener in followed.listeners:
-                        listener.tell(message)
+                        listener.add(message)
         except Exception as error:  # noqa: BLE001 - each listener raises it
             reason = error
-        # A later listener starts a new one.
+        # Forget the session, so that the next listener starts to follow it again.
         if self._followed.get((id(store), key, uid)) is followed:
             del self._followed[id(store), key, uid]
         for listener in followed.listeners:
             listener.end(reason)
 
 
-def _stored(store: Store, key: str, after: int, uid: str | None) -> list[Message]:
+def _read_stored(store: Store, key: str, after: int, uid: str | None) -> list[Message]:
     """Return the synced messages with seq greater than `after`."""
     return list(store.follow(key, after=after, uid=uid, timeout=0))
-
-
-def _last_seq(store: Store, key: str) -> int:
-    try:
-        return store.info(key).last_seq
-    except NoSuchSession:
-        return 0
 
 
 # --- state ----------------------------------------------------------------------------------------
@@ -170,37 +166,34 @@ class Gateway:
         self.settings = settings
         self.read_only = read_only
         """Whether only reading requests are served, and no turn is resumed."""
-        # Clients retry 429 by themselves.
-        self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, what="requests")
-        self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, what="streams")
-        self.following = SessionFollower(loop)
+        # Clients retry after status 429 by themselves.
+        self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, noun="requests")
+        self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, noun="streams")
+        self.follower = SessionFollower(loop)
         self.closing = asyncio.Event()
         """Set at shutdown: live streams end, and their clients reconnect elsewhere."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def agent(self, name: str | None) -> AgentInstance:
-        """Return the agent with this name; `main` or None is the first. Raise UsageError."""
+        """Return the agent with this name; the first agent for `main` or None. Raise UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
 
     @property
     def indexing(self) -> tuple[int, int] | None:
         """Number of indexed sessions and of all sessions; None if all are indexed."""
-        found = [
-            progress
-            for one in self.loop.registry
-            if isinstance(one.catalog, BackgroundCatalog)
-            and (progress := one.catalog.progress) is not None
+        catalogs = [agent.catalog for agent in self.loop.registry]
+        indexed = [
+            catalog.progress for catalog in catalogs if isinstance(catalog, BackgroundCatalog)
         ]
-        return (sum(done for done, _ in found), sum(all for _, all in found)) if found else None
+        counts = [progress for progress in indexed if progress is not None]
+        return (sum(done for done, _ in counts), sum(all for _, all in counts)) if counts else None
 
-    def keep_task(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
-        """Keep a reference to a task until it has ended: the event loop has only a weak one."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that a shutdown waits for."""
+        return start_task(work, self._tasks)
 
     async def wait_for_tasks(self) -> None:
-        """Wait until all kept tasks have ended."""
+        """Wait until all tasks of `start_task` have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -4,34 +4,34 @@ Problems that will cause failures are findings. Other facts are notes, which do 
 doctor's exit code. The checks write nothing.
 """
 
-import os
+import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Final
 
 from msgspec import Struct
 
-from stenolog.catalog import Entry, State, open_catalog
+from stenolog.catalog import Entry, open_catalog
 from stenolog.catalog.catalog_database import CatalogDamaged, CatalogUnusable
 from stenolog.catalog.catalog_files import FileDatabase
 from stenolog.catalog.index import database_of
 from stenolog.catalog.indexing import NotIndexable, SessionReader, StampRules
 from stenolog.errors import StenologError
-from stenolog.sessions.folders import NAMESPACE, SessionsLocation, locate_sessions, other_namespaces
+from stenolog.sessions.folders import NAMESPACE, locate_sessions, other_namespaces
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CatalogFileStore
-from stenolog.stores.disk import kind_at, network_kind
+from stenolog.stores.disk import filesystem_type_at, network_filesystem
 from stenolog.stores.file_names import log_name
 from stenolog.stores.findings import Finding
-from stenolog.stores.jsonl.directory import LOW_DISK
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.jsonl.directory import LOW_DISK_BYTES
+from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.fallback import purged_since
 
-_MOUNTS: Final = "/proc/self/mounts"
-_MAX_NAMED: Final = 5
+_MOUNTS_FILE: Final = "/proc/self/mounts"
+_MAX_NAMED_SESSIONS: Final = 5
 """Maximum number of sessions that a note names."""
 _TEMPORARY_FILESYSTEMS: Final = {
     "tmpfs": "in memory: a restart or a power cut deletes everything",
@@ -41,7 +41,7 @@ _TEMPORARY_FILESYSTEMS: Final = {
 
 
 class CheckNote(Struct, frozen=True, kw_only=True):
-    """Useful information that is not a fault."""
+    """A fact about a workspace that is not a fault."""
 
     kind: str
     """One of: disk, index, version, interrupted turns, turns under way."""
@@ -52,16 +52,13 @@ class CheckNote(Struct, frozen=True, kw_only=True):
 # --- findings --------------------------------------------------------------------------------
 
 
-def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
+def low_disk(workspace: str, *, least: int = LOW_DISK_BYTES) -> list[Finding]:
     """Return a finding if fewer than `least` bytes are free on the disk."""
-    folder = _folder(workspace)
-    if folder is None:
-        return []
+    folder = _sessions_folder(workspace)
     try:
-        room = os.statvfs(folder)
+        free = least if folder is None else shutil.disk_usage(folder).free
     except OSError:
         return []  # the examination reports a folder that cannot be read
-    free = room.f_bavail * room.f_frsize
     if free >= least:
         return []
     return [
@@ -74,9 +71,9 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
     ]
 
 
-def _folder(workspace: str) -> Path | None:
-    """Return the folder that contains the sessions; None if the sessions are not in files."""
-    parsed = address(workspace)
+def _sessions_folder(workspace: str) -> Path | None:
+    """Return the folder that contains the sessions; None if the sessions are in a database."""
+    parsed = parse_address(workspace)
     if parsed.engine == "jsonl":
         return Path(parsed.path)
     return Path(parsed.path).absolute().parent if parsed.engine == "sqlite" else None
@@ -116,35 +113,32 @@ def purged_but_in_fallback(workspace: str) -> list[Finding]:
 
 def _unindexed_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
     place = locate_sessions(workspace, agent)
-    in_folder = address(place.where).engine == "jsonl"
-    if in_folder and not Path(place.where, place.namespace).is_dir():
+    folder = Path(place.where, place.namespace)
+    is_jsonl = parse_address(place.where).engine == "jsonl"
+    if is_jsonl and not folder.is_dir():
         return
+    root = parse_address(workspace).path
     with open_store(place.where, namespace=place.namespace, read_only=True) as store:
-        for key, error in not_indexable(store):
-            whose = "" if agent is None else f" --agent {quote(agent)}"
+        for key, error in find_unindexable_sessions(store):
+            agent_option = "" if agent is None else f" --agent {quote(agent)}"
             yield Finding(
                 kind="not indexed",
                 key=key,
-                path=_path_of(workspace, place, key) if in_folder else str(workspace),
-                meaning=f"`steno list` and `steno search` omit its messages: {error}.",
-                advice=f"Save it with `steno export {quote(key)}{whose} --all` and report this "
-                "as a defect of stenolog. All other sessions work; deleting this one also ends "
-                "the problem.",
+                path=str((folder / log_name(key)).relative_to(root) if is_jsonl else workspace),
+                meaning=f"`steno list` and `steno search` do not find its messages: {error}.",
+                advice=f"Save the session with `steno export {quote(key)}{agent_option} --all` and "
+                "report this as a bug of stenolog. All other sessions work. If you delete this "
+                "session, the problem is gone.",
             )
-
-
-def _path_of(workspace: str, place: SessionsLocation, key: str) -> str:
-    log = Path(place.where, place.namespace, log_name(key))
-    return str(log.relative_to(address(workspace).path))
 
 
 # --- notes -----------------------------------------------------------------------------------
 
 
-def check_notes(workspace: str, *, mounts: str = _MOUNTS) -> list[CheckNote]:
+def check_notes(workspace: str, *, mounts: str = _MOUNTS_FILE) -> list[CheckNote]:
     """Return the notes on a workspace or a database.
 
-    `mounts`: the file in which the system lists its file systems.
+    `mounts` is the path of the file in which the system lists its file systems.
     """
     notes = list(_disk_notes(workspace, mounts))
     try:
@@ -152,102 +146,86 @@ def check_notes(workspace: str, *, mounts: str = _MOUNTS) -> list[CheckNote]:
     except StenologError:
         return notes  # the examination reports why the store cannot be read
     for agent in (None, *agents):
-        try:
+        with suppress(StenologError):
             notes += _session_notes(workspace, agent)
-        except StenologError:
-            continue
     return [*notes, *_version_notes(workspace)]
 
 
 def _disk_notes(workspace: str, mounts: str) -> Iterator[CheckNote]:
-    folder = _folder(workspace)
+    folder = _sessions_folder(workspace)
     if folder is None:
         return
     try:
-        network = network_kind(folder)
-        table = Path(mounts).read_text(encoding="utf-8", errors="replace")
-        kind = kind_at(str(folder.resolve()), table)
+        network_type = network_filesystem(folder)
+        mounts_text = Path(mounts).read_text(encoding="utf-8", errors="replace")
+        filesystem_type = filesystem_type_at(str(folder.resolve()), mounts_text)
     except OSError:
         return  # only Linux has this list of mounts
-    if network:
+    if network_type:
         yield CheckNote(
             kind="disk",
-            meaning=f"{folder} is on a network file system ({network}), whose locks and syncs "
-            "cannot be relied on.",
+            meaning=f"{folder} is on a network file system ({network_type}), where locks and "
+            "syncs are not reliable.",
             advice="Use a local disk, or PostgreSQL for many machines.",
         )
-    elif kind in _TEMPORARY_FILESYSTEMS:
-        yield CheckNote(
-            kind="disk",
-            meaning=f"{folder} is {_TEMPORARY_FILESYSTEMS[kind]}.",
-            advice="Use a disk or a volume for data that must be kept.",
-        )
+    elif filesystem_type in _TEMPORARY_FILESYSTEMS:
+        meaning = f"{folder} is {_TEMPORARY_FILESYSTEMS[filesystem_type]}."
+        advice = "Use a disk or a volume for data that must be kept."
+        yield CheckNote(kind="disk", meaning=meaning, advice=advice)
 
 
 def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
     place = locate_sessions(workspace, agent)
-    in_folder = address(place.where).engine == "jsonl"
-    if in_folder and not Path(place.where, place.namespace).is_dir():
+    is_jsonl = parse_address(place.where).engine == "jsonl"
+    if is_jsonl and not Path(place.where, place.namespace).is_dir():
         return
-    whose = "" if agent is None else f" of the agent {agent}"
+    of_agent = "" if agent is None else f" of the agent {agent}"
     with open_store(place.where, namespace=place.namespace, read_only=True) as store:
         if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
             yield from _catalog_notes(path)
-        interrupted = _in_state(store, "interrupted")
+        # An outdated catalog is updated only in memory, because the doctor writes nothing.
+        with open_catalog(store, keep=False) as catalog:
+            interrupted = catalog.list(state="interrupted", limit=1 << 62).entries
+            running = catalog.list(state="running", limit=1 << 62).entries
         if interrupted:
             yield CheckNote(
                 kind="interrupted turns",
-                meaning=f"{_sessions(interrupted)}{whose} with an unanswered last "
-                f"message: {_keys(interrupted)}.",
-                advice="The agent resumes them when it is started. "
-                "`steno list --state interrupted` lists them.",
+                meaning=_name_sessions(interrupted, f"{of_agent} with an unanswered last message"),
+                advice="An agent resumes only messages that it received itself, not imported or "
+                "copied ones. `steno list --state interrupted` lists the sessions.",
             )
-        running = _in_state(store, "running")
         if running:
-            yield CheckNote(
-                kind="turns under way",
-                meaning=f"{_sessions(running)}{whose} with a turn in progress: {_keys(running)}.",
-            )
+            meaning = _name_sessions(running, f"{of_agent} with a turn in progress")
+            yield CheckNote(kind="turns under way", meaning=meaning)
 
 
 def _catalog_notes(path: Path) -> Iterator[CheckNote]:
     if not path.exists():
         return
-    database = FileDatabase(path, writable=False)
     try:
-        with database.read():
+        with closing(FileDatabase(path, writable=False)) as database, database.read_transaction():
             pass
     except (CatalogDamaged, CatalogUnusable) as error:
-        yield CheckNote(
-            kind="index",
-            meaning=f"The search index cannot be used: {error}. No messages are lost.",
-            advice="The next `steno list` rebuilds it.",
-        )
-    finally:
-        database.close()
+        meaning = f"The search index cannot be used: {error}. No messages are lost."
+        advice = "The next `steno list` rebuilds it."
+        yield CheckNote(kind="index", meaning=meaning, advice=advice)
 
 
-def _in_state(store: Store, state: State) -> list[Entry]:
-    # If the catalog is out of date, it is updated in memory: the doctor writes nothing.
-    with open_catalog(store, keep=False) as catalog:
-        return list(catalog.list(state=state, limit=1 << 62).entries)
-
-
-def _sessions(entries: list[Entry]) -> str:
-    return "There is 1 session" if len(entries) == 1 else f"There are {len(entries):,} sessions"
-
-
-def _keys(entries: list[Entry]) -> str:
-    more = f" and {len(entries) - _MAX_NAMED:,} more" if len(entries) > _MAX_NAMED else ""
-    return ", ".join(entry.key for entry in entries[:_MAX_NAMED]) + more
+def _name_sessions(entries: Sequence[Entry], description: str) -> str:
+    """Return a sentence with the number of sessions of this description, and their first keys."""
+    count = len(entries)
+    count_text = "There is 1 session" if count == 1 else f"There are {count:,} sessions"
+    keys = ", ".join(entry.key for entry in entries[:_MAX_NAMED_SESSIONS])
+    more_text = f" and {count - _MAX_NAMED_SESSIONS:,} more" if count > _MAX_NAMED_SESSIONS else ""
+    return f"{count_text}{description}: {keys}{more_text}."
 
 
 def _version_notes(workspace: str) -> Iterator[CheckNote]:
-    engine = address(workspace).engine
+    engine = parse_address(workspace).engine
     if engine == "jsonl":
         yield CheckNote(kind="version", meaning=f"SQLite {sqlite3.sqlite_version}, for the index.")
     elif engine == "sqlite":
-        # The driver is optional, and installed if a store of this engine was opened.
+        # The driver is optional. If a store of this engine was opened, the driver is installed.
         import apsw
 
         version = f"SQLite {apsw.sqlite_lib_version()}, with apsw {apsw.apsw_version()}."
@@ -257,28 +235,27 @@ def _version_notes(workspace: str) -> Iterator[CheckNote]:
             from stenolog.stores.postgres import PostgresStore
 
             assert isinstance(store, PostgresStore), "it is the engine of this place"
-            with store.database.read() as transaction:
+            with store.database.read_transaction() as transaction:
                 [(version,)] = transaction.execute("SELECT current_setting('server_version')")
         yield CheckNote(kind="version", meaning=f"PostgreSQL {version}.")
 
 
-# --- checking -------------------------------------------------------------------------------------
-# The doctor finds sessions that the catalog cannot index, without writing to the catalog.
+# --- sessions that the catalog cannot index --------------------------------------------------
 
 
-def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
+def find_unindexable_sessions(store: Store) -> Iterator[tuple[str, NotIndexable]]:
     """Yield the key of each session that cannot be indexed, and the reason.
 
-    Unchanged sessions that the catalog holds without a problem are not read again. Sessions that
-    the store itself cannot read are skipped.
+    Sessions that are unchanged since the catalog indexed them are not read again.
+    Sessions that the store itself cannot read are skipped.
     """
-    indexed = _indexed_stamps(store)
+    indexed_stamps = _indexed_stamps(store)
     reader = SessionReader(store, StampRules())
     for key, stamp in store.stamps().items():
-        if indexed.get(key) == stamp:
+        if indexed_stamps.get(key) == stamp:
             continue
         try:
-            for _ in reader.steps(key, stamp, None):
+            for _ in reader.steps_to_current(key, stamp, None):
                 pass
         except NotIndexable as error:
             yield key, error
@@ -287,11 +264,11 @@ def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
 
 
 def _indexed_stamps(store: Store) -> dict[str, str]:
-    """Return the stamps of the sessions that the catalog holds without a problem."""
-    database = database_of(store, keep=False)
-    try:
-        with suppress(CatalogDamaged, CatalogUnusable), database.read() as transaction:
-            return {key: stamp for key, stamp in transaction.execute(database.sql["sound"])}  # noqa: C416 - rows have any length
-    finally:
-        database.close()
+    """Return the stamps of the sessions that the catalog has indexed without a problem, by key."""
+    with (
+        closing(database_of(store, keep=False)) as database,
+        suppress(CatalogDamaged, CatalogUnusable),
+        database.read_transaction() as transaction,
+    ):
+        return {key: stamp for key, stamp in transaction.execute(database.sql["sound"])}  # noqa: C416 - rows have any length
     return {}

@@ -1,4 +1,4 @@
-"""Finds damage in the bytes of one log, with its meaning and advice. Pure functions."""
+"""Finds damage in the bytes of one log, and describes meaning and remedy. Pure functions."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
-from stenolog.codec import parse_line, plain_message, re_sign, salvage
+from stenolog.codec import correct_checksum, parse_line, plain_message, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
 from stenolog.stores import file_names, spans
 from stenolog.stores.findings import Finding as Finding
 from stenolog.stores.jsonl import scan
 
-ASIDE: Final = "aside"
-"""Folder next to the logs that receives the files which a repair moves away."""
+ASIDE_FOLDER: Final = "aside"
+"""Folder next to the logs. Repairs move files into it instead of deleting them."""
 
 
 class Kind(StrEnum):
@@ -48,7 +48,7 @@ class LogReport:
 
     key: str | None = None
     state: State | None = None
-    """The newest intact state; None without one, or if a newer version wrote the log."""
+    """The newest intact state. None if no state is intact or a newer version wrote the log."""
     findings: tuple[Finding, ...] = ()
     may_be_growing: bool = False
     """Whether the end of the log may be a write in progress."""
@@ -62,8 +62,8 @@ def examine_log(
 ) -> LogReport:
     """Return the findings for the bytes of a log with this file name.
 
-    `deleted`: the log is in the trash, where the file name does not contain the key and no process
-    writes to the log.
+    `deleted` means that the log is in the trash. There, the file name does not contain the key, and
+    no process writes to the log.
     """
     path = f"{folder}/{name}"
     key = None if deleted else file_names.key_of_log(name)
@@ -72,31 +72,29 @@ def examine_log(
         return _examine_without_records(text, key, path)
 
     states = [record.body for record in records if isinstance(record, StateRecord)]
-    unknown = [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
-    newer = [f"format {state.format}" for state in states if state.format > FORMAT]
-    newer += [kind for kind in unknown if kind.startswith("state")]
-    if newer:
-        return LogReport(key=key, findings=(_newer_format(key, path, newer[0]),))
+    unknown_kinds = [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
+    newer_formats = [f"format {state.format}" for state in states if state.format > FORMAT]
+    newer_formats += [kind for kind in unknown_kinds if kind.startswith("state")]
+    if newer_formats:
+        return LogReport(key=key, findings=(_newer_format_finding(key, path, newer_formats[0]),))
 
     state = states[-1] if states else None
     key = state.key if state is not None else key
     if state is not None and not deleted and file_names.log_name(state.key) != name:
         # Until the log has its correct name, no process writes to the log and no repair changes it.
-        return LogReport(key=key, state=state, findings=(_wrong_name(state.key, path),))
+        return LogReport(key=key, state=state, findings=(_wrong_name_finding(state.key, path),))
     findings: list[Finding] = []
-    if unknown:
-        findings.append(_unknown_kind(key, path, unknown[0]))
+    if unknown_kinds:
+        findings.append(_unknown_kind_finding(key, path, unknown_kinds[0]))
     if deleted and state is None:
-        findings.append(_unknown_key(path))
+        findings.append(_unknown_key_finding(path))
     damage = _DamagedLog(text, key, path, state, deleted=deleted)
-    may_write = state is not None and not findings and not deleted
-    findings += damage.damaged_lines()
-    # Restoring a deleted session drops its bad tail. Only messages that may have been acknowledged
-    # are worth a finding.
-    findings += [
-        end for end in damage.tail_findings(may_write=may_write) if end.lost or not deleted
-    ]
-    findings += damage.missing_lines()
+    is_writable = state is not None and not findings and not deleted
+    findings += damage.damaged_line_findings()
+    # Restoring a deleted session drops its bad tail. So a tail is a finding only if messages that
+    # may have been acknowledged are lost.
+    findings += [f for f in damage.tail_findings(may_write=is_writable) if f.lost or not deleted]
+    findings += damage.missing_line_findings()
     return LogReport(
         key=key, state=state, findings=tuple(findings), may_be_growing=damage.scan.tail is not None
     )
@@ -104,29 +102,29 @@ def examine_log(
 
 def _examine_without_records(text: bytes, key: str | None, path: str) -> LogReport:
     finding_for = partial(Finding, key=key, path=path)
+    move_advice = f"--repair moves it into {ASIDE_FOLDER}/."
     if not text:
         finding = finding_for(
             kind=Kind.EMPTY_FILE,
             meaning="Empty log: a session was created but nothing was stored. Safe to ignore.",
-            advice=f"--repair moves it into {ASIDE}/.",
+            advice=move_advice,
             repairable=True,
         )
-    elif scan.looks_torn(text) and b"\n" in text.strip(b"\0\n"):
+    elif scan.may_be_torn_log(text) and b"\n" in text.strip(b"\0\n"):
         finding = finding_for(
             kind=Kind.DAMAGED_LINE,
             where="every line",
             meaning="No line is an intact record, so no message can be read.",
-            advice="Check the disk and restore the file from a backup. "
-            f"--repair moves it into {ASIDE}/.",
+            advice=f"Check the disk and restore the file from a backup. {move_advice}",
             repairable=True,
         )
-    elif scan.looks_torn(text):
+    elif scan.may_be_torn_log(text):
         finding = finding_for(
             kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
             where=f"bytes 0 to {len(text):,}",
             meaning="The first write was interrupted and never acknowledged, so no session exists. "
             "Safe to ignore.",
-            advice=f"--repair moves it into {ASIDE}/.",
+            advice=move_advice,
             repairable=True,
         )
     else:
@@ -140,29 +138,25 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
     )
 
 
-def _newer_format(key: str | None, path: str, version: str) -> Finding:
-    return Finding(
-        kind=Kind.NEWER_FORMAT,
-        key=key,
-        path=path,
-        meaning=f"A newer version of stenolog wrote this log ({version}), so it was not checked.",
-        advice="Upgrade stenolog.",
-    )
+def _newer_format_finding(key: str | None, path: str, version: str) -> Finding:
+    meaning = f"A newer version of stenolog wrote this log ({version}), so it was not checked."
+    advice = "Upgrade stenolog."
+    return Finding(kind=Kind.NEWER_FORMAT, key=key, path=path, meaning=meaning, advice=advice)
 
 
-def _wrong_name(key: str, path: str) -> Finding:
+def _wrong_name_finding(key: str, path: str) -> Finding:
     return Finding(
         kind=Kind.WRONG_NAME,
         key=key,
         path=path,
         meaning="The file name does not match the key of the session in it: the file was renamed "
         "or copied by hand, and the session cannot be opened.",
-        advice=f"Rename it to {file_names.log_name(key)} if there is no such file; "
+        advice=f"Rename the file to {file_names.log_name(key)} if there is no such file; "
         "otherwise move it elsewhere.",
     )
 
 
-def _unknown_key(path: str) -> Finding:
+def _unknown_key_finding(path: str) -> Finding:
     uid = path.rpartition("/")[2].partition(".")[0]
     return Finding(
         kind=Kind.DAMAGED_LINE,
@@ -176,91 +170,89 @@ def _unknown_key(path: str) -> Finding:
     )
 
 
-def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
+def _unknown_kind_finding(key: str | None, path: str, kind: str) -> Finding:
     return Finding(
         kind=Kind.UNKNOWN_KIND,
         key=key,
         path=path,
-        meaning=f"It contains a record of the unknown kind {kind!r}, so the session can be read "
-        "but not written.",
+        meaning=f"The log contains a record of the unknown kind {kind!r}, so the session can be "
+        "read but not written.",
         advice="Upgrade stenolog.",
     )
 
 
 class _DamagedLog:
-    """The damaged places of one log, each with the messages that were lost there."""
+    """The damaged lines of one log, each with the messages that were lost in it."""
 
     def __init__(
         self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
     ) -> None:
-        first = 1 if state is None or state.archive is None else state.archive.last + 1
-        self.scan = scan.scan_log(text, offset=0, next_seq=first)
+        first_seq = 1 if state is None or state.archive is None else state.archive.last + 1
+        self.scan = scan.scan_log(text, offset=0, next_seq=first_seq)
         self._text = text
         self._finding = partial(Finding, key=key, path=path)
-        self._restore_first = "Restore the session. " if deleted else ""
-        known = [] if state is None else [*state.void, *state.purged]
-        self._lost = spans.minus(self.scan.lost, spans.union(known))
+        self._restore_advice = "Restore the session. " if deleted else ""
+        known_missing = [] if state is None else [*state.void, *state.purged]
+        self._lost = spans.minus(self.scan.lost, spans.union(known_missing))
         self._bad_lines_by_offset = (
-            _bad_lines(text) if self.scan.bad or self.scan.tail is not None else {}
+            _bad_lines(text) if self.scan.damaged or self.scan.tail is not None else {}
         )
 
-    def damaged_lines(self) -> Iterator[Finding]:
+    def damaged_line_findings(self) -> Iterator[Finding]:
         """Yield a finding for each damaged line before the last record."""
         without_line_end: list[_BadLine] = []
-        for bad in self.scan.bad:
-            if bad.offset >= self.scan.consumed:
+        for damaged_part in self.scan.damaged:
+            if damaged_part.offset >= self.scan.consumed:
                 continue
-            bad_line = self._bad_lines_by_offset[bad.offset]
-            lost = self._claim_lost(bad_line)
-            if bad_line.edited:
-                yield self._hand_edit_finding(bad_line, lost or bad_line.own)
-            elif plain_message(bad.text.strip()) is not None:
+            bad_line = self._bad_lines_by_offset[damaged_part.offset]
+            lost = self._take_lost_seqs(bad_line)
+            if bad_line.is_edited:
+                yield self._hand_edit_finding(bad_line, lost or bad_line.edited_seqs)
+            elif plain_message(damaged_part.text.strip()) is not None:
                 yield self._added_line_finding(bad_line)
-            elif not bad.known and not lost and salvage(bad.text):
+            elif not damaged_part.is_void and not lost and salvage(damaged_part.text):
                 without_line_end.append(bad_line)
-            elif not bad.known:
-                yield self._damaged_line_finding(bad_line, bad.text, lost)
+            elif not damaged_part.is_void:
+                yield self._damaged_line_finding(bad_line, damaged_part.text, lost)
         if without_line_end:
             yield self._line_end_finding(without_line_end)
 
     def tail_findings(self, *, may_write: bool) -> Iterator[Finding]:
-        """Yield findings for the tail that the next writer would move away."""
+        """Yield findings for a bad tail, which the next writer would mark as void."""
         tail = self.scan.tail
         if tail is None:
             return
         start, end = self.scan.consumed, len(self._text)
-        edited = [bad_line for bad_line in self._bad_lines_by_offset.values() if bad_line.edited]
+        bad_lines = self._bad_lines_by_offset.values()
+        edited_lines = [bad_line for bad_line in bad_lines if bad_line.is_edited]
+        added_lines = [bad_line for bad_line in bad_lines if bad_line.offset >= start]
         if start < end:
-            edited = [bad_line for bad_line in edited if bad_line.offset >= start]
-            yield from (
-                self._hand_edit_finding(bad_line, tail.lost if bad_line.batched else bad_line.own)
-                for bad_line in edited
-            )
-        if start < end and edited:
-            return
-        added = [
-            bad_line for bad_line in self._bad_lines_by_offset.values() if bad_line.offset >= start
-        ]
-        if added and all(self._is_plain(bad_line) for bad_line in added):
-            yield from map(self._added_line_finding, added)
+            edited_lines = [bad_line for bad_line in edited_lines if bad_line.offset >= start]
+            for bad_line in edited_lines:
+                lost = tail.lost if bad_line.is_in_batch else bad_line.edited_seqs
+                yield self._hand_edit_finding(bad_line, lost)
+            if edited_lines:
+                return
+        if added_lines and all(self._is_plain_message(bad_line) for bad_line in added_lines):
+            yield from map(self._added_line_finding, added_lines)
             return
         kind, meaning = _describe_tail(tail, self._text[start:])
-        # Moving away a batch that lacks only an edited line would make `--accept` impossible.
-        repairable = may_write and not edited
-        now = "The next write skips it; --repair does so now."
-        before = self._restore_first or "Fix the other findings of this log first. "
-        later = f"{before}The next write then skips it."
+        # If a batch became void, its edited line could no longer be accepted with `--accept`.
+        repairable = may_write and not edited_lines
+        advice_now = "The next write skips these bytes; --repair does so now."
+        first_advice = self._restore_advice or "Fix the other findings of this log first. "
+        advice_later = f"{first_advice}The next write then skips these bytes."
         yield self._finding(
             kind=kind,
             where=f"from byte {start:,} to the end, {end - start:,} bytes" if start < end else "",
             meaning=meaning,
-            advice=f"{now if repairable else later} No byte is removed.",
+            advice=f"{advice_now if repairable else advice_later} No byte is removed.",
             repairable=repairable,
             lost=tuple(tail.lost),
         )
 
-    def missing_lines(self) -> Iterator[Finding]:
-        """Yield a finding for messages that are missing although no line is damaged."""
+    def missing_line_findings(self) -> Iterator[Finding]:
+        """Yield a finding for missing messages that are not explained by a damaged line."""
         if self._lost:
             yield self._finding(
                 kind=Kind.MISSING_LINE,
@@ -276,11 +268,11 @@ class _DamagedLog:
             where=bad_line.position(),
             meaning="Checksum mismatch: the line was edited or corrupted, so it is skipped. "
             f"{describe_lost(lost)}",
-            advice=f"{self._restore_first}Read the line. --accept accepts it as it is.",
+            advice=f"{self._restore_advice}Read the line. --accept makes it valid.",
             lost=tuple(lost),
         )
 
-    def _is_plain(self, bad_line: "_BadLine") -> bool:
+    def _is_plain_message(self, bad_line: "_BadLine") -> bool:
         line = self._text[bad_line.offset : bad_line.offset + bad_line.length]
         return plain_message(line) is not None
 
@@ -290,14 +282,14 @@ class _DamagedLog:
             where=bad_line.position(),
             meaning="A message in plain JSON was added by hand. It is not a record, so it is not "
             "part of the session. No message is missing.",
-            advice=f"{self._restore_first}Read the line. --accept stores it as a message.",
+            advice=f"{self._restore_advice}Read the line. --accept stores it as a message.",
         )
 
     def _line_end_finding(self, bad_lines: Sequence["_BadLine"]) -> Finding:
-        more = f", and {len(bad_lines) - 1:,} more" if len(bad_lines) > 1 else ""
+        more_text = f", and {len(bad_lines) - 1:,} more" if len(bad_lines) > 1 else ""
         return self._finding(
             kind=Kind.DAMAGED_LINE,
-            where=bad_lines[0].position() + more,
+            where=bad_lines[0].position() + more_text,
             meaning="A line end is missing or was changed (CRLF), but every record was found. "
             "No message is missing.",
             advice="Nothing to do. Do not open logs in editors that change line ends.",
@@ -306,26 +298,25 @@ class _DamagedLog:
     def _damaged_line_finding(
         self, bad_line: "_BadLine", text: bytes, lost: Sequence[Span]
     ) -> Finding:
-        has_nul = b"\0" in text
+        kind, meaning = Kind.DAMAGED_LINE, "The line is not a record."
+        if b"\0" in text:
+            kind, meaning = Kind.NUL_BYTES, "The disk lost this part of the file (NUL bytes)."
         return self._finding(
-            kind=Kind.NUL_BYTES if has_nul else Kind.DAMAGED_LINE,
+            kind=kind,
             where=bad_line.position(),
-            meaning=(
-                "The disk lost this part of the file (NUL bytes). "
-                if has_nul
-                else "It is not a record. "
-            )
-            + describe_lost(lost),
+            meaning=f"{meaning} {describe_lost(lost)}",
             advice="The rest of the session is intact. Check the disk; restore the file from a "
             "backup if you need this line.",
             lost=tuple(lost),
         )
 
-    def _claim_lost(self, bad_line: "_BadLine") -> list[Span]:
-        """Remove the lost seqs between the neighbours of this line, and return the removed seqs."""
-        claimed = spans.clipped(self._lost, bad_line.low, min(bad_line.high, self.scan.next_seq))
-        self._lost = spans.minus(self._lost, claimed)
-        return claimed
+    def _take_lost_seqs(self, bad_line: "_BadLine") -> list[Span]:
+        """Return the lost seqs between the records around this line. Removes them from `_lost`."""
+        taken = spans.clipped(
+            self._lost, bad_line.low_seq, min(bad_line.high_seq, self.scan.next_seq)
+        )
+        self._lost = spans.minus(self._lost, taken)
+        return taken
 
 
 @dataclass(slots=True)
@@ -335,15 +326,15 @@ class _BadLine:
     line: int
     offset: int
     length: int
-    edited: bool
+    is_edited: bool
     """Whether the line is a complete record except for its checksum."""
-    own: list[Span]
+    edited_seqs: list[Span]
     """Seq of the message in an edited line."""
-    batched: bool
-    """Whether the line is an edited record of a batch, which counts only when complete."""
-    low: int
-    high: int
-    """`low` and `high` limit the seqs that may be missing between the neighbours."""
+    is_in_batch: bool
+    """Whether the line is an edited record of a batch. Incomplete batches are invalid."""
+    low_seq: int
+    high_seq: int
+    """The seqs from `low_seq` to `high_seq` may be missing between the records around the line."""
 
     def position(self) -> str:
         return f"line {self.line:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
@@ -352,55 +343,49 @@ class _BadLine:
 def _bad_lines(text: bytes) -> dict[int, _BadLine]:
     """Return each line that is not a record, by its offset."""
     bad_lines: dict[int, _BadLine] = {}
-    waiting: list[_BadLine] = []
-    offset, low = 0, 1
+    lines_since_record: list[_BadLine] = []
+    offset, low_seq = 0, 1
     for number, line in enumerate(text.split(b"\n"), 1):
         record = parse_line(line) if line else None
         if record is not None:
-            for bad_line in waiting:
-                bad_line.high = record.seq - 1
-            waiting.clear()
-            low = record.seq + isinstance(record, Message)
+            for bad_line in lines_since_record:
+                bad_line.high_seq = record.seq - 1
+            lines_since_record.clear()
+            low_seq = record.seq + isinstance(record, Message)
         elif line:
-            signed = re_sign(line)
-            edit = parse_line(signed) if signed is not None else None
-            own_seqs = [(edit.seq, edit.seq)] if isinstance(edit, Message) else []
+            signed_line = correct_checksum(line)
+            edit = parse_line(signed_line) if signed_line is not None else None
             bad_line = _BadLine(
                 line=number,
                 offset=offset,
                 length=len(line),
-                edited=edit is not None,
-                own=own_seqs,
-                batched=edit is not None and scan.part_of(edit) is not None,
-                low=low,
-                high=sys.maxsize,
+                is_edited=edit is not None,
+                edited_seqs=[(edit.seq, edit.seq)] if isinstance(edit, Message) else [],
+                is_in_batch=edit is not None and scan.batch_position(edit) is not None,
+                low_seq=low_seq,
+                high_seq=sys.maxsize,
             )
             bad_lines[offset] = bad_line
-            waiting.append(bad_line)
+            lines_since_record.append(bad_line)
         offset += len(line) + 1
     return bad_lines
 
 
-def _describe_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
-    if b"\0" in rest:
-        return (
-            Kind.NUL_BYTES,
-            "The file ends with reserved but unwritten space, probably after a power cut. "
-            f"{describe_lost(tail.lost)}",
-        )
-    if tail.seqs or tail.changes or not rest:
+def _describe_tail(tail: scan.Tail, tail_bytes: bytes) -> tuple[Kind, str]:
+    if b"\0" in tail_bytes:
+        meaning = "The file ends with reserved but unwritten space, probably after a power cut."
+        return Kind.NUL_BYTES, f"{meaning} {describe_lost(tail.lost)}"
+    if tail.seqs or tail.changes or not tail_bytes:
         lost_text = describe_lost(tail.lost) if tail.lost else "The batch was never acknowledged."
-        return (
-            Kind.INCOMPLETE_BATCH,
-            f"A batch is incomplete, so none of its records counts. {lost_text}",
-        )
-    if tail.lost or tail.damaged:
+        meaning = "A batch is incomplete, so none of its records counts."
+        return Kind.INCOMPLETE_BATCH, f"{meaning} {lost_text}"
+    if tail.lost or tail.has_damaged_lines:
         return Kind.DAMAGED_LINE, f"The last line is damaged. {describe_lost(tail.lost)}"
     return Kind.TORN_TAIL, "The last write was interrupted and never acknowledged."
 
 
 def describe_lost(lost: Sequence[Span]) -> str:
-    """Return a sentence that names the messages which cannot be read."""
+    """Return a sentence that names the messages that cannot be read."""
     if not lost:
         return "No message is missing."
     seqs = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in lost)

@@ -1,10 +1,10 @@
-"""Reads and checks logs and archives for the doctor, locked against writers."""
+"""Reads and checks logs and archives for the doctor, under locks that keep writers away."""
 
 import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Final
 
 from stenolog.errors import StenologError
@@ -15,44 +15,42 @@ from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory
 
-BUSY_TIMEOUT: Final = 5.0
+BUSY_TIMEOUT_SECONDS: Final = 5.0
 
 
 def examine_log_file(
     directory: Directory, namespace: str, name: str, *, deleted: bool = False
 ) -> LogReport | None:
-    """Examine a log. A log that looks incomplete is read again under its lock."""
-    descriptor = directory.open(name)
+    """Examine a log. If the log looks incomplete, read it again under its lock."""
+    descriptor = directory.open_log(name)
     if descriptor is None:
         return None
-    try:
+    with closing(descriptor):
         log_report = examine_log(read_whole(descriptor), name, folder=namespace, deleted=deleted)
-    finally:
-        descriptor.close()
     if not log_report.may_be_growing:
         return log_report
-    with locked_log(directory, name) as locked:
-        if locked is None:
+    with locked_log(directory, name) as locked_descriptor:
+        if locked_descriptor is None:
             return None
-        return examine_log(read_whole(locked), name, folder=namespace, deleted=deleted)
+        return examine_log(read_whole(locked_descriptor), name, folder=namespace, deleted=deleted)
 
 
 @contextmanager
 def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
-    """Yield a descriptor of a log that is locked against writers; None without a log.
+    """Yield a descriptor of a log that is locked against writers; None if the log is missing.
 
     Raises StoreBusy.
     """
-    deadline = time.monotonic() + BUSY_TIMEOUT
+    lock_deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
-        descriptor = directory.open(name)
+        descriptor = directory.open_log(name)
         if descriptor is None:
             yield None
             return
         try:
-            lock_until(descriptor, deadline, f"the log {directory.path / name}")
-            status = directory.stat(name)
-            # The log was replaced during the wait: the locked file no longer has this name.
+            lock_until(descriptor, lock_deadline, f"the log {directory.path / name}")
+            status = directory.file_status(name)
+            # If the log was replaced during the wait, the locked file no longer has this name.
             if status is not None and os.path.samestat(status, os.fstat(descriptor)):
                 yield descriptor
                 return
@@ -74,24 +72,18 @@ def opened_trash(directory: Directory) -> Iterator[Directory | None]:
     except StenologError:
         yield None
         return
-    try:
+    with closing(folder):
         yield folder
-    finally:
-        folder.close()
 
 
 @contextmanager
-def opened_subfolder(directory: Directory, *below: str) -> Iterator[int | None]:
+def opened_subfolder(directory: Directory, *path_parts: str) -> Iterator[int | None]:
     """Yield a descriptor of a subfolder; None if it cannot be opened."""
-    try:
-        descriptor = directory.subfolder(*below, create=False)
-    except OSError:
-        descriptor = None
-    try:
+    descriptor = None
+    with suppress(OSError):
+        descriptor = directory.subfolder(*path_parts, create=False)
+    with closing(descriptor) if descriptor is not None else nullcontext():
         yield descriptor
-    finally:
-        if descriptor is not None:
-            descriptor.close()
 
 
 def names_in(folder: int | None) -> list[str]:
@@ -108,7 +100,7 @@ def locked_archives(directory: Directory, uid: str) -> Iterator[int | None]:
     with opened_subfolder(directory, archive.FOLDER, uid) as folder:
         if folder is not None:
             folder_name = f"the folder {directory.path / archive.FOLDER / uid}"
-            lock_until(folder, time.monotonic() + BUSY_TIMEOUT, folder_name)
+            lock_until(folder, time.monotonic() + BUSY_TIMEOUT_SECONDS, folder_name)
         try:
             yield folder
         finally:
@@ -124,51 +116,41 @@ def examine_archives(
     while archive_ref is not None:
         referenced.add(archive_ref.name)
         path = f"{namespace}/{archive.FOLDER}/{state.uid}/{archive_ref.name}"
-        whole_span = [(archive_ref.first, archive_ref.last)]
+        all_seqs = [(archive_ref.first, archive_ref.last)]
         known_missing = [*state.void, *state.purged]
         try:
-            opened = archive.read(directory, state.uid, archive_ref)
+            content = archive.read_archive(directory, state.uid, archive_ref)
         except StenologError as error:
-            yield _damaged_archive(state.key, path, f"It could not be read: {error}.", whole_span)
+            yield _archive_finding(state.key, path, f"It could not be read: {error}.", all_seqs)
             return
-        present = spans.union(((m.seq, m.seq) for m in opened.messages), known_missing)
-        lost = spans.minus(whole_span, present)
-        if not os.path.lexists(directory.path / opened.path):
-            yield Finding(
-                kind=Kind.MISSING_ARCHIVE,
-                key=state.key,
-                path=path,
-                meaning="The archive with the first messages of the session is missing. "
-                + describe_lost(lost),
-                advice="Restore the file from a backup.",
-                lost=tuple(lost),
-            )
+        present_seqs = spans.union(((m.seq, m.seq) for m in content.messages), known_missing)
+        lost = spans.minus(all_seqs, present_seqs)
+        if not os.path.lexists(directory.path / content.path):
+            missing_text = "The archive with the first messages of the session is missing."
+            meaning = f"{missing_text} {describe_lost(lost)}"
+            yield _archive_finding(state.key, path, meaning, lost, Kind.MISSING_ARCHIVE)
             return
-        if any(not piece.known for piece in opened.bad) or lost:
+        if any(not piece.is_void for piece in content.damaged) or lost:
             meaning = f"A part of the archive cannot be decompressed or read. {describe_lost(lost)}"
-            yield _damaged_archive(state.key, path, meaning, lost)
-        archive_ref = opened.before if archive.is_before(opened.before, archive_ref) else None
+            yield _archive_finding(state.key, path, meaning, lost)
+        archive_ref = content.previous if archive.is_before(content.previous, archive_ref) else None
 
 
-def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) -> Finding:
-    return Finding(
-        kind=Kind.DAMAGED_ARCHIVE,
-        key=key,
-        path=path,
-        meaning=meaning,
-        advice="Restore the file from a backup.",
-        lost=tuple(lost),
-    )
+def _archive_finding(
+    key: str, path: str, meaning: str, lost: Sequence[Span], kind: Kind = Kind.DAMAGED_ARCHIVE
+) -> Finding:
+    advice = "Restore the file from a backup."
+    return Finding(kind=kind, key=key, path=path, meaning=meaning, advice=advice, lost=tuple(lost))
 
 
 def list_archives(directory: Directory) -> dict[str, list[str]]:
-    """Return the archive files by uid."""
+    """Return the names of the archive files of each session, by the uid of the session."""
     archives = {}
-    with opened_subfolder(directory, archive.FOLDER) as top:
-        for uid in names_in(top):
-            with opened_subfolder(directory, archive.FOLDER, uid) as below:
-                if below is not None:
-                    archives[uid] = names_in(below)
+    with opened_subfolder(directory, archive.FOLDER) as all_archives_folder:
+        for uid in names_in(all_archives_folder):
+            with opened_subfolder(directory, archive.FOLDER, uid) as session_folder:
+                if session_folder is not None:
+                    archives[uid] = names_in(session_folder)
     return archives
 
 
@@ -188,13 +170,14 @@ def unreferenced_archives(
 
 
 def _state_of(directory: Directory, uid: str, key: str) -> State | None:
-    """Return the state of the session with this uid, live or deleted; None if unreadable."""
+    """Return the state of the live or deleted session with this uid; None if it is unreadable."""
     log_report = examine_log_file(directory, "", file_names.log_name(key))
     if log_report is not None and log_report.state is not None and log_report.state.uid == uid:
         return log_report.state
     with opened_trash(directory) as folder:
-        for entry in trash.entries(directory) if folder is not None else []:
-            if entry.uid == uid and folder is not None:
-                log_report = examine_log_file(folder, "", entry.name, deleted=True)
-                return log_report.state if log_report is not None else None
+        if folder is not None:
+            for entry in trash.list_entries(directory):
+                if entry.uid == uid:
+                    log_report = examine_log_file(folder, "", entry.name, deleted=True)
+                    return log_report.state if log_report is not None else None
     return None

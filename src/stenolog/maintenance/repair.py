@@ -1,22 +1,22 @@
 """Repairs of the doctor. No data is deleted: bytes are marked void, or files are moved.
 
-Every step checks again under the lock of the log before it acts: another process may have repaired
-the finding, or the finding may have been a write in progress.
+Every step checks the finding again under the lock of the log: another process may have repaired it,
+or the finding may have been a write in progress.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.codec import control_line, parse_line, plain_line, plain_message, re_sign
+from stenolog.codec import control_line, correct_checksum, parse_line, plain_line, plain_message
 from stenolog.errors import StenologError
-from stenolog.maintenance.log_damage import ASIDE, Kind, examine_log
+from stenolog.maintenance.log_damage import ASIDE_FOLDER, Kind, examine_log
 from stenolog.maintenance.log_files import (
-    BUSY_TIMEOUT,
+    BUSY_TIMEOUT_SECONDS,
     locked_archives,
     locked_log,
     opened_trash,
@@ -33,10 +33,10 @@ from stenolog.stores.jsonl import rewrite, scan, trash, writer
 from stenolog.stores.jsonl.directory import Directory, store_error
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache
-from stenolog.stores.open_store import address, open_store
-from stenolog.stores.state import copy
+from stenolog.stores.open_store import open_store, parse_address
+from stenolog.stores.state import copy_state
 
-_ALREADY_FIXED = "nothing to do: it is already fixed"
+_ALREADY_FIXED = "nothing to do: already fixed"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
@@ -44,12 +44,12 @@ def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
 
     Raises the errors of `examine`.
     """
-    parsed = address(workspace)
+    parsed = parse_address(workspace)
     if parsed.engine == "sqlite":
         file = Path(parsed.path)
-        return _with_path(sqlite_checks().repair(file), path=file.name)
+        return _with_finding_path(sqlite_checks().repair(file), path=file.name)
     if parsed.engine == "postgresql":
-        return _repair_server(workspace)
+        return _repair_postgres(workspace)
     return _repair_findings(
         workspace,
         lambda findings: [finding for finding in findings if finding.repairable],
@@ -57,37 +57,35 @@ def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
     )
 
 
-def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
+def _repair_postgres(where: str | os.PathLike[str]) -> list[RepairResult]:
     if not any(finding.repairable for finding in examine(where).findings):
         return []
     with open_store(where) as store:
-        # The driver is optional, and installed if a store of this engine was opened.
+        # The driver is optional. If a store of this engine was opened, the driver is installed.
         from stenolog.stores.postgres import PostgresStore, database
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
-        return _with_path(database.repair(store.database), path=store.database.address)
+        return _with_finding_path(database.repair(store.database), path=store.database.address)
 
 
-def _with_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
+def _with_finding_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
     return [replace(result, finding=replace(result.finding, path=path)) for result in results]
 
 
 def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Accept the current hand edits; the previous log is kept in `aside`.
+    """Accept the lines that were edited by hand. A copy of the edited log is kept in `aside`.
 
-    Raises the errors of `examine`.
-
-    All edits of a log are accepted together, with one result.
+    All edits of a log are accepted together, with one result. Raises the errors of `examine`.
     """
     return _repair_findings(workspace, _hand_edits, _accept_edits)
 
 
 def _hand_edits(findings: Iterable[Finding]) -> list[Finding]:
-    live = [f for f in findings if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
-    return list({f.key: f for f in live if f.key is not None}.values())
+    edits = [f for f in findings if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
+    return list({f.key: f for f in edits if f.key is not None}.values())
 
 
-class _Folder(msgspec.Struct, frozen=True):
+class _LogFolder(msgspec.Struct, frozen=True):
     """A folder of logs that is being repaired."""
 
     path: str
@@ -97,32 +95,29 @@ class _Folder(msgspec.Struct, frozen=True):
 
 def _repair_findings(
     workspace: str | os.PathLike[str],
-    choose: Callable[[Iterable[Finding]], list[Finding]],
-    repair_one: Callable[[_Folder, Finding], str],
+    choose_findings: Callable[[Iterable[Finding]], list[Finding]],
+    repair_finding: Callable[[_LogFolder, Finding], str],
 ) -> list[RepairResult]:
-    parsed = address(workspace)
+    parsed = parse_address(workspace)
     if parsed.engine != "jsonl":
         return []  # other modules repair databases
-    place = Path(parsed.path)
-    check_workspace(place)
+    workspace_path = Path(parsed.path)
+    check_workspace(workspace_path)
     results: list[RepairResult] = []
-    for path in log_folders(place):
-        findings = choose(examine_folder(place, path).findings)
+    for path in log_folders(workspace_path):
+        findings = choose_findings(examine_folder(workspace_path, path).findings)
         if findings:
-            directory = Directory(place / path, read_only=False)
-            try:
-                folder = _Folder(path, directory)
-                results += [_attempt(folder, finding, repair_one) for finding in findings]
-            finally:
-                directory.close()
+            with closing(Directory(workspace_path / path, read_only=False)) as directory:
+                folder = _LogFolder(path, directory)
+                results += [_try_repair(folder, finding, repair_finding) for finding in findings]
     return results
 
 
-def _attempt(
-    folder: _Folder, finding: Finding, repair_one: Callable[[_Folder, Finding], str]
+def _try_repair(
+    folder: _LogFolder, finding: Finding, repair_finding: Callable[[_LogFolder, Finding], str]
 ) -> RepairResult:
     try:
-        return RepairResult(finding=finding, done=True, words=repair_one(folder, finding))
+        return RepairResult(finding=finding, done=True, words=repair_finding(folder, finding))
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
@@ -133,35 +128,35 @@ def _attempt(
 # --- repairing -------------------------------------------------------------------------------
 
 
-def _repair_finding(folder: _Folder, finding: Finding) -> str:
+def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
     directory = folder.directory
-    *below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
-    if below == [trash.FOLDER]:
+    *path_below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
+    if path_below == [trash.FOLDER]:
         return _move_trashed(folder, name)
-    if below:
-        return _move_archive(folder, below[-1], name, finding.key)
+    if path_below:
+        return _move_archive(folder, path_below[-1], name, finding.key)
     leftover = LEFTOVER.fullmatch(name)
     if leftover is not None:
         with locked_log(directory, leftover[1]):
-            return _move(folder, directory.descriptor, name)
+            return _move_aside(folder, directory.descriptor, name)
     with locked_log(directory, name) as descriptor:
         if descriptor is None:
             return _ALREADY_FIXED
         log_report = examine_log(read_whole(descriptor), name)
         if log_report.state is None:
             if any(finding.repairable for finding in log_report.findings):
-                return _move(folder, directory.descriptor, name)
+                return _move_aside(folder, directory.descriptor, name)
             return _ALREADY_FIXED
     return _mark_void(directory, log_report.state.key)
 
 
-def _move_trashed(folder: _Folder, name: str) -> str:
-    """Move a file in the trash that is not a session."""
+def _move_trashed(folder: _LogFolder, name: str) -> str:
+    """Move a file that is in the trash, but is not a session, into the folder `aside`."""
     leftover = LEFTOVER.fullmatch(name)
-    with opened_trash(folder.directory) as deleted:
-        if deleted is None:
+    with opened_trash(folder.directory) as trash_folder:
+        if trash_folder is None:
             return _ALREADY_FIXED
-        with locked_log(deleted, leftover[1] if leftover is not None else name) as descriptor:
+        with locked_log(trash_folder, leftover[1] if leftover is not None else name) as descriptor:
             if leftover is None:
                 if descriptor is None:
                     return _ALREADY_FIXED
@@ -170,11 +165,11 @@ def _move_trashed(folder: _Folder, name: str) -> str:
                     f.repairable for f in log_report.findings
                 ):
                     return _ALREADY_FIXED
-            return _move(folder, deleted.descriptor, name)
+            return _move_aside(folder, trash_folder.descriptor, name)
 
 
 def _mark_void(directory: Directory, key: str) -> str:
-    """Let the store's writer mark the bad tail void, as before any append."""
+    """Let the store's writer mark the bad tail as void. The writer does this before each append."""
     with _locked_log(directory, key) as log:
         if log is None:
             return _ALREADY_FIXED
@@ -182,56 +177,54 @@ def _mark_void(directory: Directory, key: str) -> str:
             has_bad_tail = log.tail is not None
         if not has_bad_tail:
             return _ALREADY_FIXED
-        _, outcome = writer.append(log, [])
-        if outcome.error is not None:
-            raise outcome.failure(f"marking the tail of {key!r} as void")
+        _, write_outcome = writer.append_batches(log, [])
+        if write_outcome.error is not None:
+            raise write_outcome.failure(f"marking the tail of {key!r} as void")
     return "marked as void; its bytes are still in the file"
 
 
 @contextmanager
 def _locked_log(directory: Directory, key: str) -> Iterator[Log | None]:
-    logs = OpenLogCache(directory, busy_timeout=BUSY_TIMEOUT, cache_bytes=0)
+    log_cache = OpenLogCache(directory, busy_timeout=BUSY_TIMEOUT_SECONDS, cache_bytes=0)
     try:
-        yield logs.lock(key, create=False)
+        yield log_cache.lock(key, create=False)
     finally:
-        logs.unlock(key)
-        logs.close()
+        log_cache.unlock(key)
+        log_cache.close()
 
 
-def _move_archive(folder: _Folder, uid: str, name: str, key: str | None) -> str:
+def _move_archive(folder: _LogFolder, uid: str, name: str, key: str | None) -> str:
     with locked_archives(folder.directory, uid) as archives:
         if archives is None or name not in unreferenced_archives(
             folder.directory, archives, uid, key
         ):
             return _ALREADY_FIXED
-        return _move(folder, archives, name, prefix=f"{uid}-")
+        return _move_aside(folder, archives, name, prefix=f"{uid}-")
 
 
-def _move(folder: _Folder, source: int, name: str, *, prefix: str = "") -> str:
+def _move_aside(folder: _LogFolder, source: int, name: str, *, prefix: str = "") -> str:
     """Move a file into the folder `aside`, durably."""
-    with _opened_aside(folder.directory) as aside:
-        target = f"{prefix}{name.lstrip('.')}.{_stamp()}"
+    with _open_aside(folder.directory) as aside:
+        target = f"{prefix}{name.lstrip('.')}.{_unique_time_text()}"
         try:
             os.rename(name, target, src_dir_fd=source, dst_dir_fd=aside)
         except FileNotFoundError:
             return _ALREADY_FIXED
         sync_folder(aside)
         sync_folder(source)
-    return f"moved to {folder.path}/{ASIDE}/{target}"
+    return f"moved to {folder.path}/{ASIDE_FOLDER}/{target}"
 
 
 @contextmanager
-def _opened_aside(directory: Directory) -> Iterator[int]:
-    folder = directory.subfolder(ASIDE, create=True)
+def _open_aside(directory: Directory) -> Iterator[int]:
+    folder = directory.subfolder(ASIDE_FOLDER, create=True)
     if folder is None:
-        raise FileNotFoundError(directory.path / ASIDE)
-    try:
+        raise FileNotFoundError(directory.path / ASIDE_FOLDER)
+    with closing(folder):
         yield folder
-    finally:
-        folder.close()
 
 
-def _stamp() -> str:
+def _unique_time_text() -> str:
     """Return the current time in microseconds, so that file names in `aside` are unique."""
     return writer.now().replace(":", "")
 
@@ -239,37 +232,28 @@ def _stamp() -> str:
 # --- accepting -------------------------------------------------------------------------------
 
 
-def _accept_edits(folder: _Folder, finding: Finding) -> str:
+def _accept_edits(folder: _LogFolder, finding: Finding) -> str:
     if finding.key is None:
         return _ALREADY_FIXED
     with _locked_log(folder.directory, finding.key) as log:
         if log is None:
             return _ALREADY_FIXED
         with log.mutex:
-            size, known = log.size, copy(log.known_state())
-        text = log.read(0, size)
-        signed = sign_edits(text, last=0 if known.archive is None else known.archive.last)
-        if signed is None:
+            size, state = log.size, copy_state(log.known_state())
+        text = log.read_bytes(0, size)
+        signed_log = sign_edits(text, last_seq=0 if state.archive is None else state.archive.last)
+        if signed_log is None:
             return _ALREADY_FIXED
-        copy_name = _copy(folder.directory, log.name, text)
-        replayed = rewrite.replay(signed, known)
-        new_log = rewrite.compose_log(
-            replayed.head,
-            replayed.state,
-            signed,
-            writer.now(),
-            first_seq=replayed.first_seq,
-            next_seq=replayed.next_seq,
-            tail=replayed.tail,
-        )
+        kept_name = _copy_aside(folder.directory, log.name, text)
+        new_log = rewrite.compose_log(rewrite.replay(signed_log, state), signed_log, writer.now())
         rewrite.replace_log(log, new_log)
-    return f"accepted; the previous log is {folder.path}/{ASIDE}/{copy_name}"
+    return f"accepted; the previous log is {folder.path}/{ASIDE_FOLDER}/{kept_name}"
 
 
-def _copy(directory: Directory, name: str, text: bytes) -> str:
+def _copy_aside(directory: Directory, name: str, text: bytes) -> str:
     """Write these bytes into the folder `aside`, durably, and return the file name."""
-    target = f"{name}.{_stamp()}"
-    with _opened_aside(directory) as aside:
+    target = f"{name}.{_unique_time_text()}"
+    with _open_aside(directory) as aside:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(target, flags, 0o600, dir_fd=aside)
         try:
@@ -281,27 +265,29 @@ def _copy(directory: Directory, name: str, text: bytes) -> str:
     return target
 
 
-def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
-    """Return the log with each hand edit signed, and each plain message as a record.
+def sign_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
+    """Return the log with valid checksums of edited records, and with plain messages as records.
 
-    Records that list such a message as lost are changed. Returns None without a hand edit. `last`:
-    the seq before the first message of the log.
+    The restored messages are removed from the lists of lost messages in other records. Returns None
+    if there is no hand edit. `last_seq` is the seq before the first message of the log.
     """
     lines = text.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
-    next_seq = _next_seqs(records)
+    next_seqs = _next_seqs(records)
     at = ""
-    restored: list[Span] = []
+    restored_seqs: list[Span] = []
     for index, line in enumerate(lines):
         if line and records[index] is None:
-            signed = re_sign(line) or _as_record(line, last + 1, next_seq[index], at)
+            signed = correct_checksum(line) or _as_record(line, last_seq + 1, next_seqs[index], at)
             if signed is not None:
                 lines[index] = signed
                 records[index] = parse_line(signed)
-                restored += _readable_seqs(records[index])
+                restored_seqs += _readable_seqs(records[index])
         record = records[index]
-        at = at if record is None else _time_of(record)
-        last = record.seq if isinstance(record, Message) else last
+        if isinstance(record, Message):
+            at, last_seq = timestamp(record.at), record.seq
+        elif record is not None:
+            at = record.at
     if b"\n".join(lines) == text:
         return None
     if lines[-1] and records[-1] is not None:
@@ -309,12 +295,12 @@ def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
     for index, line in enumerate(lines):
         record = parse_line(line)
         if isinstance(record, StateRecord | VoidRecord):
-            lines[index] = _line_without_lost(record, spans.union(restored)) or line
+            lines[index] = _line_without_lost(record, spans.union(restored_seqs)) or line
     return b"\n".join(lines)
 
 
 def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
-    """Return, for each line, the seq of the first message after it; None after the last message."""
+    """Return, for each line, the seq of the next message; None after the last message."""
     next_seqs: list[int | None] = []
     next_seq: int | None = None
     for record in reversed(records):
@@ -323,42 +309,37 @@ def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
     return next_seqs[::-1]
 
 
-def _as_record(line: bytes, seq: int, next_seq: int | None, at: str) -> bytes | None:
+def _as_record(line: bytes, seq: int, next_seq: int | None, time_text: str) -> bytes | None:
     """Return the record of a message in plain JSON.
 
     Return None if the line is not a message, or if its seq is taken.
     """
     payload = plain_message(line)
-    if payload is None or not at or (next_seq is not None and seq >= next_seq):
+    if payload is None or not time_text or (next_seq is not None and seq >= next_seq):
         return None
-    return plain_line(seq, at, payload).removesuffix(b"\n")
-
-
-def _time_of(record: Record) -> str:
-    return timestamp(record.at) if isinstance(record, Message) else record.at
+    return plain_line(seq, time_text, payload).removesuffix(b"\n")
 
 
 def _readable_seqs(record: Record | None) -> list[Span]:
-    """Return the seqs that this record makes readable again: its seq and those of its batch."""
+    """Return the seqs that this record makes readable again: the seqs of the record's batch."""
     if not isinstance(record, Message):
         return []
-    index, count = scan.part_of(record) or (1, 1)
+    index, count = scan.batch_position(record) or (1, 1)
     return [(max(1, record.seq - index + 1), record.seq + count - index)]
 
 
-def _line_without_lost(record: StateRecord | VoidRecord, restored: list[Span]) -> bytes | None:
-    """Return the record's line without these seqs in its lost list; None if nothing changes."""
-    body: msgspec.Struct
-    if isinstance(record, StateRecord):
-        lost = spans.minus(record.body.lost, restored)
-        if lost == record.body.lost:
-            return None
-        body = replace(record.body, lost=lost)
-    else:
-        lost = spans.minus(record.body.lost, restored)
-        if lost == record.body.lost:
-            return None
+def _line_without_lost(record: StateRecord | VoidRecord, restored_seqs: list[Span]) -> bytes | None:
+    """Return the record's line without these seqs in its list of lost messages.
+
+    Returns None if the line does not change.
+    """
+    lost = spans.minus(record.body.lost, restored_seqs)
+    if lost == record.body.lost:
+        return None
+    body: msgspec.Struct = replace(record.body, lost=lost)
+    kind = "state"
+    if isinstance(record, VoidRecord):
+        kind = "void"
         body = replace(record.body, lost=lost, changes=record.body.changes if lost else [])
-    kind = "state" if isinstance(record, StateRecord) else "void"
     line = control_line(kind, record.seq, record.at, body, joined=record.joined, part=record.part)
     return line.removesuffix(b"\n")

@@ -1,10 +1,10 @@
 """Retention rules decide which sessions are archived, deleted or purged. Pure functions.
 
-The age of a session is the time since its last stored change; file times do not count. A session
-with a running turn is left alone. If a user restores a session that a rule deleted, the deletion
-counts as the last change. Otherwise the rule would soon delete the session again. For the same
-reason an imported session is no older than its import. A purge takes only sessions from the trash,
-never sessions in use, and spares tagged sessions in the trash, too. The next purge completes an
+The age of a session is the time since its last stored change; file times do not count. Rules do not
+apply to a session with a running turn. If a user restores a session that a rule deleted, the
+deletion counts as the last change. Otherwise the rule would soon delete the session again. For the
+same reason an imported session is no older than its import. Purge rules apply only to sessions in
+the trash. `exclude_tag` also protects sessions in the trash. The next purge completes an
 interrupted purge.
 """
 
@@ -27,20 +27,20 @@ _STRENGTH: Final[Mapping[Action, int]] = {"archive": 0, "delete": 1, "purge": 2}
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """An action, and conditions that a session must all meet."""
+    """An action, and the conditions that a session must meet for the action."""
 
     name: str
     action: Action = "archive"
     older_than: timedelta | None = None
     """Minimum time since the last change."""
     keep_newest: int = 0
-    """Number of newest sessions with this prefix and tag to keep; 0 for no such condition."""
+    """Number of newest sessions with this prefix and tag to keep. 0 means no such condition."""
     larger_than: int = 0
-    """Minimum size of the live storage in bytes, exclusive; 0 for any size."""
+    """Size in bytes that the live storage must exceed. 0 means any size."""
     tag: str = ""
     prefix: str = ""
     exclude_tag: str = ""
-    """Sessions with this tag are left alone."""
+    """The rule does not apply to sessions with this tag."""
 
     @property
     def has_condition(self) -> bool:
@@ -82,20 +82,21 @@ def plan_retention(
     tags_of: Callable[[Trashed], Collection[str] | None] = lambda _: (),
     unfinished: Sequence[Trashed] = (),
 ) -> list[RetentionStep]:
-    """Return the steps that the rules ask for: archive first, purge last, one step per session.
+    """Return the steps that the rules require: archive first, purge last, one step per session.
 
-    If rules ask for different actions, the strongest action wins. `read_info` returns details of a
-    session. `tags_of` returns the tags of a deleted session, None if unreadable. Both are called
-    only if a rule needs them. `unfinished`: remains of interrupted purges.
+    If rules require different actions, the strongest action wins. `read_info` returns details of a
+    session. `tags_of` returns the tags of a deleted session, or None if they are unreadable. Both
+    functions are called only if a rule needs them. `unfinished` are sessions whose purge was
+    interrupted.
     """
     steps: dict[str, RetentionStep] = {}
     for rule in rules:
-        steps_of_rule = [
-            *_steps_of_rule(rule, entries, trash, now=now, read_info=read_info, tags_of=tags_of)
-        ]
-        for step in (*steps_of_rule, *_unfinished_steps(rule, unfinished)):
-            other = steps.get(step.uid)
-            if other is None or _STRENGTH[other.action] < _STRENGTH[step.action]:
+        rule_steps = _steps_of_rule(
+            rule, entries, trash, now=now, read_info=read_info, tags_of=tags_of
+        )
+        for step in (*rule_steps, *_unfinished_steps(rule, unfinished)):
+            planned = steps.get(step.uid)
+            if planned is None or _STRENGTH[planned.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
     return sorted(steps.values(), key=lambda step: (_STRENGTH[step.action], step.updated, step.key))
 
@@ -114,75 +115,57 @@ def _steps_of_rule(
     if rule.action == "purge":
         yield from _trash_steps(rule, entries, trash, now=now, tags_of=tags_of)
         return
-    matching = [entry for entry in entries if _matches(rule, entry)]
-    for entry in _without_newest(rule, matching):
+    matching_entries = [entry for entry in entries if _matches(rule, entry)]
+    max_time = datetime.max.replace(tzinfo=UTC)
+    matching_entries.sort(key=lambda entry: (entry.updated or max_time, entry.key), reverse=True)
+    for entry in matching_entries[rule.keep_newest :]:
         if entry.updated is None or entry.state == "running" or rule.exclude_tag in entry.tags:
             continue
         if not _is_old(rule, entry.updated, now):
             continue
         info = read_info(entry.key)
-        if info is None or info.uid != entry.uid or not _applies(rule, info, now):
+        if info is None or info.uid != entry.uid or not _applies_to_session(rule, info, now):
             continue
         if rule.action == "delete" and (entry.lost or entry.damaged):
-            continue  # as in _fits: the catalog may know of more damage than this read found
-        yield RetentionStep(
-            action=rule.action,
-            rule=rule.name,
-            key=entry.key,
-            uid=entry.uid,
-            messages=entry.count,
-            updated=entry.updated,
-        )
+            continue  # the catalog may know of more damage than this read found
+        yield _make_step(rule, entry, entry.updated)
 
 
 def _matches(rule: Rule, entry: Entry) -> bool:
-    readable = entry.problem is None and entry.updated is not None
+    is_readable = entry.problem is None and entry.updated is not None
     return (
-        readable and entry.key.startswith(rule.prefix) and (not rule.tag or rule.tag in entry.tags)
+        is_readable
+        and entry.key.startswith(rule.prefix)
+        and (not rule.tag or rule.tag in entry.tags)
     )
 
 
-def _without_newest(rule: Rule, matching: Iterable[Entry]) -> list[Entry]:
-    """Return all but the newest sessions, which are kept."""
-    newest_first = sorted(
-        matching, key=lambda entry: (entry.updated or datetime.max.replace(tzinfo=UTC), entry.key)
-    )[::-1]
-    return newest_first[rule.keep_newest :]
+def _is_old(rule: Rule, changed_at: datetime, now: datetime) -> bool:
+    return rule.older_than is None or now - changed_at > rule.older_than
 
 
-def _is_old(rule: Rule, at: datetime, now: datetime) -> bool:
-    return rule.older_than is None or now - at > rule.older_than
-
-
-def _applies(rule: Rule, info: SessionInfo, now: datetime) -> bool:
-    """Return whether the rule applies, by data that only the session itself has."""
+def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
+    """Return whether the rule applies. Checks the conditions that the catalog cannot check."""
     if rule.larger_than and info.bytes <= rule.larger_than:
         return False
-    imported_at = _last_import(info)
-    if (
-        rule.older_than is not None
-        and imported_at is not None
-        and not _is_old(rule, imported_at, now)
-    ):
+    imported_at = _last_import_time(info)
+    if imported_at is not None and not _is_old(rule, imported_at, now):
         return False
     if rule.action == "archive":
         return info.floor > info.archived
     if info.lost or info.damaged:
         return False  # a damaged session may still be repaired, but not in the trash
-    restored_at = _deleted_by_rule(info)
-    if restored_at is None:
+    rule_deleted_at = _parse_time(info.meta.get(RETENTION_FIELD))
+    if rule_deleted_at is None:
         return True
-    return rule.older_than is not None and _is_old(rule, restored_at, now)
+    return rule.older_than is not None and _is_old(rule, rule_deleted_at, now)
 
 
-def _deleted_by_rule(info: SessionInfo) -> datetime | None:
-    return _parse_time(info.meta.get(RETENTION_FIELD))
-
-
-def _last_import(info: SessionInfo) -> datetime | None:
+def _last_import_time(info: SessionInfo) -> datetime | None:
     """Return the time of the last import into the session; None without an import.
 
-    An import without a time counts as just made, unless the session has new messages since.
+    An import without a time counts as an import of this moment, unless the session has newer
+    messages.
     """
     times = []
     for receipt in import_receipts(info.meta):
@@ -195,7 +178,7 @@ def _last_import(info: SessionInfo) -> datetime | None:
 
 
 def _parse_time(value: object) -> datetime | None:
-    """Return a time from the meta, which any program may write; None if it is invalid."""
+    """Return a time from the meta; None if it is invalid, because any program may write meta."""
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
@@ -211,47 +194,42 @@ def _trash_steps(
     now: datetime,
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
-    """Yield purges of deleted sessions, by the time of their deletion."""
-    # A purge takes all deleted sessions of a key: all must be old, and no session may be in use or
-    # spared.
-    kept_keys = {item.key for item in entries}
-    kept_keys |= {item.key for item in trash if not _is_old(rule, item.deleted, now)}
-    if rule.exclude_tag:
-        matching = [
-            item for item in trash if item.key.startswith(rule.prefix) and item.key not in kept_keys
-        ]
-        kept_keys |= {item.key for item in matching if _is_spared(rule, tags_of(item))}
-    for item in trash:
-        if item.key.startswith(rule.prefix) and item.key not in kept_keys:
-            yield replace(_purge_step(rule, item), trash_entries=trash_entries(item.key, trash))
-
-
-def _is_spared(rule: Rule, tags: Collection[str] | None) -> bool:
-    """Return whether a deleted session is spared.
-
-    An unreadable session is spared, because it may be worth keeping.
-    """
-    return tags is None or rule.exclude_tag in tags
+    """Yield the purges of sessions in the trash. Their age counts from their deletion."""
+    # A purge deletes all sessions with one key in the trash. So all of them must be old, none may
+    # be excluded by a tag, and no live session may have the key.
+    kept_keys = {session.key for session in entries}
+    kept_keys |= {session.key for session in trash if not _is_old(rule, session.deleted, now)}
+    matching_sessions = [session for session in trash if session.key.startswith(rule.prefix)]
+    for session in matching_sessions if rule.exclude_tag else ():
+        if session.key not in kept_keys:
+            tags = tags_of(session)
+            # A session whose tags cannot be read may be worth keeping.
+            if tags is None or rule.exclude_tag in tags:
+                kept_keys.add(session.key)
+    for session in matching_sessions:
+        if session.key not in kept_keys:
+            step = _make_step(rule, session, session.deleted)
+            yield replace(step, trash_entries=trash_entries(session.key, trash))
 
 
 def _unfinished_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[RetentionStep]:
-    """Yield steps that complete interrupted purges at any age, as a rule already decided."""
+    """Yield steps that complete interrupted purges. The age of the sessions does not matter."""
     if rule.action != "purge" or not rule.has_condition:
         return
     for session in unfinished:
         if not session.key or session.key.startswith(rule.prefix):
-            yield replace(_purge_step(rule, session), unfinished=True)
+            yield replace(_make_step(rule, session, session.deleted), unfinished=True)
 
 
-def _purge_step(rule: Rule, entry: Trashed) -> RetentionStep:
+def _make_step(rule: Rule, entry: Entry | Trashed, updated: datetime) -> RetentionStep:
     return RetentionStep(
-        action="purge",
+        action=rule.action,
         rule=rule.name,
         key=entry.key,
         uid=entry.uid,
         messages=entry.count,
-        updated=entry.deleted,
-        in_trash=True,
+        updated=updated,
+        in_trash=isinstance(entry, Trashed),
     )
 
 

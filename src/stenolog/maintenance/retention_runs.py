@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,20 +27,17 @@ from stenolog.stores import log_reports
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
 from stenolog.stores.jsonl.directory import store_error
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import open_store, parse_address
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 LOG_NAME: Final = "retention.log"
 """Log file in a workspace: one line per action, with tab-separated columns."""
-_PAGE: Final = 1_000
-_TTL: Final = 60.0
+_ENTRIES_PER_PAGE: Final = 1_000
+_LEASE_SECONDS: Final = 60.0
 
+# `begins` occurs only in the log. If no later line is about the same session, the run was
+# interrupted at this step.
 Outcome = Literal["planned", "begins", "done", "skipped", "failed"]
-"""Result of a step.
-
-`begins` only occurs in the log. Without a later line for the same session, the run was interrupted
-at this step.
-"""
 
 
 class RetentionResult(Struct, frozen=True, kw_only=True):
@@ -52,42 +49,42 @@ class RetentionResult(Struct, frozen=True, kw_only=True):
     namespace: str
     outcome: Outcome
     words: str = ""
-    """Text with the reason for a failure, or with the amount of data."""
+    """Reason for a failure, or number of processed messages, as text."""
 
 
 def execute_step(
     store: Store, step: RetentionStep, on_start: Callable[[], None] = lambda: None
 ) -> tuple[Outcome, str]:
-    """Execute a step if the session is unchanged since it was planned, and return the result.
+    """Execute a step if the session is unchanged since the plan. Return the outcome and a text.
 
     `on_start` is called immediately before data is deleted.
     """
     try:
         if step.action == "purge":
             return _purge_deleted(store, step, on_start)
-        with store.lease(step.key, ttl=_TTL, wait=0):
+        with store.lease(step.key, ttl=_LEASE_SECONDS, wait=0):
             info = store.info(step.key)
             if info.uid != step.uid or info.updated != step.updated:
-                return "skipped", "it was changed since the plan was made"
+                return "skipped", "the session changed after the plan was made"
             if step.action == "archive":
-                moved = store.compact(step.key).archived
-                if not moved:
-                    return "skipped", "the hidden messages are in a batch with visible ones"
-                return "done", f"{moved:,} messages moved into the archive"
+                archived_count = store.compact(step.key).archived
+                if not archived_count:
+                    return "skipped", "hidden and visible messages are in the same batch"
+                return "done", f"{archived_count:,} messages moved into the archive"
             if info.lost or info.damaged:
-                return "skipped", "it is damaged; run `steno doctor`"
+                return "skipped", "the session is damaged; run `steno doctor`"
             on_start()
-            # The mark is a separate write: an interruption here has deleted nothing.
+            # The mark is a separate write. If the process is killed after it, nothing is deleted.
             store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
-            masked_columns = store.delete(step.key)
-            if masked_columns.count != info.count:
-                # Another process wrote at this moment: restore the session with the new messages.
-                store.restore(step.key, uid=masked_columns.uid)
-                return "skipped", "it was changed since the plan was made"
+            trashed = store.delete(step.key)
+            if trashed.count != info.count:
+                # Another process has just added messages, so restore the session.
+                store.restore(step.key, uid=trashed.uid)
+                return "skipped", "the session changed after the plan was made"
     except StoreBusy:
         return "skipped", "a turn is in progress"
     except NoSuchSession:
-        return "skipped", "it was already deleted"
+        return "skipped", "the session was already deleted"
     except StenologError as error:
         return "failed", str(error)
     return "done", "moved to the trash"
@@ -96,18 +93,18 @@ def execute_step(
 def _purge_deleted(
     store: Store, step: RetentionStep, on_start: Callable[[], None]
 ) -> tuple[Outcome, str]:
-    """Purge the sessions of this key, if all are in the trash and the trash is as planned."""
+    """Purge the sessions with this key, if all of them are in the trash and were planned."""
     if step.unfinished and isinstance(store, PurgingStore):
         on_start()
         store.finish_purge(step.uid)
         return "done", "completed an interrupted purge"
     entries = trash_entries(step.key, store.list_trash())
-    own_entry = (step.uid, step.updated)
-    if own_entry not in entries:
-        return "skipped", "it is not in the trash"
+    planned_entry = (step.uid, step.updated)
+    if planned_entry not in entries:
+        return "skipped", "the session is not in the trash"
     # Fewer sessions are acceptable: other sessions of this key may have just been purged.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
-        return "skipped", "the trash changed since the plan was made"
+        return "skipped", "the trash changed after the plan was made"
     try:
         store.info(step.key)
     except NoSuchSession:
@@ -115,10 +112,10 @@ def _purge_deleted(
         if isinstance(store, PurgingStore):
             # Purge only the checked session: another process may create a session of this key right
             # now.
-            masked_columns = store.purge_trash(step.key, [own_entry])
+            purged = store.purge_trash(step.key, [planned_entry])
         else:
-            masked_columns = store.purge(step.key)
-        return "done", f"{masked_columns.messages:,} messages deleted for good"
+            purged = store.purge(step.key)
+        return "done", f"{purged.messages:,} messages deleted permanently"
     return "skipped", "a new session with this key exists"
 
 
@@ -142,29 +139,29 @@ def apply_rules(
     """
     planned: list[RetentionResult] = []
     if any(rule.has_condition for rule in rules):
-        for agent_name, name in _selected_agents(workspace, agent, namespace):
-            # An interrupted purge of an unknown session is found in every namespace.
-            ended_once = any(result.step.unfinished and not result.step.uid for result in planned)
+        for agent_name, agent_namespace in _selected_agents(workspace, agent, namespace):
+            # If the session of an interrupted purge is unknown, every namespace lists the purge.
+            has_unknown = any(result.step.unfinished and not result.step.uid for result in planned)
             planned += (
                 result
-                for result in _plan_for_agent(workspace, rules, agent_name, name)
-                if not (ended_once and result.step.unfinished and not result.step.uid)
+                for result in _plan_for_agent(workspace, rules, agent_name, agent_namespace)
+                if not (has_unknown and result.step.unfinished and not result.step.uid)
             )
     if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
         return planned
     results: list[RetentionResult] = []
     with _open_log(workspace) as log_result:
-        started: list[RetentionResult] = []
+        started_results: list[RetentionResult] = []
 
         def on_start(result: RetentionResult) -> None:
-            started[:] = [result]
+            started_results[:] = [result]
             log_result(replace(result, outcome="begins"))
 
         for result in _execute_steps(workspace, planned, should_stop, on_start):
-            # A skipped step would be skipped again in an hour and fill the log.
-            if result.outcome != "skipped" or started:
+            # A step that was skipped at its start is not logged: each run would log it again.
+            if result.outcome != "skipped" or started_results:
                 log_result(result)
-            started.clear()
+            started_results.clear()
             results.append(result)
             progress()
     return results
@@ -179,10 +176,10 @@ def apply_rules_everywhere(
     """
     results: list[RetentionResult] = []
     for place in dict.fromkeys(places):
-        agent_and_namespace = _agents_of(place)
+        agents = _agents_of(place)
         while not should_stop():
             try:
-                agent, namespace = next(agent_and_namespace)
+                agent, namespace = next(agents)
                 results += apply_rules(
                     place, rules, agent=agent, namespace=namespace, should_stop=should_stop
                 )
@@ -190,9 +187,9 @@ def apply_rules_everywhere(
                 break
             except StenologError as error:
                 log_reports.warning("retention: nothing was done: %s", error)
-            except Exception as error:  # noqa: BLE001 - a fault here is none elsewhere
-                kind = type(error).__name__
-                log_reports.warning("retention: nothing was done: %s: %s", kind, error)
+            except Exception as error:  # noqa: BLE001 - must not affect other places
+                error_type = type(error).__name__
+                log_reports.warning("retention: nothing was done: %s: %s", error_type, error)
     for result in results:
         if result.outcome == "failed":
             log_reports.warning("retention: %s", _log_line(result))
@@ -201,7 +198,7 @@ def apply_rules_everywhere(
 
 def _agents_of(place: str) -> Iterator[tuple[str | None, str | None]]:
     """Yield each agent and namespace of a place, to be processed separately."""
-    if address(place).engine == "memory":
+    if parse_address(place).engine == "memory":
         return
     yield None, locate_sessions(place, None).namespace
     for name in other_namespaces(place).agents:
@@ -219,22 +216,21 @@ def _selected_agents(
 def _plan_for_agent(
     workspace: str, rules: Sequence[Rule], agent: str | None, namespace: str | None
 ) -> list[RetentionResult]:
-    place = locate_sessions(workspace, agent)
-    name = namespace or place.namespace
-    engine = address(place.where).engine
-    if engine == "jsonl" and not Path(place.where, name).exists():
+    location = locate_sessions(workspace, agent)
+    name = namespace or location.namespace
+    engine = parse_address(location.where).engine
+    if engine == "jsonl" and not Path(location.where, name).exists():
         return []  # the place has no sessions yet
-    with open_store(place.where, namespace=name, read_only=True) as store:
-        # The catalog of a PostgreSQL store is in the database, and this only reads.
+    with open_store(location.where, namespace=name, read_only=True) as store:
+        # The catalog of a PostgreSQL store is in the database, which is only read here.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
             entries = list(_all_entries(catalog))
-        now = datetime.now(UTC)
         steps = plan_retention(
             entries,
             store.list_trash(),
             rules,
-            now=now,
-            read_info=_info_reader(store),
+            now=datetime.now(UTC),
+            read_info=partial(_read_info, store),
             tags_of=_trash_tags_reader(store),
             unfinished=store.unfinished_purges() if isinstance(store, PurgingStore) else (),
         )
@@ -249,41 +245,28 @@ def _execute_steps(
     should_stop: Callable[[], bool],
     on_start: Callable[[RetentionResult], None],
 ) -> Iterator[RetentionResult]:
-    for agent_and_namespace in dict.fromkeys((item.agent, item.namespace) for item in planned):
-        agent, namespace = agent_and_namespace
+    for agent, namespace in dict.fromkeys((result.agent, result.namespace) for result in planned):
         with open_store(locate_sessions(workspace, agent).where, namespace=namespace) as store:
-            for item in planned:
+            for result in planned:
                 if should_stop():
                     return
-                if (item.agent, item.namespace) == agent_and_namespace:
-                    outcome, detail = execute_step(store, item.step, partial(on_start, item))
-                    yield RetentionResult(
-                        step=item.step,
-                        agent=agent,
-                        namespace=namespace,
-                        outcome=outcome,
-                        words=detail,
-                    )
+                if (result.agent, result.namespace) == (agent, namespace):
+                    outcome, detail = execute_step(store, result.step, partial(on_start, result))
+                    yield replace(result, outcome=outcome, words=detail)
 
 
 def _all_entries(catalog: Catalog) -> Iterator[Entry]:
-    after = None
-    while True:
-        page = catalog.list(limit=_PAGE, after=after)
+    page = catalog.list(limit=_ENTRIES_PER_PAGE)
+    yield from page.entries
+    while page.after is not None:
+        page = catalog.list(limit=_ENTRIES_PER_PAGE, after=page.after)
         yield from page.entries
-        if page.after is None:
-            return
-        after = page.after
 
 
-def _info_reader(store: Store) -> Callable[[str], SessionInfo | None]:
-    def read_info(key: str) -> SessionInfo | None:
-        try:
-            return store.info(key)
-        except StenologError:
-            return None  # the doctor reports the problem
-
-    return read_info
+def _read_info(store: Store, key: str) -> SessionInfo | None:
+    with suppress(StenologError):  # the doctor reports the problem
+        return store.info(key)
+    return None
 
 
 def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
@@ -315,7 +298,7 @@ def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
 
     Raises StoreUnavailable, because an action that cannot be logged is not executed.
     """
-    parsed = address(workspace)
+    parsed = parse_address(workspace)
     if parsed.engine != "jsonl":
         yield lambda result: log_reports.info("retention: %s", _log_line(result))
         return
@@ -345,23 +328,19 @@ def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> i
     `is_purged` is called with the place and the key of a session, as they appear in the log. The
     lines stay, because action, time and rule are not secret. Raises StoreUnavailable, DamagedStore.
     """
-    path = Path(address(workspace).path, LOG_NAME)
+    path = Path(parse_address(workspace).path, LOG_NAME)
 
     def masked_line(line: bytes) -> bytes:
-        parts = line.split(b"\t")
-        if len(parts) < _COLUMNS:
+        columns = line.split(b"\t")
+        if len(columns) < _COLUMN_COUNT:
             return line
-        place, key = (
-            part.decode("utf-8", "replace") for part in parts[_PLACE_COLUMN : _KEY_COLUMN + 1]
-        )
+        place, key = (columns[i].decode("utf-8", "replace") for i in (_PLACE_COLUMN, _KEY_COLUMN))
         if not is_purged(place, key):
             return line
         # Error messages may contain the key.
-        masked_columns = (_KEY_COLUMN, _COLUMNS - 1) if parts[1] != b"done" else (_KEY_COLUMN,)
-        masked = [
-            b"-" * len(part) if at in masked_columns else part for at, part in enumerate(parts)
-        ]
-        return b"\t".join(masked)
+        for column in (_KEY_COLUMN, _COLUMN_COUNT - 1) if columns[1] != b"done" else (_KEY_COLUMN,):
+            columns[column] = b"-" * len(columns[column])
+        return b"\t".join(columns)
 
     try:
         return overwrite_lines(path, masked_line)
@@ -383,13 +362,13 @@ def place_in_log(agent: str | None, namespace: str) -> str:
 
 _PLACE_COLUMN: Final = 4
 _KEY_COLUMN: Final = 5
-_COLUMNS: Final = 9
+_COLUMN_COUNT: Final = 9
 """Number of columns in a line of the log; the constants above are indexes of columns."""
 
 
 def _log_line(result: RetentionResult) -> str:
     step = result.step
-    parts = (
+    columns = (
         timestamp(datetime.now(UTC)),
         result.outcome,
         step.action,
@@ -400,4 +379,4 @@ def _log_line(result: RetentionResult) -> str:
         f"last changed {timestamp(step.updated)}",
         result.words,
     )
-    return "\t".join(map(escaped_for_log, parts))
+    return "\t".join(map(escaped_for_log, columns))

@@ -10,7 +10,7 @@ import re
 import shlex
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from stenolog.errors import StenologError, UsageError
-from stenolog.maintenance.log_damage import ASIDE, Kind
+from stenolog.maintenance.log_damage import ASIDE_FOLDER, Kind
 from stenolog.maintenance.log_files import (
     examine_archives,
     examine_log_file,
@@ -34,13 +34,13 @@ from stenolog.maintenance.log_files import (
 )
 from stenolog.sessions.folders import NAMESPACE, check_stenolog_folder, check_workspace, log_folders
 from stenolog.stores import file_names
-from stenolog.stores.catalog_file import NAME as CATALOG
+from stenolog.stores.catalog_file import CATALOG_NAME as CATALOG
 from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import write_problem
 from stenolog.stores.findings import Finding, Report
 from stenolog.stores.jsonl import archive, leases, trash
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import open_store, parse_address
 
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
 _CATALOG: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
@@ -51,44 +51,46 @@ LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 def examine(workspace: str | os.PathLike[str]) -> Report:
     """Return the problems of a workspace or a database, without writing anything.
 
-    Covers every named agent and every namespace. Raises UsageError if this is not a workspace,
-    StoreUnavailable or DamagedStore if it cannot be read.
+    Covers every named agent and every namespace. Raises UsageError if `workspace` is not a
+    workspace, and StoreUnavailable or DamagedStore if it cannot be read.
     """
-    parsed = address(workspace)
+    parsed = parse_address(workspace)
     if parsed.engine == "sqlite":
-        doctor, file = sqlite_checks(), Path(parsed.path)
+        sqlite_doctor, file = sqlite_checks(), Path(parsed.path)
         if not file.exists():
             raise UsageError(f"there is no database at {file}; check the path")
-        return _report(doctor.examine(file), str(file), path=file.name)
+        return _with_location(sqlite_doctor.examine(file), str(file), path=file.name)
     if parsed.engine == "postgresql":
-        return _examine_server(workspace)
+        return _examine_postgres(workspace)
     if parsed.engine != "jsonl":
         raise UsageError(f"{workspace}: only a folder or a database can be examined")
-    place = Path(parsed.path)
-    check_workspace(place)
-    check_stenolog_folder(place)
-    folders = log_folders(place)
-    reports = [examine_folder(place, folder) for folder in folders]
-    readable_by_others = dict.fromkeys(mode for report in reports for mode in report.wide_modes)
+    workspace_path = Path(parsed.path)
+    check_workspace(workspace_path)
+    check_stenolog_folder(workspace_path)
+    folders = log_folders(workspace_path)
+    reports = [examine_folder(workspace_path, folder) for folder in folders]
+    # Without logs or a catalog of stenolog, a folder may belong to another program.
+    own_reports = [
+        report
+        for folder, report in zip(folders, reports, strict=True)
+        if report.logs > len(report.foreign) or (workspace_path / folder / CATALOG).exists()
+    ]
+    readable_by_others = dict.fromkeys(mode for report in own_reports for mode in report.wide_modes)
     findings = [finding for report in reports for finding in report.findings]
     if readable_by_others:
-        findings.append(_wide_permissions(str(place), list(readable_by_others)))
-    read_only = {
-        folder: why for folder in folders if (why := _why_read_only(place / folder)) is not None
-    }
+        findings.append(_wide_permissions_finding(str(workspace_path), list(readable_by_others)))
+    read_only: dict[str, str] = {}
+    for folder in folders:
+        with suppress(OSError):  # the examination has already reported this problem
+            if (reason := write_problem(workspace_path / folder)) is not None:
+                read_only[folder] = reason
     if read_only:
-        findings.append(_not_writable(list(read_only), next(iter(read_only.values()))))
+        findings.append(_not_writable_finding(list(read_only), next(iter(read_only.values()))))
     return Report(
-        workspace=str(place),
+        workspace=str(workspace_path),
         sessions=sum(report.logs for report in reports),
         findings=tuple(findings),
     )
-
-
-def _why_read_only(folder: Path) -> str | None:
-    with suppress(OSError):  # the examination has already reported this problem
-        return write_problem(folder)
-    return None
 
 
 def sqlite_checks() -> ModuleType:
@@ -103,25 +105,25 @@ def sqlite_checks() -> ModuleType:
     return verify
 
 
-def _examine_server(where: str | os.PathLike[str]) -> Report:
+def _examine_postgres(where: str | os.PathLike[str]) -> Report:
     with open_store(where, read_only=True) as store:
-        # The driver is optional, and installed if a store of this engine was opened.
+        # The driver is optional. If a store of this engine was opened, the driver is installed.
         from stenolog.stores.postgres import PostgresStore
         from stenolog.stores.postgres import database as verify
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
         report = verify.examine(store.database)
-        return _report(report, store.database.address, path=store.database.address)
+        return _with_location(report, store.database.address, path=store.database.address)
 
 
-def _report(report: Report, workspace: str, *, path: str) -> Report:
+def _with_location(report: Report, workspace: str, *, path: str) -> Report:
     findings = tuple(replace(finding, path=path) for finding in report.findings)
     return replace(report, workspace=workspace, findings=findings)
 
 
 @dataclass(slots=True)
 class FolderReport:
-    """Running results of examining a folder."""
+    """Results that are collected while a folder is examined."""
 
     logs: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -132,7 +134,7 @@ class FolderReport:
     foreign: list[Finding] = field(default_factory=list)
     """Logs of other programs, reported together because there are often many."""
     may_hide_sessions: bool = False
-    """Whether a file here may belong to a session that this version cannot read."""
+    """Whether a file may belong to a session that this version of stenolog cannot read."""
     wide_modes: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -147,12 +149,10 @@ def examine_folder(workspace: Path, folder: str) -> FolderReport:
     except StenologError as error:
         if folder == NAMESPACE:
             raise
-        report.findings.append(_unreadable(folder, None, error))
+        report.findings.append(_unreadable_finding(folder, None, error))
         return report
-    try:
+    with closing(directory):
         _check_folder(directory, workspace, folder, report)
-    finally:
-        directory.close()
     return report
 
 
@@ -161,19 +161,19 @@ def _check_folder(
 ) -> None:
     # List the archives before reading the logs, so that an archive created in between is not
     # reported as unreferenced.
-    listed = list_archives(directory)
+    archives_by_uid = list_archives(directory)
     path = Path(namespace)
-    for above in reversed((path, *path.parents)):
-        _check_mode(report, str(above), (workspace / above).stat())
+    for parent_path in reversed((path, *path.parents)):
+        _check_mode(report, str(parent_path), (workspace / parent_path).stat())
     for name in sorted(directory.list_names()):
-        status = directory.stat(name)
+        status = directory.file_status(name)
         if status is not None:
             _check_entry(directory, namespace, name, status, report)
     _check_trash(directory, namespace, report)
     _check_leases(directory, namespace, report)
     if report.foreign:
-        report.findings.append(_foreign_logs(directory, report.foreign))
-    for uid, files in listed.items():
+        report.findings.append(_foreign_logs_finding(directory, report.foreign))
+    for uid, files in archives_by_uid.items():
         _check_archives(directory, namespace, uid, files, report)
 
 
@@ -187,16 +187,16 @@ def _check_entry(
     elif name in _FOLDERS or (
         name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(status.st_mode)
     ):
-        report.findings.append(_not_a_file(path, name, status))
+        report.findings.append(_not_a_file_finding(path, name, status))
         report.may_hide_sessions = True
     elif leftover is not None:
         with locked_log(directory, leftover[1]):
-            if directory.stat(name) is not None:
-                report.findings.append(_leftover_file(path, file_names.key_of_log(leftover[1])))
+            if directory.file_status(name) is not None:
+                report.findings.append(_leftover_finding(path, file_names.key_of_log(leftover[1])))
     elif name.endswith(file_names.LOG_SUFFIX):
         _check_mode(report, path, status)
         _check_log(directory, namespace, name, report)
-    elif stat.S_ISDIR(status.st_mode) and name != ASIDE:
+    elif stat.S_ISDIR(status.st_mode) and name != ASIDE_FOLDER:
         report.may_hide_sessions = True
 
 
@@ -206,24 +206,22 @@ def _check_log(
     name: str,
     report: FolderReport,
     *,
-    above: Directory | None = None,
+    parent: Directory | None = None,
 ) -> None:
-    """Examine a log. `above`: for a deleted log, the folder above the trash."""
+    """Examine a log. For a log in the trash, `parent` is the folder that contains the trash."""
     try:
-        log_report = examine_log_file(directory, namespace, name, deleted=above is not None)
+        log_report = examine_log_file(directory, namespace, name, deleted=parent is not None)
     except (StenologError, OSError) as error:
         report.may_hide_sessions = True
-        key = file_names.key_of_log(name) if above is None else None
-        report.findings.append(_unreadable(f"{namespace}/{name}", key, error))
+        key = file_names.key_of_log(name) if parent is None else None
+        report.findings.append(_unreadable_finding(f"{namespace}/{name}", key, error))
         return
     if log_report is None:
         return
     report.logs += 1
     for finding in log_report.findings:
-        if finding.kind is Kind.FOREIGN_LOG:
-            report.foreign.append(finding)
-        else:
-            report.findings.append(finding)
+        is_foreign = finding.kind is Kind.FOREIGN_LOG
+        (report.foreign if is_foreign else report.findings).append(finding)
     state = log_report.state
     if state is None:
         report.may_hide_sessions |= (
@@ -231,9 +229,8 @@ def _check_log(
         )
         return
     referenced: set[str] = set()
-    root = namespace.removesuffix(f"/{trash.FOLDER}") if above is not None else namespace
-    findings = examine_archives(above or directory, root, state, referenced)
-    report.findings += findings
+    root = namespace.removesuffix(f"/{trash.FOLDER}") if parent is not None else namespace
+    report.findings += examine_archives(parent or directory, root, state, referenced)
     report.archives_by_uid[state.uid] = (state.key, referenced)
 
 
@@ -242,23 +239,23 @@ def _check_log(
 
 def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> None:
     with opened_trash(directory) as folder:
-        for name in sorted(folder.list_names()) if folder is not None else []:
-            status = folder.stat(name) if folder is not None else None
+        if folder is None:
+            return
+        for name in sorted(folder.list_names()):
             path = f"{namespace}/{trash.FOLDER}/{name}"
             leftover = LEFTOVER.fullmatch(name)
-            if folder is None or status is None:
+            if (status := folder.file_status(name)) is None:
                 continue
             if leftover is not None:
                 with locked_log(folder, leftover[1]):
-                    if folder.stat(name) is not None:
-                        report.findings.append(_leftover_file(path, None))
-            elif (entry := trash.entry_of(name)) is not None and entry.purged:
+                    if folder.file_status(name) is not None:
+                        report.findings.append(_leftover_finding(path, None))
+            elif (entry := trash.parse_entry(name)) is not None and entry.purged:
                 report.purged.add(entry.uid)
-                report.findings.append(_unfinished_purge(folder, path, name))
+                report.findings.append(_unfinished_purge_finding(folder, path, name))
             elif entry is not None and stat.S_ISREG(status.st_mode):
                 _check_mode(report, path, status)
-                above = f"{namespace}/{trash.FOLDER}"
-                _check_log(folder, above, name, report, above=directory)
+                _check_log(folder, f"{namespace}/{trash.FOLDER}", name, report, parent=directory)
             elif name.endswith(file_names.LOG_SUFFIX):
                 report.may_hide_sessions = True
 
@@ -276,14 +273,13 @@ def _check_leases(directory: Directory, namespace: str, report: FolderReport) ->
                 finally:
                     os.close(descriptor)
                 if holder is not None:
-                    report.findings.append(_stalled_lease(path, name, holder))
+                    report.findings.append(_stalled_lease_finding(path, name, holder))
 
 
 def _expired_holder(descriptor: int) -> leases.Holder | None:
     """Return the holder of an expired lease that is still locked."""
     holder = leases.read_holder(descriptor)
-    now = datetime.now(UTC)
-    if holder is None or datetime.fromisoformat(holder.until) >= now:
+    if holder is None or datetime.fromisoformat(holder.until) >= datetime.now(UTC):
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -299,7 +295,7 @@ def _expired_holder(descriptor: int) -> leases.Holder | None:
 def _check_archives(
     directory: Directory, namespace: str, uid: str, files: Sequence[str], report: FolderReport
 ) -> None:
-    above = f"{namespace}/{archive.FOLDER}/{uid}"
+    archive_folder = f"{namespace}/{archive.FOLDER}/{uid}"
     key, referenced = report.archives_by_uid.get(uid, (None, set[str]()))
     if (key is None and report.may_hide_sessions) or uid in report.purged:
         return
@@ -307,15 +303,15 @@ def _check_archives(
         # A temporary file may have been renamed since it was listed.
         with suppress(FileNotFoundError):
             status = (directory.path / archive.FOLDER / uid / file).lstat()
-            _check_mode(report, f"{above}/{file}", status)
+            _check_mode(report, f"{archive_folder}/{file}", status)
     if set(files) <= referenced:
         return
     with locked_archives(directory, uid) as folder:
         for file in unreferenced_archives(directory, folder, uid, key):
             if file in files:
                 is_leftover = LEFTOVER.fullmatch(file) is not None
-                finding = _leftover_file if is_leftover else _unreferenced_archive
-                report.findings.append(finding(f"{above}/{file}", key))
+                make_finding = _leftover_finding if is_leftover else _unreferenced_archive_finding
+                report.findings.append(make_finding(f"{archive_folder}/{file}", key))
 
 
 def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None:
@@ -323,55 +319,47 @@ def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None
         report.wide_modes.append((path, stat.S_IMODE(status.st_mode)))
 
 
-def _not_a_file(path: str, name: str, status: os.stat_result) -> Finding:
+def _not_a_file_finding(path: str, name: str, status: os.stat_result) -> Finding:
     """Return the finding for a path that should be a log or a folder of stenolog but is not."""
-    description = "something that is not a file"
+    actual_kind = "something that is not a file"
     if stat.S_ISLNK(status.st_mode):
-        description = "a symbolic link, which is not followed"
+        actual_kind = "a symbolic link, which is not followed"
     elif stat.S_ISDIR(status.st_mode):
-        description = "a folder"
-    places = {
+        actual_kind = "a folder"
+    folders = {
         archive.FOLDER: "the folder of the archives",
         trash.FOLDER: "the folder of the deleted sessions",
         leases.FOLDER: "the folder of the lock files",
     }
-    place = places.get(name, "a log")
-    return Finding(
-        kind=Kind.NOT_A_FILE,
-        key=file_names.key_of_log(name),
-        path=path,
-        meaning=f"Expected {place}, but found {description}.",
-        advice="Move it elsewhere and restore the expected file or folder.",
-    )
+    meaning = f"Expected {folders.get(name, 'a log')}, but found {actual_kind}."
+    advice = "Move it elsewhere and restore the expected file or folder."
+    key = file_names.key_of_log(name)
+    return Finding(kind=Kind.NOT_A_FILE, key=key, path=path, meaning=meaning, advice=advice)
 
 
-def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
+def _unreadable_finding(path: str, key: str | None, error: Exception) -> Finding:
     """Return the finding for a log or a folder that could not be read."""
-    return Finding(
-        kind=Kind.UNREADABLE,
-        key=key,
-        path=path,
-        meaning=f"It could not be read: {error}.",
-        advice="Run `steno doctor` as the user who owns the file, and check the disk.",
-    )
+    meaning = f"It could not be read: {error}."
+    advice = "Run `steno doctor` as the user who owns the file, and check the disk."
+    return Finding(kind=Kind.UNREADABLE, key=key, path=path, meaning=meaning, advice=advice)
 
 
-def _foreign_logs(directory: Directory, findings: Sequence[Finding]) -> Finding:
+def _foreign_logs_finding(directory: Directory, findings: Sequence[Finding]) -> Finding:
     """Return one finding for all logs of other programs in a folder."""
-    first, *other_findings = findings
+    first_finding, *other_findings = findings
     if not other_findings:
-        name = first.path.rpartition("/")[2]
-        return replace(first, advice=f"Move it elsewhere; {directory.how_to_import(name)}.")
+        name = first_finding.path.rpartition("/")[2]
+        return replace(first_finding, advice=f"Move it elsewhere; {directory.import_advice(name)}.")
     return replace(
-        first,
+        first_finding,
         key=None,
         where=f"and {len(other_findings):,} more",
         meaning="Another program wrote these files; stenolog neither reads nor changes them.",
-        advice=f"Move them elsewhere; {directory.how_to_import()}.",
+        advice=f"Move them elsewhere; {directory.import_advice()}.",
     )
 
 
-def _leftover_file(path: str, key: str | None) -> Finding:
+def _leftover_finding(path: str, key: str | None) -> Finding:
     """Return the finding for a temporary file of an interrupted rewrite."""
     return Finding(
         kind=Kind.LEFTOVER,
@@ -379,12 +367,12 @@ def _leftover_file(path: str, key: str | None) -> Finding:
         path=path,
         meaning="Temporary file of an interrupted rewrite of a log or an archive. No message is "
         "missing.",
-        advice=f"--repair moves it into {ASIDE}/.",
+        advice=f"--repair moves it into {ASIDE_FOLDER}/.",
         repairable=True,
     )
 
 
-def _unreferenced_archive(path: str, key: str | None) -> Finding:
+def _unreferenced_archive_finding(path: str, key: str | None) -> Finding:
     """Return the finding for an archive that no session refers to."""
     return Finding(
         kind=Kind.UNREFERENCED_ARCHIVE,
@@ -393,26 +381,23 @@ def _unreferenced_archive(path: str, key: str | None) -> Finding:
         meaning="No session refers to this archive: a compaction or a purge was interrupted, or "
         "the log of the session was deleted by hand.",
         advice="If a purge was interrupted, repeat it. Otherwise check whether a log is missing; "
-        f"--repair moves the archive into {ASIDE}/.",
+        f"--repair moves the archive into {ASIDE_FOLDER}/.",
         repairable=True,
     )
 
 
-def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
+def _unfinished_purge_finding(folder: Directory, path: str, name: str) -> Finding:
     """Return the finding for a file that an interrupted purge left."""
-    state = None
+    key, advice = None, "Delete the file."
     with suppress(StenologError):
-        state = trash.head_at(folder, folder.descriptor, name, name)
-    return Finding(
-        kind=Kind.LEFTOVER,
-        key=state.key if state is not None else None,
-        path=path,
-        meaning="A purge was interrupted: the session is deleted, but its file is still there.",
-        advice="Purge it again." if state is not None else "Delete the file.",
-    )
+        state = trash.read_head_state(folder, name)
+        if state is not None:
+            key, advice = state.key, "Purge the session again."
+    meaning = "A purge was interrupted: the session is deleted, but its file is still there."
+    return Finding(kind=Kind.LEFTOVER, key=key, path=path, meaning=meaning, advice=advice)
 
 
-def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
+def _stalled_lease_finding(path: str, name: str, holder: leases.Holder) -> Finding:
     """Return the finding for a lease that is held longer than it should be."""
     return Finding(
         kind=Kind.STALLED_LEASE,
@@ -420,22 +405,22 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
         path=path,
         meaning=f"{holder.describe()}, holds the lease of this session, which expired at "
         f"{holder.until}. No other process can start a turn.".replace("process", "Process", 1),
-        advice="Check that process; the lease is released when it ends.",
+        advice="Check that process; the lease ends when the process ends.",
     )
 
 
-def _not_writable(folders: Sequence[str], why: str) -> Finding:
+def _not_writable_finding(folders: Sequence[str], reason: str) -> Finding:
     """Return one finding for all read-only folders, which usually share a disk."""
     return Finding(
         kind=Kind.NOT_WRITABLE,
         path=folders[0],
         where=f"and {len(folders) - 1:,} more" if len(folders) > 1 else "",
         meaning="The sessions can be read, but new messages cannot be stored.",
-        advice=f"{why}.",
+        advice=f"{reason}.",
     )
 
 
-def _wide_permissions(workspace: str, wide_modes: Sequence[tuple[str, int]]) -> Finding:
+def _wide_permissions_finding(workspace: str, wide_modes: Sequence[tuple[str, int]]) -> Finding:
     """Return one finding for all paths that other users may read, with their modes."""
     (path, mode), *other_modes = wide_modes
     return Finding(

@@ -2,47 +2,31 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.memory.consolidation import ConsolidationReport
-    from stenolog.memory.facade import Memory, open_memory
-    from stenolog.memory.note_files import export_notes, import_notes
-    from stenolog.memory.notes import Draft, Note, Notes, PurgedNote
-    from stenolog.memory.recall import RecallHit, RecallResult
-    from stenolog.memory.scopes import Scope, scope_of
+    from stenolog.memory.consolidation import ConsolidationReport as ConsolidationReport
+    from stenolog.memory.facade import Memory as Memory
+    from stenolog.memory.facade import open_memory as open_memory
+    from stenolog.memory.note_files import export_notes as export_notes
+    from stenolog.memory.note_files import import_notes as import_notes
+    from stenolog.memory.notes import Draft as Draft
+    from stenolog.memory.notes import Note as Note
+    from stenolog.memory.notes import Notes as Notes
+    from stenolog.memory.notes import PurgedNote as PurgedNote
+    from stenolog.memory.recall import RecallHit as RecallHit
+    from stenolog.memory.recall import RecallResult as RecallResult
+    from stenolog.memory.scopes import Scope as Scope
+    from stenolog.memory.scopes import scope_of as scope_of
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "ConsolidationReport": "stenolog.memory.consolidation",
-            "Draft": "stenolog.memory.notes",
-            "Memory": "stenolog.memory.facade",
-            "Note": "stenolog.memory.notes",
-            "Notes": "stenolog.memory.notes",
-            "PurgedNote": "stenolog.memory.notes",
-            "RecallHit": "stenolog.memory.recall",
-            "RecallResult": "stenolog.memory.recall",
-            "Scope": "stenolog.memory.scopes",
-            "export_notes": "stenolog.memory.note_files",
-            "import_notes": "stenolog.memory.note_files",
-            "open_memory": "stenolog.memory.facade",
-            "scope_of": "stenolog.memory.scopes",
+            "stenolog.memory.consolidation": "ConsolidationReport",
+            "stenolog.memory.facade": "Memory open_memory",
+            "stenolog.memory.note_files": "export_notes import_notes",
+            "stenolog.memory.notes": "Draft Note Notes PurgedNote",
+            "stenolog.memory.recall": "RecallHit RecallResult",
+            "stenolog.memory.scopes": "Scope scope_of",
         },
     )
-
-__all__ = [
-    "ConsolidationReport",
-    "Draft",
-    "Memory",
-    "Note",
-    "Notes",
-    "PurgedNote",
-    "RecallHit",
-    "RecallResult",
-    "Scope",
-    "export_notes",
-    "import_notes",
-    "open_memory",
-    "scope_of",
-]

@@ -28,31 +28,27 @@ turns.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.errors import DamagedStore, LeaseLost, NoSuchSession, UsageError
-from stenolog.memory import extraction, facts
+from stenolog.memory import extraction
 from stenolog.memory.extraction import ExtractedFacts
-from stenolog.memory.facts import Fact
+from stenolog.memory.facts import is_supported, new_notes
 from stenolog.memory.named_details import unsupported_details
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import MARK_PREFIX, Scope, agent_prefix
 from stenolog.memory.scopes import scope_of as own_scope
-from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
+from stenolog.memory.transcript import Turn, as_turn, batches, finished_turns, gist
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
 from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.redaction.redact import redact
-from stenolog.sessions.side_usage import (
-    META,
-    SideUsage,
-    count_answer,
-    read_field,
-    updated_field,
-)
+from stenolog.sessions.side_usage import META, SideUsage, count_answer, read_field, updated_field
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
 
@@ -64,8 +60,8 @@ MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
 MAX_ATTEMPTS: Final = 8
 _FIRST_WAIT: Final = timedelta(minutes=1)
-_LONGEST_WAIT: Final = timedelta(hours=6)
-_LOCKS: Final = 64
+_MAX_WAIT: Final = timedelta(hours=6)
+_LOCK_COUNT: Final = 64
 
 _logger = logging.getLogger("stenolog")
 
@@ -87,7 +83,7 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """Failures, one sentence each. A later run retries the remaining turns."""
     retry_at: datetime | None = None
-    """Time of the next attempt after the model failed. Earlier runs do nothing."""
+    """Time of the next attempt after the model failed. Runs before that time do nothing."""
 
 
 class ProgressMark(Struct, frozen=True, kw_only=True):
@@ -115,16 +111,16 @@ class ConsolidationProgress:
         self._store = store
         self._prefix = MARK_PREFIX + agent_prefix(agent)
 
-    def read(self, uid: str) -> ProgressMark:
+    def read_mark(self, uid: str) -> ProgressMark:
         """Return the mark of a session; for a new session, a mark at the beginning."""
         try:
             meta = self._store.info(self._prefix + uid).meta
         except NoSuchSession:
             return ProgressMark()
-        attempts, retry_at = _positive_int(meta.get("attempts")), meta.get("retry_at")
+        retry_at = meta.get("retry_at")
         return ProgressMark(
             seq=_positive_int(meta.get("seq")),
-            attempts=attempts,
+            attempts=_positive_int(meta.get("attempts")),
             retry_at=datetime.fromisoformat(retry_at) if isinstance(retry_at, str) else None,
         )
 
@@ -135,43 +131,30 @@ class ConsolidationProgress:
         except NoSuchSession:
             return {}
 
-    def move(self, uid: str, seq: int, usage: SideUsage | None = None) -> None:
+    def move_mark(self, uid: str, seq: int, usage: SideUsage | None = None) -> None:
         """Record that every finished turn up to this seq is in the notes.
 
-        The mark never moves backwards, except that the lower seq of two concurrent calls may win.
-        Then turns are read again, and their idempotency keys prevent duplicate notes. Raises the
-        errors of the store. `usage`: counts of model calls since the last write, which this clears.
+        The mark does not move backwards. If two calls run at the same time, the lower seq of the
+        two may be stored. Then turns are read again, and their idempotency keys prevent duplicate
+        notes. Raises the errors of the store. `usage`: counts of model calls since the last write,
+        which this call stores and clears.
         """
-        mark = self.read(uid)
-        if seq > mark.seq:
-            # Earlier versions wrote `session`; see the class docstring.
-            self._store.set_meta(
-                self._prefix + uid,
-                seq=seq,
-                attempts=None,
-                retry_at=None,
-                session=None,
-                **self._usage_field(uid, usage),
-            )
+        if seq > self.read_mark(uid).seq:
+            self._write_fields(uid, usage, seq=seq, attempts=None, retry_at=None)
 
-    def _usage_field(self, uid: str, usage: SideUsage | None) -> dict[str, Any]:
-        if not usage:
-            return {}
-        more = dict(usage)
-        usage.clear()
-        return updated_field({META: {"uid": uid, "models": self.usage(uid)}}, uid, more)
-
-    def failed(
+    def record_failure(
         self, uid: str, *, attempts: int, retry_at: datetime, usage: SideUsage | None = None
     ) -> None:
         """Record the number of failed attempts at the turn after the mark, and the retry time."""
-        self._store.set_meta(
-            self._prefix + uid,
-            attempts=attempts,
-            retry_at=timestamp(retry_at.astimezone(UTC)),
-            session=None,
-            **self._usage_field(uid, usage),
-        )
+        self._write_fields(uid, usage, attempts=attempts, retry_at=timestamp(retry_at))
+
+    def _write_fields(self, uid: str, usage: SideUsage | None, **fields: Any) -> None:
+        if usage:
+            stored_usage = {META: {"uid": uid, "models": self.usage(uid)}}
+            fields |= updated_field(stored_usage, uid, dict(usage))
+            usage.clear()
+        # Earlier versions wrote `session`; see the class docstring.
+        self._store.set_meta(self._prefix + uid, session=None, **fields)
 
 
 def _positive_int(value: Any) -> int:
@@ -206,7 +189,6 @@ class Consolidation:
         self._store = store
         self._notes = notes
         self._complete = complete
-        self._agent = agent
         self._scope_of = scope_of or partial(own_scope, agent=agent)
         self._budget = budget
         self._max_turns = max_turns
@@ -215,7 +197,7 @@ class Consolidation:
         self._clock = clock
         self._progress = ConsolidationProgress(notes.store, agent=agent)
         # With two threads on one session, each model call would be made twice.
-        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._locks = [threading.Lock() for _ in range(_LOCK_COUNT)]
 
     def run(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns after the mark, and move the mark.
@@ -226,16 +208,15 @@ class Consolidation:
         """
         if most_calls < 1:
             raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
-        with self._locks[hash(key) % _LOCKS]:
+        with self._locks[hash(key) % _LOCK_COUNT]:
             limit = None if self._complete is None else most_calls * self._max_turns
-            pending = self._read(key, limit=limit)
-            if pending is None:
+            run = self._read_turns(key, limit=limit)
+            if run is None:
                 return ConsolidationReport()
-            counters = _RunCounters()
-            self._process(pending, counters, most_calls)
-            return counters.result()
+            self._process_turns(run, most_calls)
+            return run.report()
 
-    def waiting(self) -> list[str]:
+    def waiting_sessions(self) -> list[str]:
         """Return the keys of the sessions that have finished turns after their mark.
 
         Reads no messages of a session that is already consolidated. Omits damaged sessions.
@@ -244,8 +225,8 @@ class Consolidation:
         for key in self._store.list_sessions():
             try:
                 info = self._store.info(key)
-                mark = self._progress.read(info.uid)
-                if info.last_seq > mark.seq and finished(
+                mark = self._progress.read_mark(info.uid)
+                if info.last_seq > mark.seq and finished_turns(
                     self._store.get_history(key, after=mark.seq, full=True)
                 ):
                     keys.append(key)
@@ -253,104 +234,96 @@ class Consolidation:
                 continue
         return keys
 
-    def skip(self, key: str) -> None:
+    def skip_session(self, key: str) -> None:
         """Move the mark to the last message, so that no earlier message is consolidated."""
-        with self._locks[hash(key) % _LOCKS]:
-            try:
-                info = self._store.info(key)
-            except NoSuchSession:
-                return
-            self._progress.move(info.uid, info.last_seq)
+        with self._locks[hash(key) % _LOCK_COUNT], suppress(NoSuchSession):
+            info = self._store.info(key)
+            self._progress.move_mark(info.uid, info.last_seq)
 
-    def _read(
+    def _read_turns(
         self, key: str, *, limit: int | None = None, upto: int | None = None
-    ) -> "_PendingTurns | None":
+    ) -> "_Run | None":
         """Return the first finished turns after the mark, or None if the session does not exist."""
         try:
-            before = self._store.info(key)
-            mark = self._progress.read(before.uid)
+            info_before = self._store.info(key)
+            mark = self._progress.read_mark(info_before.uid)
             # Unlike get_history, follow syncs messages before it returns them.
             messages = list(self._store.follow(key, after=mark.seq, timeout=0))
-            messages = [message for message in messages if upto is None or message.seq <= upto]
             info = self._store.info(key)
         except NoSuchSession:
             return None
-        if info.uid != before.uid:
+        if info.uid != info_before.uid:
             return None  # created again during the read: the next run reads the session
-        finished_turns = finished(messages)
-        now = finished_turns[:limit]
-        read = [as_turn(turn, info) for turn in now if not _is_copied_by_fork(turn, info)]
-        return _PendingTurns(
+        all_turns = finished_turns(m for m in messages if upto is None or m.seq <= upto)
+        turns = all_turns[:limit]
+        shown_turns = (as_turn(turn, info) for turn in turns if not _is_copied_by_fork(turn, info))
+        return _Run(
             info=info,
             mark=mark,
             # Choose the scope after the messages were read: if they have a second sender, the scope
             # is the session's own.
             scope=self._scope_of(key),
-            turns=[turn for turn in read if turn is not None],
-            end=now[-1][-1].seq if now else mark.seq,
-            later=len(finished_turns) - len(now),
+            turns=[turn for turn in shown_turns if turn is not None],
+            end=turns[-1][-1].seq if turns else mark.seq,
+            later_turns=len(all_turns) - len(turns),
         )
 
-    def _process(self, pending: "_PendingTurns", counters: "_RunCounters", most_calls: int) -> None:
+    def _process_turns(self, run: "_Run", most_calls: int) -> None:
         """Ask the model, write notes and move the mark, for one group of turns after the other."""
-        uid, attempts, turns = pending.info.uid, pending.mark.attempts, pending.turns
-        ask_singly = 0  # turns to ask about one by one
-        counters.waiting = len(turns) + pending.later
-        if self._is_too_early(pending, counters):
+        uid, attempts, turns = run.info.uid, run.mark.attempts, run.turns
+        single_count = 0  # number of next turns to ask about one by one
+        run.waiting = len(turns) + run.later_turns
+        if self._is_too_early(run):
             return
         while turns:
-            if counters.calls >= most_calls:
+            if run.calls >= most_calls:
                 return
             # After a failure, try the oldest turn alone: the group may have been too large.
-            limit = 1 if attempts or ask_singly else self._max_turns
+            limit = 1 if attempts or single_count else self._max_turns
             batch = next(batches(turns, budget=self._budget, limit=limit, count=self._tokens.text))
             try:
-                extracted = self._ask_about(batch, pending.scope, counters)
+                extracted = self._ask_about(run, batch)
             except _ModelFailed as failure:
                 attempts += 1
-                counters.problems.append(failure.text)
-                _logger.warning("no notes of %r yet: %s", pending.info.key, failure.text)
+                run.problems.append(str(failure))
+                _logger.warning("no notes of %r yet: %s", run.info.key, failure)
                 if attempts < self._max_attempts:
-                    retry_at = self._clock() + _retry_delay(attempts)
-                    self._progress.failed(
-                        uid, attempts=attempts, retry_at=retry_at, usage=counters.usage
+                    delay = min(_FIRST_WAIT * (1 << (attempts - 1)), _MAX_WAIT)
+                    run.retry_at = self._clock() + delay
+                    self._progress.record_failure(
+                        uid, attempts=attempts, retry_at=run.retry_at, usage=run.usage
                     )
-                    counters.retry_at = retry_at
                     return
                 batch, extracted = batch[:1], {}
             if extracted is None:
-                ask_singly = len(batch)
+                single_count = len(batch)
                 continue
-            written = self._write(pending, batch, extracted, counters)
-            if written is None:
-                counters.waiting = 0
+            written_count = self._write_notes(run, batch, extracted)
+            if written_count is None:
+                run.waiting = 0
                 return
-            self._progress.move(uid, batch[-1].last, counters.usage)
-            counters.turns += written
+            self._progress.move_mark(uid, batch[-1].last, run.usage)
+            run.consolidated += written_count
             attempts, turns = 0, turns[len(batch) :]
-            ask_singly = max(ask_singly - 1, 0)
-            counters.waiting = len(turns) + pending.later
+            single_count = max(single_count - 1, 0)
+            run.waiting = len(turns) + run.later_turns
         # The last turns may have no content to note.
-        if self._exists(pending):
-            self._progress.move(uid, pending.end, counters.usage)
+        if self._exists(run):
+            self._progress.move_mark(uid, run.end, run.usage)
 
-    def _is_too_early(self, pending: "_PendingTurns", counters: "_RunCounters") -> bool:
+    def _is_too_early(self, run: "_Run") -> bool:
         """Whether a delay after the model's last failure is still running."""
-        retry_at = pending.mark.retry_at
+        retry_at = run.mark.retry_at
         if self._complete is None or retry_at is None or self._clock() >= retry_at:
             return False
-        counters.retry_at = retry_at
-        counters.problems.append(
-            f"the model failed {pending.mark.attempts} times; it is asked again from "
+        run.retry_at = retry_at
+        run.problems.append(
+            f"the model failed {run.mark.attempts} times; it is asked again from "
             f"{retry_at:%Y-%m-%d %H:%M} UTC on"
         )
         return True
 
-    # --- asking ------------------------------------------------------------------------------
-
-    def _ask_about(
-        self, batch: Sequence[Turn], scope: Scope, counters: "_RunCounters"
-    ) -> dict[int, ExtractedFacts] | None:
+    def _ask_about(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, ExtractedFacts] | None:
         """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
 
         Returns None if an answer about several turns is unusable, so that the caller asks about
@@ -358,49 +331,34 @@ class Consolidation:
         """
         if self._complete is None:
             return {}
-        names = [note.about for note in self._notes.list(scope, kind="core")]
-        counters.calls += 1
-        subjects = extraction.newest_subjects(names)
-        extracted = self._answer(batch, subjects, self._complete, counters.usage)
-        if extracted is None and len(batch) == 1:
-            text = f"the model's answer about the turn at {batch[0].last} is not JSON"
-            counters.problems.append(text)
-            _logger.warning("no facts of %r: %s", scope.who, text)
-            return {}
-        return extracted
-
-    def _answer(
-        self,
-        batch: Sequence[Turn],
-        subjects: Sequence[str],
-        complete: CompletionFunction,
-        usage: SideUsage,
-    ) -> dict[int, ExtractedFacts] | None:
+        subjects = [note.about for note in self._notes.list(run.scope, kind="core")]
         count = len(batch)
+        run.calls += 1
         try:
-            text = complete(
-                extraction.build_prompt(
-                    batch, subjects=subjects, budget=self._budget, count=self._tokens.text
-                ),
-                schema=extraction.schema(count),
-                max_tokens=extraction.answer_tokens(count),
+            prompt = extraction.build_prompt(
+                batch, subjects=subjects, budget=self._budget, count=self._tokens.text
             )
-            text = check_answer(text, COMPLETION_SIGNATURE)
-            count_answer(usage, text)
+            answer = self._complete(
+                prompt, schema=extraction.schema(count), max_tokens=extraction.answer_tokens(count)
+            )
+            text = check_answer(answer, COMPLETION_SIGNATURE)
+            count_answer(run.usage, text)
         except Exception as error:
             # Clients raise exceptions of any type, and some include keys in the text.
             text = redact(f"{type(error).__name__}: {error}").text
             raise _ModelFailed(f"the model failed: {text}") from error
-        return extraction.parse_answer(text, turns=count)
+        extracted = extraction.parse_answer(text, turns=count)
+        if extracted is None and count == 1:
+            problem = f"the model's answer about the turn at {batch[0].last} is not JSON"
+            run.problems.append(problem)
+            _logger.warning("no facts of %r: %s", run.scope.who, problem)
+            return {}
+        return extracted
 
     # --- writing -----------------------------------------------------------------------------
 
-    def _write(
-        self,
-        pending: "_PendingTurns",
-        batch: Sequence[Turn],
-        extracted: dict[int, ExtractedFacts],
-        counters: "_RunCounters",
+    def _write_notes(
+        self, run: "_Run", batch: Sequence[Turn], extracted: Mapping[int, ExtractedFacts]
     ) -> int | None:
         """Store the notes of these turns. Return their number, or None if the session is gone.
 
@@ -408,118 +366,41 @@ class Consolidation:
         of `guarded` is taken before the session is looked up, and a purge invalidates the lease.
         """
         try:
-            with self._notes.guarded(pending.scope) as notes:
-                remaining = self._current(pending, batch)
+            with self._notes.guarded(run.scope) as notes:
+                remaining = self._reread_turns(run, batch)
                 if remaining is not None:
-                    self._write_turns(pending, notes, batch, extracted, remaining, counters)
+                    _write_turns(run, notes, batch, extracted, remaining)
                     return len(remaining)
         except (LeaseLost, NoSuchSession):
-            if self._exists(pending):
+            if self._exists(run):
                 raise
-        self._notes.discard_empty(pending.scope)
+        self._notes.discard_empty(run.scope)
         return None
 
-    def _exists(self, pending: "_PendingTurns") -> bool:
+    def _exists(self, run: "_Run") -> bool:
         """Whether the session that was read still exists and was not created again."""
         try:
-            return self._store.info(pending.info.key).uid == pending.info.uid
+            return self._store.info(run.info.key).uid == run.info.uid
         except NoSuchSession:
             return False
 
-    def _current(self, pending: "_PendingTurns", batch: Sequence[Turn]) -> dict[int, Turn] | None:
+    def _reread_turns(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, Turn] | None:
         """Return the current turns of a batch by last seq, or None if the session is gone."""
         if self._complete is None:
             # Without a model, no time has passed since the turns were read.
-            return {turn.last: turn for turn in batch} if self._exists(pending) else None
-        now = self._read(pending.info.key, upto=batch[-1].last)
-        if now is None or now.info.uid != pending.info.uid:
+            return {turn.last: turn for turn in batch} if self._exists(run) else None
+        reread = self._read_turns(run.info.key, upto=batch[-1].last)
+        if reread is None or reread.info.uid != run.info.uid:
             return None
-        return {turn.last: turn for turn in now.turns}
-
-    def _write_turns(
-        self,
-        pending: "_PendingTurns",
-        notes: Notes,
-        batch: Sequence[Turn],
-        extracted: dict[int, ExtractedFacts],
-        remaining: Mapping[int, Turn],
-        counters: "_RunCounters",
-    ) -> None:
-        """Store both phases of each remaining turn. A turn that changed gets no facts."""
-        # Read after the slow model call, because other processes write notes too.
-        has_facts = any(facts.facts for facts in extracted.values())
-        known = notes.list(pending.scope, kind="core") if has_facts else []
-        for number, sent in enumerate(batch, 1):
-            if (turn := remaining.get(sent.last)) is None:
-                continue
-            answer = extracted.get(number, ExtractedFacts()) if turn == sent else ExtractedFacts()
-            counters.redacted += turn.redacted
-            self._write_daily(pending, notes, turn, answer, counters)
-            known = self._write_core(pending, notes, turn, answer, known, counters)
-
-    def _write_daily(
-        self,
-        pending: "_PendingTurns",
-        notes: Notes,
-        turn: Turn,
-        extracted: ExtractedFacts,
-        counters: "_RunCounters",
-    ) -> None:
-        draft = Draft(
-            kind="daily",
-            text=self._entry(turn, extracted, counters),
-            session=pending.info.key,
-            uid=pending.info.uid,
-            seqs=turn.seqs,
-            at=turn.at,
-        )
-        added = notes.add(pending.scope, [draft], once=_token(pending, turn, "daily"))
-        counters.daily += len(added)
-
-    def _entry(self, turn: Turn, extracted: ExtractedFacts, counters: "_RunCounters") -> str:
-        """Return the model's entry, or the gist if the entry has names that nobody mentioned.
-
-        Numbers are checked like names.
-        """
-        texts = [line.text for line in turn.lines]
-        # The model was shown the time of the turn, so the entry may mention the time.
-        texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
-        if unsupported_details(extracted.daily, texts):  # guard: entry-specifics-said
-            return gist(turn)
-        return counters.clean(extracted.daily) or gist(turn)
-
-    def _write_core(
-        self,
-        pending: "_PendingTurns",
-        notes: Notes,
-        turn: Turn,
-        extracted: ExtractedFacts,
-        known: list[Note],
-        counters: "_RunCounters",
-    ) -> list[Note]:
-        """Add the facts of a turn, and return the core notes in force afterwards."""
-        earlier = [note.quote for note in known if note.quote]
-        backed = [
-            fact for fact in extracted.facts if facts.is_supported(fact, turn.spoken, earlier)
-        ]
-        counters.rejected += extracted.malformed + len(extracted.facts) - len(backed)
-        drafts = facts.new_notes(
-            [_redact_fact(fact, counters) for fact in backed],
-            known,
-            at=turn.at,
-            session=pending.info.key,
-            uid=pending.info.uid,
-            seqs=turn.seqs,
-        )
-        added = notes.add(pending.scope, drafts, once=_token(pending, turn, "core"))
-        counters.core += len(added)
-        superseded = {id for note in added for id in note.supersedes}
-        added_ids = {note.id for note in added}
-        return [note for note in known if note.id not in superseded | added_ids] + added
+        return {turn.last: turn for turn in reread.turns}
 
 
-class _PendingTurns(Struct, frozen=True, kw_only=True):
-    """The unfinished work of one session."""
+class _ModelFailed(Exception):
+    """The model call raised an error."""
+
+
+class _Run(Struct, kw_only=True):
+    """One run on a session: the turns to consolidate, and the counters of the report."""
 
     info: SessionInfo
     mark: ProgressMark
@@ -528,14 +409,9 @@ class _PendingTurns(Struct, frozen=True, kw_only=True):
     """Turns after the mark that have content to note."""
     end: int
     """Last seq of the turns that were read."""
-    later: int
+    later_turns: int
     """Number of finished turns after `end`."""
-
-
-class _RunCounters(Struct, kw_only=True):
-    """Counters of a run in progress."""
-
-    turns: int = 0
+    consolidated: int = 0
     daily: int = 0
     core: int = 0
     rejected: int = 0
@@ -548,15 +424,19 @@ class _RunCounters(Struct, kw_only=True):
     """Counts of model calls that are not stored yet."""
     retry_at: datetime | None = None
 
-    def clean(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return the text without secrets, and add their number to `redacted`."""
         redacted = redact(text)
         self.redacted += redacted.count
         return redacted.text
 
-    def result(self) -> ConsolidationReport:
+    def idempotency_key(self, turn: Turn, kind: Kind) -> str:
+        """Return the idempotency key of a turn's notes of one kind."""
+        return f"{self.info.uid}:{turn.last}:{kind}"
+
+    def report(self) -> ConsolidationReport:
         return ConsolidationReport(
-            turns=self.turns,
+            turns=self.consolidated,
             daily=self.daily,
             core=self.core,
             rejected=self.rejected,
@@ -567,21 +447,72 @@ class _RunCounters(Struct, kw_only=True):
         )
 
 
-class _ModelFailed(Exception):
-    """The model call raised an error."""
+def _write_turns(
+    run: _Run,
+    notes: Notes,
+    batch: Sequence[Turn],
+    extracted: Mapping[int, ExtractedFacts],
+    remaining: Mapping[int, Turn],
+) -> None:
+    """Store the daily entry and the facts of each remaining turn. A changed turn gets no facts."""
+    # Read the known facts after the slow model call, because other processes write notes, too.
+    has_facts = any(answer.facts for answer in extracted.values())
+    known_facts = notes.list(run.scope, kind="core") if has_facts else []
+    for number, sent_turn in enumerate(batch, 1):
+        if (turn := remaining.get(sent_turn.last)) is None:
+            continue
+        answer = extracted.get(number, ExtractedFacts()) if turn == sent_turn else ExtractedFacts()
+        run.redacted += turn.redacted
+        draft = Draft(
+            kind="daily",
+            text=_daily_text(run, turn, answer),
+            session=run.info.key,
+            uid=run.info.uid,
+            seqs=turn.seqs,
+            at=turn.at,
+        )
+        run.daily += len(notes.add(run.scope, [draft], once=run.idempotency_key(turn, "daily")))
+        known_facts = _write_facts(run, notes, turn, answer, known_facts)
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        super().__init__(text)
+
+def _daily_text(run: _Run, turn: Turn, extracted: ExtractedFacts) -> str:
+    """Return the model's entry, or the gist if the entry has details that the turn lacks."""
+    texts = [line.text for line in turn.lines]
+    # The model was shown the time of the turn, so the entry may mention the time.
+    texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
+    if unsupported_details(extracted.daily, texts):  # guard: entry-specifics-said
+        return gist(turn)
+    return run.redact(extracted.daily) or gist(turn)
 
 
-def _token(pending: _PendingTurns, turn: Turn, phase: Kind) -> str:
-    return f"{pending.info.uid}:{turn.last}:{phase}"
-
-
-def _retry_delay(attempts: int) -> timedelta:
-    """Return the delay after this number of failures in a row."""
-    return min(_FIRST_WAIT * (1 << (attempts - 1)), _LONGEST_WAIT)
+def _write_facts(
+    run: _Run, notes: Notes, turn: Turn, extracted: ExtractedFacts, known_facts: list[Note]
+) -> list[Note]:
+    """Add the facts of a turn, and return the core notes in force afterwards."""
+    quotes = [note.quote for note in known_facts if note.quote]
+    supported = [fact for fact in extracted.facts if is_supported(fact, turn.user_texts, quotes)]
+    run.rejected += extracted.malformed + len(extracted.facts) - len(supported)
+    drafts = new_notes(
+        # A model may assemble a secret from parts of the text.
+        [
+            replace(
+                fact,
+                text=run.redact(fact.text),
+                about=run.redact(fact.about),
+                quote=run.redact(fact.quote),
+            )
+            for fact in supported
+        ],
+        known_facts,
+        at=turn.at,
+        session=run.info.key,
+        uid=run.info.uid,
+        seqs=turn.seqs,
+    )
+    added = notes.add(run.scope, drafts, once=run.idempotency_key(turn, "core"))
+    run.core += len(added)
+    replaced_ids = {id for note in added for id in (note.id, *note.supersedes)}
+    return [note for note in known_facts if note.id not in replaced_ids] + added
 
 
 def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
@@ -592,13 +523,3 @@ def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
     if isinstance(forked_at, int):
         return turn[-1].seq <= forked_at
     return turn[-1].at <= info.created  # a fork from before `forked_at` was stored
-
-
-def _redact_fact(fact: Fact, counters: _RunCounters) -> Fact:
-    """Redact a fact, because a model may assemble a secret from parts of the text."""
-    return Fact(
-        text=counters.clean(fact.text),
-        about=counters.clean(fact.about),
-        quote=counters.clean(fact.quote),
-        confidence=fact.confidence,
-    )

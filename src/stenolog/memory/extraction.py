@@ -11,16 +11,16 @@ from msgspec import Struct
 
 from stenolog.memory.facts import Fact
 from stenolog.memory.quotes import words
-from stenolog.memory.transcript import Count, Turn, shown
+from stenolog.memory.transcript import Count, Turn, as_text
 from stenolog.providers.json_answers import read_object
 from stenolog.tokens import estimate
 
 MAX_FACTS: Final = 8
 """Maximum number of facts per turn."""
 
-MAX_DAILY: Final = 600
+MAX_DAILY_CHARACTERS: Final = 600
 _MAX_SUBJECTS: Final = 40
-_ANSWER_TOKENS: Final = 400
+_ANSWER_TOKENS_PER_TURN: Final = 400
 """Tokens of an answer per turn."""
 
 _TASK: Final = """\
@@ -62,50 +62,37 @@ def schema(turns: int) -> dict[str, Any]:
     The schema limits lists but not texts, because servers that compile a schema to a grammar are
     slow with large limits.
     """
-    fact = {
-        "text": {"type": "string"},
-        "about": {"type": "string"},
-        "quote": {"type": "string"},
-        "confidence": {"type": "number"},
-    }
-    turn = {
-        "turn": {"type": "integer"},
-        "daily": {"type": "string"},
-        "facts": {"type": "array", "items": _object(fact), "maxItems": MAX_FACTS},
-    }
-    turn_list = {"type": "array", "items": _object(turn), "minItems": turns, "maxItems": turns}
-    return _object({"turns": turn_list})
+    string = {"type": "string"}
+    fact = _object_schema(
+        {"text": string, "about": string, "quote": string, "confidence": {"type": "number"}}
+    )
+    facts = {"type": "array", "items": fact, "maxItems": MAX_FACTS}
+    turn = _object_schema({"turn": {"type": "integer"}, "daily": string, "facts": facts})
+    turn_list = {"type": "array", "items": turn, "minItems": turns, "maxItems": turns}
+    return _object_schema({"turns": turn_list})
 
 
 def answer_tokens(turns: int) -> int:
     """Return the maximum number of tokens of an answer about this number of turns."""
-    return 200 + _ANSWER_TOKENS * turns
+    return 200 + _ANSWER_TOKENS_PER_TURN * turns
 
 
 def build_prompt(
-    turns: Sequence[Turn],
-    *,
-    subjects: Sequence[str] = (),
-    budget: int,
-    count: Count = estimate,
+    turns: Sequence[Turn], *, subjects: Sequence[str] = (), budget: int, count: Count = estimate
 ) -> list[dict[str, str]]:
     """Return the messages that ask about these turns, each shown in at most `budget` tokens.
 
-    `subjects`: the names of known facts. The texts of known facts are left out, so that the model
-    does not return them as new facts.
+    `subjects`: the subjects of known facts, oldest first; only the newest are shown. The texts of
+    known facts are left out, so that the model does not return them as new facts.
     """
-    texts = [shown(turn, number=n, budget=budget, count=count) for n, turn in enumerate(turns, 1)]
-    known = ", ".join(dict.fromkeys(name for name in subjects if name))
-    hint = f'Names already in use for "about": {known}.\n\n' if known else ""
+    texts = [as_text(turn, number=n, budget=budget, count=count) for n, turn in enumerate(turns, 1)]
+    newest_subjects = list(dict.fromkeys(name for name in reversed(subjects) if name))
+    listed_subjects = ", ".join(newest_subjects[:_MAX_SUBJECTS])
+    hint = f'Names already in use for "about": {listed_subjects}.\n\n' if listed_subjects else ""
     return [
         {"role": "system", "content": _TASK},
         {"role": "user", "content": hint + "\n\n".join(texts)},
     ]
-
-
-def newest_subjects(names: Sequence[str]) -> list[str]:
-    """Return the newest distinct subjects of facts, up to a maximum."""
-    return list(dict.fromkeys(name for name in reversed(names) if name))[:_MAX_SUBJECTS]
 
 
 def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
@@ -116,48 +103,50 @@ def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
     answer = read_object(text)
     if answer is None:
         return None
-    listed = answer.get("turns")
-    if not isinstance(listed, list):
+    items = answer.get("turns")
+    if not isinstance(items, list):
         # Small models omit the list if they are asked about one turn.
-        listed = [answer] if turns == 1 and "daily" in answer else []
+        items = [answer] if turns == 1 and "daily" in answer else []
     extracted: dict[int, ExtractedFacts] = {}
-    for position, item in enumerate(listed, 1):
+    for position, item in enumerate(items, 1):
         if isinstance(item, dict):
-            number = 1 if turns == 1 else _number(item.get("turn"), position)
+            number = item.get("turn") if turns > 1 else 1
+            number = number if type(number) is int else position
             if 1 <= number <= turns:
                 extracted.setdefault(number, _parse_turn(item))
     return extracted or None
 
 
 def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
-    listed = item.get("facts")
-    listed_facts = listed[:MAX_FACTS] if isinstance(listed, list) else []
-    facts = [fact for item in listed_facts if (fact := _fact(item)) is not None]
-    daily = _line(item.get("daily"))
+    fact_items = item.get("facts")
+    checked_items = fact_items[:MAX_FACTS] if isinstance(fact_items, list) else []
+    facts = [fact for item in checked_items if (fact := _parse_fact(item)) is not None]
+    daily = _to_line(item.get("daily"))
     return ExtractedFacts(
         # The smallest models return the dots of the example.
-        daily=daily[:MAX_DAILY] if words(daily) else "",
+        daily=daily[:MAX_DAILY_CHARACTERS] if words(daily) else "",
         facts=tuple(facts),
-        malformed=len(listed_facts) - len(facts),
+        malformed=len(checked_items) - len(facts),
     )
 
 
-def _fact(item: Any) -> Fact | None:
+def _parse_fact(item: Any) -> Fact | None:
     if not isinstance(item, dict):
         return None
-    text, quote = _line(item.get("text")), item.get("quote")
+    text, quote = _to_line(item.get("text")), item.get("quote")
     # A single word is not a fact, except in scripts without spaces.
     if not isinstance(quote, str) or len(words(text)) < 1 + text.isascii():
         return None
+    confidence: Any = item.get("confidence")
     return Fact(
         text=text,
-        about=_line(item.get("about")),
+        about=_to_line(item.get("about")),
         quote=_without_surrogates(quote).strip(),
-        confidence=_confidence(item.get("confidence")),
+        confidence=float(min(max(confidence, 0), 1)) if type(confidence) in (int, float) else 0.5,
     )
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+def _object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -166,18 +155,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _confidence(value: Any) -> float:
-    """Return a number between 0 and 1; 0.5 if the value is not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.5
-    return float(min(max(value, 0), 1))
-
-
-def _number(value: Any, position: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else position
-
-
-def _line(value: Any) -> str:
+def _to_line(value: Any) -> str:
     return " ".join(_without_surrogates(value).split()) if isinstance(value, str) else ""
 
 

@@ -35,8 +35,8 @@ class Memory:
 
     `key` (a session's key or an alias) or `scope` selects the memory. Each session has a separate
     memory. With `threads`, sessions in which every user message has the same verified sender
-    (`InboundMessage.sender`) share the memory of that sender. The form of a key never joins
-    sessions.
+    (`InboundMessage.sender`) share the memory of that sender. Sessions never share a memory only
+    because their keys look alike.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Memory:
         self._zone = _zone_of(zone)
         self._half_life_days = half_life_days
         self._clock = clock or (lambda: datetime.now(UTC))
-        self._consolidation = (
-            Consolidation(
+        self._consolidation: Consolidation | None = None
+        if consolidation:
+            self._consolidation = Consolidation(
                 sessions,
                 self.notes,
                 complete,
@@ -83,9 +84,6 @@ class Memory:
                 tokens=tokens,
                 clock=self._clock,
             )
-            if consolidation
-            else None
-        )
         self._mutex = threading.Lock()
         self._catalog: Catalog | None = None
         self._closed = False
@@ -113,12 +111,12 @@ class Memory:
         Returns an empty list if consolidation is disabled. Reads no messages of a session that is
         up to date, so an agent can call this method at the start and from time to time.
         """
-        return [] if self._consolidation is None else self._consolidation.waiting()
+        return [] if self._consolidation is None else self._consolidation.waiting_sessions()
 
     def skip(self, key: str) -> None:
         """Exclude all current messages of a session from consolidation, permanently."""
         if self._consolidation is not None:
-            self._consolidation.skip(self._aliases.resolve_key(key))
+            self._consolidation.skip_session(self._aliases.resolve_key(key))
 
     def recall(
         self,
@@ -131,8 +129,8 @@ class Memory:
     ) -> RecallResult:
         """Return notes and past messages of one scope that match a question, as one marked block.
 
-        `key`: the session that asks; its visible messages are left out. `asking`: the same key, not
-        an alias, for callers that pass `scope`.
+        `key`: the session that asks; its visible messages are left out. `asking`: the key of that
+        session, not an alias, for callers that pass `scope` instead of `key`.
         """
         session_key = asking if key is None else self._aliases.resolve_key(key)
         return recall(
@@ -156,18 +154,18 @@ class Memory:
         about: str = "",
         kind: Kind = "core",
     ) -> Note:
-        """Add a note by hand, without its secrets. Raises UsageError if the text is empty.
+        """Add a note; secrets in its text are removed. Raises UsageError if the text is empty.
 
         A core note supersedes core notes with the same `about`.
         """
         owner = self.scope(key=key, scope=scope)
         subject = normalize_subject(redact(about).text)
-        known = self.notes.list(owner, kind="core") if kind == "core" and subject else []
+        core_notes = self.notes.list(owner, kind="core") if kind == "core" and subject else []
         draft = Draft(
             kind=kind,
             text=redact(text).text,
             about=subject,
-            supersedes=tuple(note.id for note in same_subject(subject, known)),
+            supersedes=tuple(note.id for note in same_subject(subject, core_notes)),
         )
         [note] = self.notes.add(owner, [draft])
         return note
@@ -184,21 +182,11 @@ class Memory:
 
     @overload
     def forget(
-        self,
-        id: str,
-        *,
-        key: str | None = None,
-        scope: Scope | None = None,
-        purge: Literal[True],
+        self, id: str, *, key: str | None = None, scope: Scope | None = None, purge: Literal[True]
     ) -> PurgedNote: ...
 
     def forget(
-        self,
-        id: str,
-        *,
-        key: str | None = None,
-        scope: Scope | None = None,
-        purge: bool = False,
+        self, id: str, *, key: str | None = None, scope: Scope | None = None, purge: bool = False
     ) -> Note | PurgedNote:
         """Hide a note. Raises NoSuchNote.
 
@@ -218,13 +206,12 @@ class Memory:
         if key is None:
             raise UsageError("give the key of a session or a scope")
         session_key = self._aliases.resolve_key(key)
-        own_scope = self._scope_of(session_key)
-        if scope is None or scope == own_scope:
-            return own_scope
+        session_scope = self._scope_of(session_key)
+        if scope is None or scope == session_scope:
+            return session_scope
         if scope != scope_of(session_key, agent=self.agent):
-            raise UsageError(
-                f"the session {key!r} belongs to {own_scope.name!r}, not to {scope.name!r}"
-            )
+            owner, wrong = session_scope.name, scope.name
+            raise UsageError(f"the session {key!r} belongs to {owner!r}, not to {wrong!r}")
         return scope
 
     def _scope_of(self, key: str) -> Scope:

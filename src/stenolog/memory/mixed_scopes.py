@@ -3,6 +3,8 @@
 Such mixed notes are never recalled.
 """
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from stenolog.errors import StenologError
@@ -28,18 +30,14 @@ def mixed_scopes(workspace: str) -> list[MixedScope]:
         if NOTES not in namespaces_of(workspace):
             return []
         with opened_read_only(workspace, NOTES) as store:
-            if not isinstance(store, Store):
-                return []
-            return _mixed_scopes_of(Notes(store))
+            return list(_mixed_scopes_of(Notes(store))) if isinstance(store, Store) else []
     except StenologError:
         return []  # the doctor reports the reason
 
 
-def _mixed_scopes_of(notes: Notes) -> list[MixedScope]:
-    scopes = []
+def _mixed_scopes_of(notes: Notes) -> Iterator[MixedScope]:
     for scope in notes.scopes():
         mixed = [note for note in notes.list(scope, full=True) if note.mixed]
         if mixed:
             keys = dict.fromkeys(note.session for note in mixed if note.session)
-            scopes.append(MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys)))
-    return scopes
+            yield MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys))

@@ -13,9 +13,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from stenolog.lazy_loading import lazy_pattern
+
 # Each pattern is tried only at the start of a run of its characters. Otherwise a text of one long
 # word would be scanned from each character and take minutes.
-_ADDRESS: Final = re.compile(
+_ADDRESS: Final = lazy_pattern(
     r"""(?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S++                           # https://example.org/pay
     | (?<![\w+.-])[\w+.-]++@[\w-]++(?:\.[\w-]++)*+                    # ann@example.org
     | (?<!\w)@\w++                                                    # @ann
@@ -25,58 +27,49 @@ _ADDRESS: Final = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_GROUPED: Final = re.compile(r"(?<=\d)[ ,.'’\u00a0\u202f](?=\d{3}(?!\d))")
+_THOUSANDS_SEPARATOR: Final = lazy_pattern(r"(?<=\d)[ ,.'’\u00a0\u202f](?=\d{3}(?!\d))")
 """Thousands separator, as in 1,200."""
-_WORD: Final = re.compile(r"\w+")
-_DIGIT: Final = re.compile(r"\d")
-_WITH_UNIT: Final = re.compile(r"(\d+)[^\W\d]{1,3}")
+_WORD: Final = lazy_pattern(r"\w+")
+_DIGIT: Final = lazy_pattern(r"\d")
+_WITH_UNIT: Final = lazy_pattern(r"(\d+)[^\W\d]{1,3}")
 """Number with a unit, such as 5pm, 42km or 3rd; only the number counts."""
-_CAPITALISED: Final = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-_END: Final = re.compile(r"[.?!…。\n]")
-_LEADING: Final = "+.-"
-_TRAILING: Final = ".,;:!?)]}>'\"’”"
+_LETTER_WORD: Final = lazy_pattern(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_SENTENCE_END: Final = lazy_pattern(r"[.?!…。\n]")
+_LEADING_PUNCTUATION: Final = "+.-"
+_TRAILING_PUNCTUATION: Final = ".,;:!?)]}>'\"’”"
 
-_NUMERAL_WORDS: Final = "zero one two three four five six seven eight nine ten eleven twelve"
-_NUMERALS: Final = {word: str(number) for number, word in enumerate(_NUMERAL_WORDS.split())}
+_NUMERAL_LIST: Final = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMERALS: Final = {word: str(number) for number, word in enumerate(_NUMERAL_LIST.split())}
 
-_NOT_A_NAME: Final = (
+_NOT_NAME_LIST: Final = (
     "a an and the i im ive id ill he she it its they we you his her their our my your this that "
     "these those there user users assistant nutzer nutzers nutzerin benutzer benutzers "
     "anwender usuario usuaria utente utilisateur utilisatrice gebruiker användaren"
 )
-_NO_NAMES: Final = frozenset(_NOT_A_NAME.split())
+_NOT_NAMES: Final = frozenset(_NOT_NAME_LIST.split())
 
-_FOLLOWING: Final = (
+_VERB_LIST: Final = (
     "is was are were has had have will would can could does did must should may and or"
 )
-_VERBS: Final = frozenset(_FOLLOWING.split())
+_VERBS: Final = frozenset(_VERB_LIST.split())
 """Words that follow a subject; a capitalized word before such a word is a name."""
 
 
-def unsupported_details(text: str, said: Iterable[str]) -> list[str]:
-    """Return the names, numbers and addresses of a text that no text in `said` contains."""
-    said_texts = [_plain(text) for text in said]
-    rest = _plain(text)
+def unsupported_details(text: str, user_texts: Iterable[str]) -> list[str]:
+    """Return the names, numbers and addresses of a text that no text in `user_texts` contains."""
+    rest, *said_texts = (unicodedata.normalize("NFKC", part) for part in (text, *user_texts))
     missing = []
-    for address in _addresses(rest):
+    for match in _ADDRESS.finditer(rest):
+        address = match[0].lstrip(_LEADING_PUNCTUATION).rstrip(_TRAILING_PUNCTUATION)
         if not any(_contains_address(address, said_text) for said_text in said_texts):
             missing.append(address)
     # The parts of an address were checked with the address.
     rest = _ADDRESS.sub(lambda match: "," * (match.end() - match.start()), rest)
-    known_numbers = {number for said_text in said_texts for number in _numbers(said_text)}
-    missing += [number for number in _numbers(rest) if number not in known_numbers]
-    known_words = {word for said_text in said_texts for word in _words(said_text)}
-    missing += [name for name in _names(rest) if not _is_known(name, known_words)]
+    known_numbers = {number for said_text in said_texts for number in _find_numbers(said_text)}
+    missing += [number for number in _find_numbers(rest) if number not in known_numbers]
+    known_words = {word for said_text in said_texts for word in _find_words(said_text)}
+    missing += [name for name in _find_names(rest) if not _is_known(name, known_words)]
     return list(dict.fromkeys(missing))
-
-
-def _plain(text: str) -> str:
-    return unicodedata.normalize("NFKC", text)
-
-
-def _addresses(text: str) -> Iterator[str]:
-    for match in _ADDRESS.finditer(text):
-        yield match[0].lstrip(_LEADING).rstrip(_TRAILING)
 
 
 def _contains_address(address: str, text: str) -> bool:
@@ -85,27 +78,27 @@ def _contains_address(address: str, text: str) -> bool:
     return re.search(pattern, text, re.IGNORECASE) is not None
 
 
-def _numbers(text: str) -> Iterator[str]:
-    plain = _GROUPED.sub("", text.casefold())
-    for word in filter(_DIGIT.search, _WORD.findall(plain)):
+def _find_numbers(text: str) -> Iterator[str]:
+    without_separators = _THOUSANDS_SEPARATOR.sub("", text.casefold())
+    for word in filter(_DIGIT.search, _WORD.findall(without_separators)):
         with_unit = _WITH_UNIT.fullmatch(word)
         yield with_unit[1] if with_unit else word
-    for word in _CAPITALISED.findall(plain):
+    for word in _LETTER_WORD.findall(without_separators):
         if word in _NUMERALS:
             yield _NUMERALS[word]
 
 
-def _names(text: str) -> Iterator[str]:
+def _find_names(text: str) -> Iterator[str]:
     """Yield the words that are names by their capital letters.
 
     The first word of a sentence always has a capital letter. This word is a name if a verb or a
     comma follows: "Ann is a friend", but not "Likes tea".
     """
-    for sentence in _END.split(text):
-        capitalised = list(_CAPITALISED.finditer(sentence))
+    for sentence in _SENTENCE_END.split(text):
+        capitalised = list(_LETTER_WORD.finditer(sentence))
         for index, match in enumerate(capitalised):
             word = match[0]
-            if word.casefold() in _NO_NAMES or word.islower() or not _is_cased(word):
+            if word.casefold() in _NOT_NAMES or not any(map(str.isupper, word)):
                 continue
             if index or word[1:] != word[1:].lower():
                 yield word
@@ -116,29 +109,25 @@ def _names(text: str) -> Iterator[str]:
                 yield word
 
 
-def _is_cased(word: str) -> bool:
-    return any(letter.isupper() for letter in word)
-
-
-def _words(text: str) -> Iterator[str]:
-    for word in _CAPITALISED.findall(text):
+def _find_words(text: str) -> Iterator[str]:
+    for word in _LETTER_WORD.findall(text):
         folded = word.casefold()
         yield folded
-        # "Ann's", "Ann-Marie"
+        # Split "Ann's" and "Ann-Marie".
         yield from re.split(r"['’-]", folded)
 
 
-def _is_known(name: str, known: set[str]) -> bool:
+def _is_known(name: str, known_names: set[str]) -> bool:
     """Whether a name was said, in this form or with another ending."""
     folded = name.casefold()
-    whole = folded.removesuffix("'s").removesuffix("’s")
-    if folded in known or whole in known:
+    name_without_s = folded.removesuffix("'s").removesuffix("’s")
+    if folded in known_names or name_without_s in known_names:
         return True
-    # Berlin, Berliner. Short words must match exactly.
+    # Accept another ending, as in Berlin and Berliner. Short words must match exactly.
     return any(
         len(word) > 3
-        and len(whole) > 3
-        and abs(len(word) - len(whole)) <= 2
-        and (word.startswith(whole) or whole.startswith(word))
-        for word in known
+        and len(name_without_s) > 3
+        and abs(len(word) - len(name_without_s)) <= 2
+        and (word.startswith(name_without_s) or name_without_s.startswith(word))
+        for word in known_names
     )

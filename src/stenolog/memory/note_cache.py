@@ -37,42 +37,42 @@ class WordIndex:
 
     def __init__(self) -> None:
         self._mutex = ThreadLock()
-        self._indexed: set[str] = set()
+        self._indexed_ids: set[str] = set()
         self._ids_by_stem: dict[str, list[str]] = {}
         """Ids of the notes that contain a stem, by stem."""
-        self._unfinished: Note | None = None
+        self._unfinished_note: Note | None = None
         """Note of which KeyboardInterrupt may have left only a part of the stems in the index."""
 
-    def shared(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
+    def weights(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
         """Return the total weight of the question's stems in each note, by note id.
 
         Rare stems weigh more. The result may include notes from earlier calls.
         """
         weights: dict[str, float] = {}
         with self._mutex:
-            if self._unfinished is not None:
-                self._index(self._unfinished)
-            for id in notes.keys() - self._indexed:
-                self._index(notes[id])
+            if self._unfinished_note is not None:
+                self._add_note(self._unfinished_note)
+            for id in notes.keys() - self._indexed_ids:
+                self._add_note(notes[id])
             for word in question_stems:
                 ids = self._ids_by_stem.get(word, [])
-                weight = math.log(1 + len(self._indexed) / (len(ids) + 0.5))
+                weight = math.log(1 + len(self._indexed_ids) / (len(ids) + 0.5))
                 for id in ids[-MAX_NOTES_PER_WORD:]:
                     weights[id] = weights.get(id, 0.0) + weight
         return weights
 
-    def _index(self, note: Note) -> None:
+    def _add_note(self, note: Note) -> None:
         """Add a note to the index.
 
         After an interruption, the next call adds the same note again first.
         """
-        self._unfinished = note
+        self._unfinished_note = note
         for word in set(stems(f"{note.text}\n{note.about}\n{note.quote}")):
             ids = self._ids_by_stem.setdefault(sys.intern(word), [])
             if ids[-1:] != [note.id]:  # the interrupted attempt did not get here
                 ids.append(note.id)
-        self._indexed.add(note.id)
-        self._unfinished = None
+        self._indexed_ids.add(note.id)
+        self._unfinished_note = None
 
 
 # --- cache ----------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
     """The notes of a scope, and the state of the session that they were read from."""
 
     state: NoteState
-    words: WordIndex
+    word_index: WordIndex
     uid: str = ""
     generation: int = 0
     count: int = 0
@@ -97,14 +97,14 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
     visible: Sequence[Span] = ()
     """Seqs of the visible messages that were read."""
 
-    def after(self, messages: Sequence[Message]) -> "CachedNotes":
+    def with_messages(self, messages: Sequence[Message]) -> "CachedNotes":
         """Return the state after additional messages."""
         if not messages:
             return self
         visible_spans = ((message.seq, message.seq) for message in messages if not message.hidden)
         return replace(
             self,
-            state=self.state.after(messages),
+            state=self.state.with_messages(messages),
             count=self.count + len(messages),
             last=messages[-1].seq,
             visible=spans.union(self.visible, visible_spans),
@@ -129,56 +129,50 @@ class NoteCache:
         self._mutex = ThreadLock()
         self._cached: OrderedDict[str, CachedNotes] = OrderedDict()
 
-    def read(self, scope: Scope) -> CachedNotes:
+    def read_notes(self, scope: Scope) -> CachedNotes:
         """Return the notes of a scope, which may be empty. Raises the errors of the store."""
         key = scope.key
         with self._mutex:
             cached = self._cached.get(key)
         if cached is not None:
-            # Read new messages first, then the session info, so that both are newer than the call.
-            now = cached.after(self._store.get_history(key, after=cached.last, full=True))
-            info = self._info(key)
-            if info is not None and now.is_current(info):
-                self._store_cached(key, now)
-                return now
-        return self._reload(scope, cached)
-
-    def _reload(self, scope: Scope, known: CachedNotes | None) -> CachedNotes:
-        key = scope.key
-        before = self._info(key)
-        if before is None:
-            self._drop(key)
-            return CachedNotes(state=NoteState(scope), words=WordIndex())
-        uid, generation = before.uid, before.generation
-        # Without a purge, the stems of the notes are the same.
-        same = known is not None and (known.uid, known.generation) == (uid, generation)
-        index = known.words if known is not None and same else WordIndex()
-        empty = CachedNotes(state=NoteState(scope), words=index, uid=uid, generation=generation)
-        now = empty.after(self._store.get_history(key, full=True))
-        info = self._info(key)
-        if info is not None and now.is_current(info):
-            self._store_cached(key, now)
-        else:
-            # The scope changed during the read. The notes are valid now, but not as a base for
-            # later reads.
-            self._drop(key)
-        return now
-
-    def _info(self, key: str) -> SessionInfo | None:
-        try:
-            return self._store.info(key)
-        except NoSuchSession:
-            return None
-
-    def _store_cached(self, key: str, now: CachedNotes) -> None:
+            refreshed, is_current = self._read_after(cached, key)
+            if is_current:
+                return refreshed
+        # Read the whole scope. If the scope changes during the read, the notes are returned but not
+        # cached.
         with self._mutex:
-            self._cached[key] = now
+            self._cached.pop(key, None)
+        empty = CachedNotes(state=NoteState(scope), word_index=WordIndex())
+        try:
+            info = self._store.info(key)
+        except NoSuchSession:
+            return empty
+        start = replace(empty, uid=info.uid, generation=info.generation)
+        if cached is not None and (cached.uid, cached.generation) == (info.uid, info.generation):
+            # Without a purge, the stems of the notes are the same.
+            start = replace(start, word_index=cached.word_index)
+        return self._read_after(start, key)[0]
+
+    def _read_after(self, cached: CachedNotes, key: str) -> tuple[CachedNotes, bool]:
+        """Add the messages since `cached`, and return the notes and whether they are current.
+
+        Current notes are cached.
+        """
+        # Read new messages first, then the session info, so that both are newer than the call.
+        notes = cached.with_messages(self._store.get_history(key, after=cached.last, full=True))
+        try:
+            is_current = notes.is_current(self._store.info(key))
+        except NoSuchSession:
+            is_current = False
+        if is_current:
+            self._cache_notes(key, notes)
+        return notes, is_current
+
+    def _cache_notes(self, key: str, notes: CachedNotes) -> None:
+        with self._mutex:
+            self._cached[key] = notes
             self._cached.move_to_end(key)
             total = sum(len(cached.state) for cached in self._cached.values())
             while len(self._cached) > 1 and (len(self._cached) > MAX_SCOPES or total > MAX_NOTES):
                 _, removed = self._cached.popitem(last=False)
                 total -= len(removed.state)
-
-    def _drop(self, key: str) -> None:
-        with self._mutex:
-            self._cached.pop(key, None)

@@ -54,36 +54,33 @@ def import_notes(
     if dry_run:
         return edits
     for draft in (*edits.changed, *edits.added):
-        notes.add(owner, [draft], once=_token(page, draft))
+        notes.add(owner, [draft], once=_edit_token(page, draft))
     notes.forget_all(owner, [note.id for note in edits.forgotten])
     return edits
 
 
 def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
-    """Return the changes of a page. `notes`: all notes of the scope, in force or not. Pure."""
-    known = {note.id: note for note in notes}
+    """Return the changes that a user made to a page. `notes`: all notes of the scope. Pure."""
+    notes_by_id = {note.id: note for note in notes}
     in_force = {_content_of(note) for note in notes if note.in_force}
-    added: dict[_NoteContent, Draft] = {}
-    changed: list[Draft] = []
+    drafts_by_content: dict[_NoteContent, Draft] = {}
+    changed_drafts: list[Draft] = []
     conflicts: list[str] = []
     for item in page.items:
-        draft = _draft(item)
-        if _is_imported(page, draft, known) or _content_of(item) == _current_content(
-            item.id, known
-        ):
+        draft, content, note = _draft_of_item(item), _content_of(item), notes_by_id.get(item.id)
+        if _is_imported(page, draft, notes_by_id) or content == _current_content(note, notes_by_id):
             continue
-        note = known.get(item.id)
         if not item.id:
-            if _content_of(item) not in in_force:
-                added[_content_of(item)] = draft
+            if content not in in_force:
+                drafts_by_content[content] = draft
         elif note is not None and note.in_force:
-            changed.append(draft)
-        elif note is None or _content_of(item) != _content_of(note):
+            changed_drafts.append(draft)
+        elif note is None or content != _content_of(note):
             conflicts.append(
                 f"line {item.line}: {_why_not_in_force(item.id, note)}; the change is left out"
             )
-    remaining = {item.id for item in page.items}
-    deleted = [note for note in notes if note.id in page.exported and note.id not in remaining]
+    ids_on_page = {item.id for item in page.items}
+    deleted = [note for note in notes if note.id in page.exported and note.id not in ids_on_page]
     conflicts += [
         f"{note.id} was deleted from the page, but {_why_not_in_force(note.id, note)}; "
         "the newer note stays"
@@ -92,8 +89,8 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
     ]
     return NoteChanges(
         scope=scope,
-        added=tuple(added.values()),
-        changed=tuple(changed),
+        added=tuple(drafts_by_content.values()),
+        changed=tuple(changed_drafts),
         forgotten=tuple(note for note in deleted if note.in_force),
         conflicts=tuple(conflicts),
     )
@@ -106,26 +103,25 @@ def _content_of(note: Item | Note) -> _NoteContent:
     return note.kind, note.about, note.text
 
 
-def _current_content(id: str, known: Mapping[str, Note]) -> _NoteContent | None:
+def _current_content(note: Note | None, notes_by_id: Mapping[str, Note]) -> _NoteContent | None:
     """Return the content of the note that supersedes a note, or None if no note is in force."""
-    note = known.get(id)
     while note is not None and note.superseded_by:
-        note = known.get(note.superseded_by)
+        note = notes_by_id.get(note.superseded_by)
     return _content_of(note) if note is not None and note.in_force else None
 
 
-def _draft(item: Item) -> Draft:
-    older = (item.id,) if item.id else ()
-    return Draft(kind=item.kind, text=item.text, about=item.about, supersedes=older)
+def _draft_of_item(item: Item) -> Draft:
+    superseded_ids = (item.id,) if item.id else ()
+    return Draft(kind=item.kind, text=item.text, about=item.about, supersedes=superseded_ids)
 
 
-def _is_imported(page: Page, draft: Draft, known: Mapping[str, Note]) -> bool:
+def _is_imported(page: Page, draft: Draft, notes_by_id: Mapping[str, Note]) -> bool:
     """Whether this edit of this page was imported before, even if the note changed since."""
-    token = _token(page, draft)
-    return token is not None and batch_name(token) in known
+    token = _edit_token(page, draft)
+    return token is not None and batch_name(token) in notes_by_id
 
 
-def _token(page: Page, draft: Draft) -> str | None:
+def _edit_token(page: Page, draft: Draft) -> str | None:
     """Return the idempotency key of an edit, or None if the page is not an export."""
     if not page.export:
         return None

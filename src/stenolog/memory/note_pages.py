@@ -25,10 +25,10 @@ Change a text, delete an item to forget it, or add one ("- like this"). Lines th
 are indented by two spaces. Then: steno memory import FILE
 """
 
-_HEAD: Final = re.compile(r"<!-- steno notes of (\S+), export (\S+)$")
-_LISTED: Final = re.compile(r"<!-- steno exported ids:$")
-_ITEM: Final = re.compile(r"[-*+](?: <!-- (?P<id>\S+) -->)?(?: (?P<text>.*))?$")
-_ABOUT: Final = re.compile(r"\*\*(?P<about>(?:[^*\\]|\\.)+?):\*\*(?: (?P<text>.*))?$", re.DOTALL)
+_EXPORT_LINE: Final = re.compile(r"<!-- steno notes of (\S+), export (\S+)$")
+_ID_LIST_START: Final = re.compile(r"<!-- steno exported ids:$")
+_ITEM_LINE: Final = re.compile(r"[-*+](?: <!-- (?P<id>\S+) -->)?(?: (?P<text>.*))?$")
+_SUBJECT: Final = re.compile(r"\*\*(?P<about>(?:[^*\\]|\\.)+?):\*\*(?: (?P<text>.*))?$", re.DOTALL)
 
 
 class Item(Struct, frozen=True, kw_only=True):
@@ -59,25 +59,25 @@ class Page(Struct, frozen=True, kw_only=True):
 
 def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
     """Return a page with these notes. `export` is the name of the page, without spaces."""
-    listed = list(notes)
-    core = [note for note in listed if note.kind == "core"]
-    daily = [note for note in listed if note.kind == "daily"]
+    all_notes = list(notes)
+    core = [note for note in all_notes if note.kind == "core"]
+    daily = [note for note in all_notes if note.kind == "daily"]
     pieces = [
         f"<!-- steno notes of {quote(scope.key, safe=':._@+')}, export {export}\n{_HELP}-->\n",
-        f"# Notes on {_escaped_in_line(scope.name)} (agent {_escaped_in_line(scope.agent)})\n",
+        f"# Notes on {_escape_in_line(scope.name)} (agent {_escape_in_line(scope.agent)})\n",
         f"## {_HEADINGS['core']}\n",
-        *(["".join(map(_item, core))] if core else []),
+        *(["".join(map(_format_item, core))] if core else []),
         f"## {_HEADINGS['daily']}\n",
     ]
     for day, entries in groupby(daily, lambda note: note.at.date()):
-        pieces += [f"### {day.isoformat()}\n", "".join(map(_item, entries))]
-    ids = "".join(f"{note.id}\n" for note in listed)
+        pieces += [f"### {day.isoformat()}\n", "".join(map(_format_item, entries))]
+    ids = "".join(f"{note.id}\n" for note in all_notes)
     return "\n".join([*pieces, f"<!-- steno exported ids:\n{ids}-->\n"])
 
 
-def _item(note: Note) -> str:
-    about = f"**{_escaped_in_line(note.about)}:** " if note.about else ""
-    text = _escaped(note.text)
+def _format_item(note: Note) -> str:
+    about = f"**{_escape_in_line(note.about)}:** " if note.about else ""
+    text = _escape_text(note.text)
     # Without the escape, this text would be parsed as the subject of the note.
     text = f"\\{text}" if text.startswith("**") else text
     first, *rest = text.split("\n")
@@ -87,42 +87,44 @@ def _item(note: Note) -> str:
 
 
 _TO_ESCAPE: Final = re.compile(r"\\(?![A-Za-z0-9])|<(?=!--)|&(?=#)")
-_IN_LINE: Final = re.compile(r"[\\*<&]")
+_SPECIAL_IN_LINE: Final = re.compile(r"[\\*<&]")
 _INVISIBLE: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
-_ESCAPED: Final = re.compile(r"\\([\\*<&])|&#x([0-9A-Fa-f]{1,6});")
+_ESCAPE_SEQUENCE: Final = re.compile(r"\\([\\*<&])|&#x([0-9A-Fa-f]{1,6});")
 
 
-def _escaped(text: str) -> str:
+def _escape_text(text: str) -> str:
     """Escape a text so that it survives an editor that strips invisible characters."""
     body = text.strip("\n")
     before, _, after = text.partition(body)
     lines = _TO_ESCAPE.sub(r"\\\g<0>", body).split("\n")
-    return _as_entities(before) + "\n".join(map(_escaped_line, lines)) + _as_entities(after)
+    return _as_entities(before) + "\n".join(map(_escape_line, lines)) + _as_entities(after)
 
 
-def _escaped_line(line: str) -> str:
-    line_by_id = line.rstrip()
-    return _INVISIBLE.sub(lambda match: _as_entities(match[0]), line_by_id) + _as_entities(
-        line[len(line_by_id) :]
-    )
+def _escape_line(line: str) -> str:
+    text = line.rstrip()
+    trailing_spaces = line[len(text) :]
+    escaped = _INVISIBLE.sub(lambda match: _as_entities(match[0]), text)
+    return escaped + _as_entities(trailing_spaces)
 
 
-def _escaped_in_line(text: str) -> str:
-    return _escaped_line(_IN_LINE.sub(r"\\\g<0>", text))
+def _escape_in_line(text: str) -> str:
+    return _escape_line(_SPECIAL_IN_LINE.sub(r"\\\g<0>", text))
 
 
 def _as_entities(text: str) -> str:
     return "".join(f"&#x{ord(char):X};" for char in text)
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     """Return the text without escapes."""
-    return _ESCAPED.sub(lambda match: match[1] or _char(match), text)
 
+    def unescape_match(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[1]
+        code = int(match[2], 16)
+        return chr(code) if code <= maxunicode else match[0]
 
-def _char(match: re.Match[str]) -> str:
-    code = int(match[2], 16)
-    return chr(code) if code <= maxunicode else match[0]
+    return _ESCAPE_SEQUENCE.sub(unescape_match, text)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def from_markdown(text: str) -> Page:
     reader = _PageParser()
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         reader.add_line(number, line.rstrip(" \t\r"))
-    return reader.page()
+    return reader.parsed_page()
 
 
 class _PageParser:
@@ -142,27 +144,27 @@ class _PageParser:
     def __init__(self) -> None:
         self._scope: Scope | None = None
         self._export = ""
-        self._exported: list[str] = []
+        self._exported_ids: list[str] = []
         self._items: list[tuple[Kind, str, int, list[str]]] = []
         self._kind: Kind | None = None
         self._comment: list[str] | None = None
-        self._blank = 0
-        self._open = False
+        self._blank_line_count = 0
+        self._is_item_open = False
         """Whether an indented line continues the last item."""
 
     def add_line(self, number: int, line: str) -> None:
         if self._comment is not None or line.startswith("<!--"):
             self._add_comment(number, line)
         elif not line:
-            self._blank += 1
+            self._blank_line_count += 1
         elif line.startswith("#"):
             self._add_heading(line)
-        elif line.startswith(("  ", "\t")) and self._open:
+        elif line.startswith(("  ", "\t")) and self._is_item_open:
             lines = self._items[-1][3]
-            lines += [""] * self._blank
+            lines += [""] * self._blank_line_count
             lines.append(line[2:] if line.startswith("  ") else line[1:])
-            self._blank = 0
-        elif (item := _ITEM.match(line)) is not None:
+            self._blank_line_count = 0
+        elif (item := _ITEM_LINE.match(line)) is not None:
             self._add_item(number, item)
         else:
             raise UsageError(
@@ -174,7 +176,7 @@ class _PageParser:
         if self._comment is None:
             self._comment = []
         self._comment.append(line)
-        self._open = False
+        self._is_item_open = False
         _, end_mark, trailing = line.partition("-->")
         if not end_mark:
             return
@@ -184,14 +186,14 @@ class _PageParser:
                 "it on a separate line; nothing was changed"
             )
         first, *rest = self._comment
-        if head := _HEAD.match(first):
-            self._scope, self._export = _scope_named(head[1]), head[2]
-        elif _LISTED.match(first):
-            self._exported += [name for name in rest if name != "-->"]
+        if head := _EXPORT_LINE.match(first):
+            self._scope, self._export = _parse_scope(head[1]), head[2]
+        elif _ID_LIST_START.match(first):
+            self._exported_ids += [name for name in rest if name != "-->"]
         self._comment = None
 
     def _add_heading(self, line: str) -> None:
-        self._open = False
+        self._is_item_open = False
         if line.startswith("## "):
             self._kind = _KINDS.get(line[3:].strip().casefold())
 
@@ -200,10 +202,10 @@ class _PageParser:
             headings = " or ".join(f"`## {heading}`" for heading in _HEADINGS.values())
             raise UsageError(f"line {number}: a note must be below {headings}; nothing was changed")
         self._items.append((self._kind, item["id"] or "", number, [item["text"] or ""]))
-        self._blank = 0
-        self._open = True
+        self._blank_line_count = 0
+        self._is_item_open = True
 
-    def page(self) -> Page:
+    def parsed_page(self) -> Page:
         """Return the parsed page. Raises UsageError."""
         if self._comment is not None:
             raise UsageError("a comment, `<!--`, has no end; nothing was changed")
@@ -215,35 +217,26 @@ class _PageParser:
                     f"line {item.line} has the same id as line {line_by_id[item.id]}; delete the "
                     "comment with the id to make it a new note. Nothing was changed"
                 )
-        return Page(
-            scope=self._scope,
-            export=self._export,
-            exported=frozenset(self._exported),
-            items=items,
-        )
+        exported = frozenset(self._exported_ids)
+        return Page(scope=self._scope, export=self._export, exported=exported, items=items)
 
 
 def _parse_item(kind: Kind, id: str, line: int, lines: Sequence[str]) -> Item:
     text = "\n".join(lines)
-    about = _ABOUT.match(text)
+    about = _SUBJECT.match(text)
     if about is not None:
         text = about["text"] or ""
-    plain = _plain(text)
+    plain = _unescape(text)
     if not plain.strip():
         raise UsageError(
             f"line {line}: a note without text; delete the whole item to forget it; "
             "nothing was changed"
         )
-    return Item(
-        kind=kind,
-        id=id,
-        line=line,
-        text=plain,
-        about="" if about is None else _plain(about["about"]),
-    )
+    subject = "" if about is None else _unescape(about["about"])
+    return Item(kind=kind, id=id, line=line, text=plain, about=subject)
 
 
-def _scope_named(name: str) -> Scope:
+def _parse_scope(name: str) -> Scope:
     try:
         return scope_from_key(unquote(name))
     except InvalidKey as error:

@@ -18,7 +18,7 @@ Kind = Literal["daily", "core"]
 """Kind of a note. `daily`: an event. `core`: a fact about the user."""
 
 ROLE: Final = "note"
-PURGED: Final = "purged"
+PURGED_KIND: Final = "purged"
 """Kind of the record that replaces a purged note."""
 _NAME_BYTES: Final = 7
 """Length of a batch name in bytes, enough for unique names in a scope."""
@@ -68,10 +68,7 @@ class Note(Struct, frozen=True, kw_only=True):
     superseded_by: str = ""
     forgotten: bool = False
     mixed: bool = False
-    """Whether several sessions wrote to the note's scope. Such a note is never recalled.
-
-    Versions before decision 0012 (docs/decisions) joined sessions by the form of their keys.
-    """
+    """Whether several sessions wrote to the scope (decision 0012). Such notes are not recalled."""
 
     @property
     def in_force(self) -> bool:
@@ -79,7 +76,11 @@ class Note(Struct, frozen=True, kw_only=True):
         return self.superseded is None and not self.forgotten and not self.mixed
 
 
-class _Stored(Struct):
+_COPIED_FIELDS: Final = ("about", "quote", "session", "uid", "seqs", "supersedes")
+"""Fields with the same name in a draft, in the stored message and in a note."""
+
+
+class _StoredNote(Struct):
     """A note in its stored form.
 
     `kind` may be any string, because later versions may add kinds.
@@ -114,11 +115,8 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
 
 def batch_name(once: str | None) -> str:
     """Return the prefix of the ids of a batch: derived from the idempotency key, or random."""
-    raw = (
-        os.urandom(_NAME_BYTES)
-        if once is None
-        else sha256(once.encode("utf-8", "surrogatepass")).digest()
-    )
+    random = os.urandom(_NAME_BYTES)
+    raw = random if once is None else sha256(once.encode("utf-8", "surrogatepass")).digest()
     return b32encode(raw[:_NAME_BYTES]).decode().rstrip("=").lower()
 
 
@@ -134,18 +132,11 @@ def batch_of(id: str) -> str:
 
 def message_of(draft: Draft, id: str) -> dict[str, Any]:
     """Return the message that stores a note. Empty fields are omitted."""
-    fields: dict[str, Any] = {
-        "about": draft.about,
-        "quote": draft.quote,
-        "session": draft.session,
-        "uid": draft.uid,
-        "seqs": list(draft.seqs),
-        "supersedes": list(draft.supersedes),
-    }
-    stored_fields = {name: value for name, value in fields.items() if value}
-    if draft.confidence != 1.0:
-        stored_fields["confidence"] = draft.confidence
-    return {"role": ROLE, "kind": draft.kind, "id": id, "content": draft.text, **stored_fields}
+    message: dict[str, Any] = {"role": ROLE, "kind": draft.kind, "id": id, "content": draft.text}
+    for name in _COPIED_FIELDS:
+        if value := getattr(draft, name):
+            message[name] = list(value) if isinstance(value, tuple) else value
+    return message if draft.confidence == 1.0 else {**message, "confidence": draft.confidence}
 
 
 # --- from messages to notes ------------------------------------------------------------------
@@ -164,14 +155,14 @@ class NoteRecord(Struct, frozen=True):
 
 def record_of(scope: Scope, message: Message) -> NoteRecord | None:
     """Return the state of the note in a message, or None if the message is not a note."""
-    stored = _stored(message)
+    stored = _parse_stored(message)
     if stored is None:
         return None
     hidden = message.hidden or stored.forgotten
     return NoteRecord(
         seq=message.seq,
-        note=_note(scope, message, stored, forgotten=hidden),
-        purged=stored.kind == PURGED,
+        note=_make_note(scope, message, stored, forgotten=hidden),
+        purged=stored.kind == PURGED_KIND,
         listed=stored.kind in get_args(Kind),
     )
 
@@ -182,31 +173,27 @@ def sort_key(note: Note) -> tuple[datetime, str, int]:
     return note.at, batch, int(number) if number.isdecimal() else 0
 
 
-def _note(scope: Scope, message: Message, stored: _Stored, *, forgotten: bool) -> Note:
+def _make_note(scope: Scope, message: Message, stored: _StoredNote, *, forgotten: bool) -> Note:
+    copied_fields: dict[str, Any] = {name: getattr(stored, name) for name in _COPIED_FIELDS}
     return Note(
         id=stored.id,
         scope=scope,
         at=message.at,
         kind=cast(Kind, stored.was or stored.kind),
         text=stored.content,
-        about=stored.about,
-        quote=stored.quote,
-        session=stored.session,
-        uid=stored.uid,
-        seqs=stored.seqs,
         confidence=stored.confidence,
-        supersedes=stored.supersedes,
         forgotten=forgotten,
+        **copied_fields,
     )
 
 
-def _stored(message: Message) -> _Stored | None:
+def _parse_stored(message: Message) -> _StoredNote | None:
     """Return the stored note of a message, or None if this version cannot read it as a note."""
     fields = message.to_dict()
     if fields.get("role") != ROLE:
         return None
     try:
-        return msgspec.convert(fields, _Stored)
+        return msgspec.convert(fields, _StoredNote)
     except msgspec.ValidationError:
         return None
 
@@ -234,18 +221,18 @@ def plan_purge(
 
     Return None if the scope has no such note.
     """
-    stored = [(message, _stored(message)) for message in messages]
+    stored = [(message, _parse_stored(message)) for message in messages]
     records_of_note = [
         (message, record) for message, record in stored if record is not None and record.id == id
     ]
-    texts = [(message, record) for message, record in records_of_note if record.kind != PURGED]
+    texts = [(message, record) for message, record in records_of_note if record.kind != PURGED_KIND]
     if not records_of_note:
         return None
     message, record = (texts or records_of_note)[-1]
-    note = _note(scope, message, record, forgotten=True)
+    note = _make_note(scope, message, record, forgotten=True)
     if not texts:
         return PurgePlan((), (), 0, note)
-    if records_of_note[-1][1].kind == PURGED:
+    if records_of_note[-1][1].kind == PURGED_KIND:
         return PurgePlan((), (), message.seq + 1, note)
     kept_messages = _messages_to_keep(stored, id, upto=message.seq)
     return PurgePlan(
@@ -256,18 +243,18 @@ def plan_purge(
     )
 
 
-def _purge_record(purged: _Stored) -> dict[str, Any]:
+def _purge_record(purged: _StoredNote) -> dict[str, Any]:
     """Return the record that replaces a purged note.
 
     The record keeps `supersedes`. Otherwise the notes that the purged note replaced would be in
     force again, in addition to the note that replaced the purged note.
     """
-    mark = {"role": ROLE, "kind": PURGED, "id": purged.id, "was": purged.kind}
+    mark = {"role": ROLE, "kind": PURGED_KIND, "id": purged.id, "was": purged.kind}
     return {**mark, "supersedes": list(purged.supersedes)} if purged.supersedes else mark
 
 
 def _messages_to_keep(
-    stored: Sequence[tuple[Message, _Stored | None]], id: str, *, upto: int
+    stored: Sequence[tuple[Message, _StoredNote | None]], id: str, *, upto: int
 ) -> list[Message]:
     """Return the messages up to a seq to keep.
 

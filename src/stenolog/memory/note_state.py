@@ -18,7 +18,7 @@ from stenolog.records import Message
 
 
 class NoteState:
-    """The notes of one scope after some of its messages. Immutable: `after` returns a new value.
+    """The notes of one scope after some of its messages. Immutable; see `with_messages`.
 
     Adding one message is cheap, regardless of the number of notes.
     """
@@ -35,7 +35,7 @@ class NoteState:
     def __len__(self) -> int:
         return len(self._records)
 
-    def after(self, messages: Iterable[Message]) -> Self:
+    def with_messages(self, messages: Iterable[Message]) -> Self:
         """Return the state after additional messages."""
         records = [record for message in messages if (record := record_of(self._scope, message))]
         if not records:
@@ -43,15 +43,15 @@ class NoteState:
         new_state = type(self)(self._scope)
         new_state._records = self._records.copy()
         new_state._newer = self._newer.copy()
-        new = [record for record in records if new_state._add_record(record)]
-        if self._ordered and len(new) == len(records):
+        new_records = [record for record in records if new_state._add_record(record)]
+        if self._ordered and len(new_records) == len(records):
             new_state._ordered = self._ordered.copy()
-            for record in new:
+            for record in new_records:
                 if record.listed:
                     insort(new_state._ordered, record.note, key=sort_key)
         else:
-            listed = (record.note for record in new_state._records.values() if record.listed)
-            new_state._ordered = sorted(listed, key=sort_key)
+            listed_notes = (record.note for record in new_state._records.values() if record.listed)
+            new_state._ordered = sorted(listed_notes, key=sort_key)
         return new_state
 
     def _add_record(self, record: NoteRecord) -> bool:
@@ -60,20 +60,20 @@ class NoteState:
         A later message replaces an earlier message of the same id, except a purge.
         """
         id = record.note.id
-        before = self._records.get(id)
-        if before is not None and before.purged and not record.purged:
+        known_record = self._records.get(id)
+        if known_record is not None and known_record.purged and not record.purged:
             return False
         self._records[id] = record
-        for older in dict.fromkeys(record.note.supersedes):
-            if id not in (known := self._newer.get(older, ())):
-                self._newer[older] = (*known, id)
-        return before is None
+        for older_id in dict.fromkeys(record.note.supersedes):
+            if id not in (newer_ids := self._newer.get(older_id, ())):
+                self._newer[older_id] = (*newer_ids, id)
+        return known_record is None
 
-    def record(self, id: str) -> NoteRecord | None:
+    def find_record(self, id: str) -> NoteRecord | None:
         """Return the state of the note with this id, or None."""
         return self._records.get(id)
 
-    def ids(self) -> Iterable[str]:
+    def all_ids(self) -> Iterable[str]:
         """Return all ids, including those of purged notes."""
         return self._records.keys()
 
@@ -121,10 +121,10 @@ class NoteState:
 
     def _with_successor(self, note: Note) -> Note:
         """Return the note with the note that supersedes it, if any."""
-        newest = self._successor(note.id)
-        if newest is None:
+        successor = self._successor(note.id)
+        if successor is None:
             return note
-        return replace(note, superseded=newest.at, superseded_by=newest.id)
+        return replace(note, superseded=successor.at, superseded_by=successor.id)
 
     def _successor(self, id: str) -> Note | None:
         """Return the first visible note that supersedes a note, directly or indirectly."""
@@ -132,11 +132,11 @@ class NoteState:
         level: Iterable[str] = self._newer.get(id, ())
         while level:
             level_records = [self._records[name] for name in level if name not in ids]
-            visible = [
+            visible_notes = [
                 item.note for item in level_records if not item.note.forgotten and not item.purged
             ]
-            if visible:
-                return min(visible, key=lambda note: (note.at, note.id))
+            if visible_notes:
+                return min(visible_notes, key=lambda note: (note.at, note.id))
             ids.update(level)
             # A note that supersedes a forgotten note also supersedes the notes that the forgotten
             # note replaced.

@@ -7,7 +7,7 @@ message. Purging a note copies the notes before it to the end and purges everyth
 import builtins
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Final, get_args
@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.query import Query, Term, parse
+from stenolog.catalog.query import Query, Term, parse_query
 from stenolog.errors import (
     InvalidKey,
     NoSuchNote,
@@ -49,32 +49,32 @@ from stenolog.stores.base import Lease, PurgingStore, Store
 
 def matches_query(query: Query, text: str) -> bool:
     """Whether a text contains all required terms of a query and no excluded term."""
-    lines = tokenizer.lines(text)
-    tokens = f" {lines.parts}  {lines.more} "
+    lines = tokenizer.index_lines(text)
+    tokens = f" {lines.parts}  {lines.extra} "
     return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
 
 
 def _has_term(term: Term, tokens: str) -> bool:
     """Whether a text contains a term, as spelled or with its words joined."""
-    written = [part for word in term.words for part in word.parts]
+    spelled = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
     singles = {single for word in term.words for single in word.singles}
     return any(
-        all(run in tokens for run in _runs(form, singles, begins=term.is_prefix))
-        for form in (written, joined)
+        all(run in tokens for run in _token_runs(form, singles, by_prefix=term.is_prefix))
+        for form in (spelled, joined)
     )
 
 
-def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[str]:
+def _token_runs(form: Sequence[str], singles: set[str], *, by_prefix: bool) -> Iterator[str]:
     """Yield runs of tokens. A single character of a script without spaces is a separate run."""
     for single, run in groupby(form, singles.__contains__):
         if single:
             yield from (f" {token} " for token in run)
         else:
             together = list(run)
-            # A pair of characters has no longer forms: a text that starts with the pair has it as a
-            # token.
-            is_prefix = begins and together[-1] == form[-1] and not set(together[-1]) <= singles
+            # Tokens of these scripts have at most two characters, so a pair needs no search by
+            # prefix.
+            is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= singles
             yield f" {' '.join(together)}{'' if is_prefix else ' '}"
 
 
@@ -84,7 +84,7 @@ def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[s
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
 _LEASE_SECONDS: Final = 10.0
-"""Lease time of each step in seconds; on SQLite, the longest wait after a killed process."""
+"""Duration of a lease in seconds; on SQLite, the longest wait after a process was killed."""
 
 
 class PurgedNote(Struct, frozen=True, kw_only=True):
@@ -126,18 +126,18 @@ class Notes:
         if not drafts:
             return []
         batch = batch_name(once)
-        if once is not None and (known := self._known_batch(scope, batch)) is not None:
-            return known
+        if once is not None and (known_notes := self._known_batch(scope, batch)) is not None:
+            return known_notes
         ids = ids_in(batch, len(drafts))
         messages = [message_of(draft, id) for draft, id in zip(drafts, ids, strict=True)]
         has_times = any(draft.at is not None for draft in drafts)
         at = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
         try:
-            first = self._store.add_messages(scope.key, messages, once=once, at=at)[0]
-        except OnceConflict as known_token:
-            first = known_token.seq
-        added = self._store.get_history(scope.key, after=first - 1, full=True)
-        return _notes_of_batch(batch, NoteState(scope).after(added))
+            first_seq = self._store.add_messages(scope.key, messages, once=once, at=at)[0]
+        except OnceConflict as conflict:
+            first_seq = conflict.seq
+        added_messages = self._store.get_history(scope.key, after=first_seq - 1, full=True)
+        return _notes_of_batch(batch, NoteState(scope).with_messages(added_messages))
 
     @contextmanager
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
@@ -164,14 +164,14 @@ class Notes:
         try:
             if self._store.info(scope.key).last_seq:
                 return
-            purged_note = self._store.delete(scope.key)
+            trashed = self._store.delete(scope.key)
         except NoSuchSession:
             return
         # Another process may have added a note between the two calls.
-        if purged_note.count or not isinstance(self._store, PurgingStore):
-            self._store.restore(scope.key, uid=purged_note.uid)
+        if trashed.count or not isinstance(self._store, PurgingStore):
+            self._store.restore(scope.key, uid=trashed.uid)
         else:
-            self._store.purge_trash(scope.key, [(purged_note.uid, purged_note.deleted)])
+            self._store.purge_trash(scope.key, [(trashed.uid, trashed.deleted)])
 
     def list(
         self, scope: Scope, *, kind: Kind | None = None, full: bool = False
@@ -180,13 +180,13 @@ class Notes:
 
         `full`: include superseded and forgotten notes.
         """
-        state = self._cache.read(scope).state
+        state = self._cache.read_notes(scope).state
         notes = state.notes if full else state.in_force.values()
         return [note for note in notes if kind is None or note.kind == kind]
 
     def get(self, scope: Scope, id: str) -> Note:
         """Return the note with this id, even a forgotten note. Raises NoSuchNote."""
-        for note in self._cache.read(scope).state.notes:
+        for note in self._cache.read_notes(scope).state.notes:
             if note.id == id:
                 return note
         raise NoSuchNote(id)
@@ -197,23 +197,17 @@ class Notes:
         The query syntax is the same as in the catalog: `"two words"`, `-word`, `wor*`. Searches the
         text, the subject and the quote.
         """
-        parsed = parse(query)
+        parsed = parse_query(query)
         if parsed.is_empty:
             return []
-        matching = [
+        return [
             note
-            for note in self.list(scope)
+            for note in reversed(self.list(scope))
             if matches_query(parsed, f"{note.about}\n{note.text}\n{note.quote}")
         ]
-        return matching[::-1]
 
     def candidates(
-        self,
-        stems: Sequence[str],
-        *,
-        scope: Scope,
-        period: Period | None = None,
-        limit: int = 200,
+        self, stems: Sequence[str], *, scope: Scope, period: Period | None = None, limit: int = 200
     ) -> builtins.list[Note]:
         """Return notes in force that share words with a question, as candidates for recall.
 
@@ -221,18 +215,18 @@ class Notes:
         newest notes. `stems`: words as returned by stemming.stem. Without stems, only notes of the
         period are returned.
         """
-        cached = self._cache.read(scope)
-        known = cached.state.in_force
-        ids = list(reversed(known))
+        cached = self._cache.read_notes(scope)
+        notes_by_id = cached.state.in_force
+        ids = list(reversed(notes_by_id))
         if stems:
-            shared = cached.words.shared(dict.fromkeys(stems), known)
-            ids = [id for id in ids if id in shared]
-            ids.sort(key=shared.__getitem__, reverse=True)
+            weights = cached.word_index.weights(dict.fromkeys(stems), notes_by_id)
+            ids = [id for id in ids if id in weights]
+            ids.sort(key=weights.__getitem__, reverse=True)
         if period is not None:
-            inside = [id for id in ids if period.holds(known[id].at)]
-            outside = [id for id in ids if not period.holds(known[id].at)] if stems else []
+            inside = [id for id in ids if period.contains(notes_by_id[id].at)]
+            outside = [id for id in ids if not period.contains(notes_by_id[id].at)] if stems else []
             ids = inside + outside
-        return [known[id] for id in ids[:limit]]
+        return [notes_by_id[id] for id in ids[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
         """Return every scope that ever had notes, of one agent or of all."""
@@ -241,10 +235,8 @@ class Notes:
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
         for prefix in prefixes:
             for key in self._store.list_sessions(prefix=prefix):
-                try:
+                with suppress(InvalidKey):  # the key may not be the key of a scope
                     scopes.append(scope_from_key(key))
-                except InvalidKey:
-                    continue  # the key is not the key of a scope
         return scopes
 
     def forget(self, scope: Scope, id: str) -> Note:
@@ -259,40 +251,41 @@ class Notes:
         """Forget several notes, each as one undo step. If a note does not exist, forget none."""
         if not ids:
             return
-        with self._leased(scope, missing_error=NoSuchNote(ids[0])) as lease:
-            state = self._cache.read(scope).state
+        with self._hold_lease(scope, missing_error=NoSuchNote(ids[0])) as lease:
+            state = self._cache.read_notes(scope).state
             seqs = []
             for id in ids:
-                record = state.record(id)
+                record = state.find_record(id)
                 if record is None or record.purged:
                     raise NoSuchNote(id)
-                seqs += [record.seq] if not record.note.forgotten else []
+                if not record.note.forgotten:
+                    seqs.append(record.seq)
             for number, seq in enumerate(seqs):
                 if number:
                     lease.renew()
-                _hide(lease.store, scope, seq)
+                _hide_message(lease.store, scope, seq)
 
     def undo(self, scope: Scope) -> Undone:
         """Undo the last forget; up to eight can be undone. Raises NothingToUndo.
 
         A purge ends some of these steps; see `purge`.
         """
-        nothing = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
-        with self._leased(scope, missing_error=nothing) as lease:
+        nothing_error = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
+        with self._hold_lease(scope, missing_error=nothing_error) as lease:
             try:
                 return lease.store.undo(scope.key)
             except NothingToUndo:
-                raise nothing from None
+                raise nothing_error from None
 
     def purge(self, scope: Scope, id: str) -> PurgedNote:
         """Delete the text of a note permanently. Raises NoSuchNote. Repeat an interrupted call.
 
-        A store can only purge from its start. So the notes before the purged note are first
-        appended again, with their ids and times, and followers of the store see these notes again.
-        Forgotten notes among them, and all notes forgotten earlier, can no longer be restored by
-        `undo`. A later note that was forgotten after these notes can still be restored.
+        Each note is a message, and `Store.purge` can only delete the first messages of a session.
+        So the notes before the purged note are first appended again, with their ids and times.
+        Followers of the store see these notes again. `undo` can no longer restore a forgotten note
+        among them, or a note that was forgotten earlier, but it can restore later ones.
         """
-        with self._leased(scope, missing_error=NoSuchNote(id)) as lease:
+        with self._hold_lease(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
             messages = store.get_history(scope.key, full=True)
             plan = plan_purge(scope, messages, id, now=datetime.now(UTC))
@@ -302,15 +295,15 @@ class Notes:
             if plan.append:
                 store.add_messages(scope.key, plan.append, at=plan.at)
                 lease.renew()
-            not_reached = (
-                store.purge(scope.key, before=plan.before).not_reached if plan.before else ()
-            )
+            not_reached: tuple[str, ...] = ()
+            if plan.before:
+                not_reached = store.purge(scope.key, before=plan.before).not_reached
         other_places = _other_places(plan.note, self.list(scope, full=True))
         purged_note = replace(plan.note, text="", about="", quote="")
         return PurgedNote(note=purged_note, not_reached=(*not_reached, *other_places))
 
     @contextmanager
-    def _leased(self, scope: Scope, *, missing_error: UsageError) -> Iterator[Lease]:
+    def _hold_lease(self, scope: Scope, *, missing_error: UsageError) -> Iterator[Lease]:
         """Hold the lease of the scope, so that no other process forgets notes of the scope.
 
         Raises `missing_error` if the scope does not exist.
@@ -333,13 +326,13 @@ class Notes:
             return None
         if info.count >= info.last_seq:
             return None
-        state = self._cache.read(scope).state
-        if not any(batch_of(id) == batch for id in state.ids()):
+        state = self._cache.read_notes(scope).state
+        if not any(batch_of(id) == batch for id in state.all_ids()):
             return None
         return _notes_of_batch(batch, state)
 
 
-def _hide(store: Store, scope: Scope, seq: int) -> None:
+def _hide_message(store: Store, scope: Scope, seq: int) -> None:
     """Hide the message of a note. At the store's limit, append a forgotten copy instead."""
     try:
         store.hide(scope.key, seq, seq)
@@ -356,14 +349,12 @@ def _notes_of_batch(batch: str, state: NoteState) -> list[Note]:
     return [note for note in state.notes if batch_of(note.id) == batch]
 
 
-def _other_places(purged: Note, not_reached: Sequence[Note]) -> Iterator[str]:
+def _other_places(purged: Note, remaining: Sequence[Note]) -> Iterator[str]:
     """Yield the places that may still contain the text of a purged note, one sentence each."""
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
-        yield (
-            f"the session {purged.session!r} still contains the original messages"
-            + (f" (seq {seqs})" if seqs else "")
-        )
-    for note in not_reached:
+        where = f" (seq {seqs})" if seqs else ""
+        yield f"the session {purged.session!r} still contains the original messages{where}"
+    for note in remaining:
         if note.session == purged.session and set(note.seqs) & set(purged.seqs):
             yield f"the note {note.id} was made of the same messages"

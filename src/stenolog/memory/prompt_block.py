@@ -36,11 +36,11 @@ def strip_blocks(text: str) -> str:
     for _ in range(_MAX_PASSES):
         if OPENING not in text:
             return text
-        text = _without(text)
+        text = _remove_blocks(text)
     return text.partition(OPENING)[0]
 
 
-def _without(text: str) -> str:
+def _remove_blocks(text: str) -> str:
     """Remove the outermost blocks. A closing mark without an opening mark is ordinary text."""
     outside_parts: list[str] = []
     depth = at = 0

@@ -7,27 +7,30 @@ the fact must share a significant word with the quote: a name, a number, or a fo
 The user must also have said the values in the fact, such as the words after "is" and "to".
 """
 
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-SHORTEST_WORD: Final = 3
+from stenolog.lazy_loading import lazy_pattern
+
+MIN_WORD_LETTERS: Final = 3
 """Minimum number of letters of a quote of one word: "no" and "ok" occur everywhere."""
 
-_SAME_BEGINNING: Final = 4
-"""Number of equal first letters in two forms of a word, or all letters of the shorter form."""
+_SAME_START_LETTERS: Final = 4
+"""Number of first letters that two forms of a word share; a shorter form must match fully."""
 
 # In scripts without spaces, each character counts as a word.
-_WORD: Final = re.compile(
+_WORD: Final = lazy_pattern(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
     "[^\\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
 )
-_APOSTROPHE: Final = re.compile(
+_APOSTROPHE: Final = lazy_pattern(
     "(?<=\\w)['\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}](?=\\w)"
 )
-_END: Final = re.compile(r"[.?!\n…\N{FULLWIDTH QUESTION MARK}\N{FULLWIDTH EXCLAMATION MARK}。؟।]")
-_ELLIPSIS: Final = re.compile(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
+_SENTENCE_END: Final = lazy_pattern(
+    r"[.?!\n…\N{FULLWIDTH QUESTION MARK}\N{FULLWIDTH EXCLAMATION MARK}。؟।]"
+)
+_ELLIPSIS: Final = lazy_pattern(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
 # The list has no negations and no tenses of verbs, because "does not eat" and "was" change the
 # meaning.
@@ -39,24 +42,24 @@ _FUNCTION_WORD_LIST: Final = (
 )
 _FUNCTION_WORDS: Final = frozenset(_FUNCTION_WORD_LIST.split())
 
-_COMMON: Final = (
+_COMMON_WORDS: Final = (
     "all been being can come comes could did do does get gets give gives go goes going got had how "
     "id ill know knows let lets like likes make makes need needs no not now over put puts say says "
     "see sees should take takes tell tells thing things think thinks today tomorrow try use uses "
     "want wants was were what when will would yes 我 你 他 她 它 们 的 是 了 在 有 不 也 很 都 和 "
     "就 这 那 一 个"
 )
-_STOP_WORDS: Final = _FUNCTION_WORDS | frozenset(_COMMON.split())
+_STOP_WORDS: Final = _FUNCTION_WORDS | frozenset(_COMMON_WORDS.split())
 """Words that occur in almost any sentence."""
 
-_INTRODUCTIONS: Final = (
+_INTRODUCING_LIST: Final = (
     "am are at be called for from is named pay pays send sends sent through to trust trusted "
     "trusts use used uses via was were with"
 )
-_INTRODUCING: Final = frozenset(_INTRODUCTIONS.split())
+_INTRODUCING_WORDS: Final = frozenset(_INTRODUCING_LIST.split())
 """Words that introduce a value, as in "the bank is X", "trust X", "send it to X"."""
 _FORMS_OF_BE: Final = frozenset(["are", "is", "was", "were"])
-_PLAIN_WORDS: Final = (
+_PLAIN_WORD_LIST: Final = (
     "able afraid age aged ago allergic always answer answered answers asked based become becoming "
     "born bought buy buying change changing day days drink drinking drinks each eat eating eats "
     "engaged enjoy enjoying enjoys every expect expected expects find finding fond having help "
@@ -70,12 +73,12 @@ _PLAIN_WORDS: Final = (
     "told travel travelling try trying using usually visit visited visiting visits wanting week "
     "weeks work worked working works year years young younger"
 )
-_PLAIN: Final = frozenset(_PLAIN_WORDS.split())
+_PLAIN_WORDS: Final = frozenset(_PLAIN_WORD_LIST.split())
 """Words that name no person or place. A fact may use such words even if the user did not."""
-_LONGEST_ENDING: Final = 3
+_MAX_ENDING_LETTERS: Final = 3
 """Maximum number of last letters in which two forms of a long word may differ."""
-_LONGEST_STEM: Final = 40
-_HIRAGANA: Final = re.compile("[\u3040-\u309f]$")
+_MAX_STEM_LETTERS: Final = 40
+_HIRAGANA: Final = lazy_pattern("[\u3040-\u309f]$")
 """A single hiragana character is an ending or a particle."""
 
 
@@ -87,7 +90,7 @@ def words(text: str) -> list[str]:
 
 def content_words(text: str) -> tuple[str, ...]:
     """Return the words that are not function words, in order, without a plural s."""
-    return tuple(_singular(word) for word in words(text) if word not in _FUNCTION_WORDS)
+    return tuple(_without_plural_s(word) for word in words(text) if word not in _FUNCTION_WORDS)
 
 
 def is_quoted(quote: str, texts: Iterable[str]) -> bool:
@@ -95,14 +98,14 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
 
     If the quote omits words ("…"), its parts must occur in one sentence, in order.
     """
-    parts = [terms for part in _ELLIPSIS.split(quote) if (terms := _with_ends(part))]
-    if not parts or any(not _long_enough(part) for part in parts):
+    parts = [terms for part in _ELLIPSIS.split(quote) if (terms := _words_with_ends(part))]
+    if not parts or any(len(part) == 1 and len(part[0]) < MIN_WORD_LETTERS for part in parts):
         return False
     # The user may have written the dots.
-    said_words, whole = list(texts), _with_ends(quote)
-    if any(_contains_in_order(_with_ends(text), [whole]) for text in said_words):
+    said_texts, whole_quote = list(texts), _words_with_ends(quote)
+    if any(_contains_in_order(_words_with_ends(text), [whole_quote]) for text in said_texts):
         return True
-    sentences = (words(sentence) for text in said_words for sentence in _END.split(text))
+    sentences = (words(sentence) for text in said_texts for sentence in _SENTENCE_END.split(text))
     return len(parts) > 1 and any(_contains_in_order(sentence, parts) for sentence in sentences)
 
 
@@ -132,60 +135,55 @@ def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
     "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. The
     function recognizes only English words before a value.
     """
-    fact_words = _values(fact)
-    if not fact_words:
+    values = _introduced_values(fact)
+    if not values:
         return []
-    forms = {word for text in texts for word in _significant_words(text)}
-    stems = {_stem(word) for word in fact_words}
+    said = {word for text in texts for word in _significant_words(text)}
+    stems = {_stem(word) for word in values}
     lengths = {len(stem) for stem in stems}
-    said_stems = {stem for word in forms for length in lengths if (stem := word[:length]) in stems}
-    return [word for word in fact_words if word not in forms and _stem(word) not in said_stems]
+    said_stems = {stem for word in said for length in lengths if (stem := word[:length]) in stems}
+    return [word for word in values if word not in said and _stem(word) not in said_stems]
 
 
-def _values(fact: str) -> list[str]:
-    said_words = words(fact)
-    first = next(
-        (position for position, word in enumerate(said_words) if word in _INTRODUCING),
-        len(said_words),
-    )
-    if said_words[1:2] and said_words[1] in _FORMS_OF_BE:
+def _introduced_values(fact: str) -> list[str]:
+    fact_words = words(fact)
+    introducing_indexes = (at for at, word in enumerate(fact_words) if word in _INTRODUCING_WORDS)
+    first = next(introducing_indexes, len(fact_words))
+    if fact_words[1:2] and fact_words[1] in _FORMS_OF_BE:
         first = 0  # "evilbank is the user's bank"
-    significant = _significant_words(fact) - _PLAIN - _INTRODUCING
+    significant = _significant_words(fact) - _PLAIN_WORDS - _INTRODUCING_WORDS
     # `named_details.py` compares numbers: there "two" equals 2.
-    return [word for word in said_words[first:] if word in significant and not word.isdecimal()]
+    return [word for word in fact_words[first:] if word in significant and not word.isdecimal()]
 
 
 def _stem(word: str) -> str:
     """Return the common start of the forms of a word."""
-    return word[: min(max(_SAME_BEGINNING, len(word) - _LONGEST_ENDING), _LONGEST_STEM)]
+    return word[: min(max(_SAME_START_LETTERS, len(word) - _MAX_ENDING_LETTERS), _MAX_STEM_LETTERS)]
 
 
 def _significant_words(text: str) -> set[str]:
     return {word for word in words(text) if word not in _STOP_WORDS and not _HIRAGANA.match(word)}
 
 
-def _with_ends(text: str) -> list[str]:
+def _words_with_ends(text: str) -> list[str]:
     """Return the words, with a full stop between sentences."""
     words_and_ends: list[str] = []
-    for sentence in _END.split(text):
-        if said_words := words(sentence):
-            words_and_ends += [".", *said_words] if words_and_ends else said_words
+    for sentence in _SENTENCE_END.split(text):
+        if sentence_words := words(sentence):
+            words_and_ends += [".", *sentence_words] if words_and_ends else sentence_words
     return words_and_ends
 
 
-def _long_enough(part: Sequence[str]) -> bool:
-    return len(part) > 1 or len(part[0]) >= SHORTEST_WORD
-
-
-def _contains_in_order(text: Sequence[str], parts: Sequence[Sequence[str]]) -> bool:
-    said_words = " " + " ".join(text) + " "
+def _contains_in_order(text_words: Sequence[str], parts: Sequence[Sequence[str]]) -> bool:
+    # Add spaces around the texts, so that "art" is not found in "cart".
+    text = f" {' '.join(text_words)} "
     position = 0
     for part in parts:
-        # Add spaces around the text, so that "art" is not found in "cart".
-        start = said_words.find(" " + " ".join(part) + " ", position)
+        wanted = f" {' '.join(part)} "
+        start = text.find(wanted, position)
         if start < 0:
             return False
-        position = start + len(" ".join(part)) + 1
+        position = start + len(wanted) - 1
     return True
 
 
@@ -200,7 +198,7 @@ class _WordForms:
         self._beginnings = {
             word[:length]
             for word in self._words
-            for length in range(SHORTEST_WORD, _SAME_BEGINNING + 1)
+            for length in range(MIN_WORD_LETTERS, _SAME_START_LETTERS + 1)
             if len(word) >= length
         }
 
@@ -208,12 +206,12 @@ class _WordForms:
         """Whether a known word starts like `word`, up to the length of the shorter word."""
         if word in self._words:
             return True
-        if len(word) < SHORTEST_WORD:
+        if len(word) < MIN_WORD_LETTERS:
             return False
-        return word[:_SAME_BEGINNING] in self._beginnings or any(
-            word[:length] in self._words for length in range(SHORTEST_WORD, _SAME_BEGINNING)
+        return word[:_SAME_START_LETTERS] in self._beginnings or any(
+            word[:length] in self._words for length in range(MIN_WORD_LETTERS, _SAME_START_LETTERS)
         )
 
 
-def _singular(word: str) -> str:
+def _without_plural_s(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

@@ -21,7 +21,7 @@ from stenolog.memory.time_words import Period, find_period
 # A question for recall: its stems, and the period that it names.
 
 
-_MAX_QUESTION = 4_000
+_MAX_QUESTION_CHARACTERS = 4_000
 """Maximum number of characters of a question that are used."""
 
 
@@ -35,18 +35,17 @@ class Question(Struct, frozen=True, kw_only=True):
     """The period that the question names, if any."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the question has neither stems nor a period to search for."""
         return not self.stems and self.period is None
 
 
 def parse_question(question: str, *, now: datetime) -> Question:
     """Parse a question. Words such as "yesterday" are relative to `now`."""
-    text = strip_blocks(question)[:_MAX_QUESTION]
-    results = find_period(text, now=now)
-    return Question(
-        text=text, stems=tuple(dict.fromkeys(stems(results.rest))), period=results.period
-    )
+    text = strip_blocks(question)[:_MAX_QUESTION_CHARACTERS]
+    mention = find_period(text, now=now)
+    distinct_stems = tuple(dict.fromkeys(stems(mention.remaining_text)))
+    return Question(text=text, stems=distinct_stems, period=mention.period)
 
 
 # --- ranking --------------------------------------------------------------------------------------
@@ -56,16 +55,17 @@ Kind = Literal["core", "daily", "message"]
 
 _K1: Final = 1.2
 _B: Final = 0.6
-_NEIGHBOURS: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
+"""Parameters k1 and b of BM25."""
+_NEIGHBOUR_SHARES: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
 """Share of a neighbour's words that counts for a message, by distance in seqs."""
-_AGE_FLOOR: Final = 0.5
+_MIN_AGE_FACTOR: Final = 0.5
 """Factor of a fully aged candidate."""
-_OTHER_PERIOD: Final = 0.3
+_OTHER_PERIOD_FACTOR: Final = 0.3
 """Factor of a candidate outside the period of the question."""
-_TOOL_RESULT: Final = 0.6
+_TOOL_RESULT_FACTOR: Final = 0.6
 """Factor of tool results."""
 _SECONDS_PER_DAY: Final = 86_400.0
-_MAX_CHARACTERS: Final = 4_000
+_MAX_SCORED_CHARACTERS: Final = 4_000
 """Maximum number of characters of a text that are scored."""
 
 
@@ -121,29 +121,25 @@ def rank(
     word_counts = [
         _count_words(f"{item.text}\n{item.hints}", question.stems) for item in candidates
     ]
-    weights = _weights(question.stems, word_counts, frequencies or WordFrequencies())
+    weights = _stem_weights(question.stems, word_counts, frequencies or WordFrequencies())
     with_neighbours = _with_neighbours(candidates, word_counts)
-    mean = (
-        math.fsum(counts.length for counts in with_neighbours) / len(with_neighbours)
-        if with_neighbours
-        else 1.0
-    )
+    mean = math.fsum(counts.length for counts in with_neighbours) / max(len(candidates), 1)
     results = []
     for item, counts in zip(candidates, with_neighbours, strict=True):
         score = _bm25(counts, weights, mean) if question.stems else 1.0
         score *= _factor(item, question, now=now, half_life_days=half_life_days)
         if score > 0:
             results.append(RankedCandidate(candidate=item, score=score))
-    return sorted(results, key=_order)
+    return sorted(results, key=_sort_key)
 
 
-def _order(ranked: RankedCandidate) -> tuple[float, float, str, str]:
+def _sort_key(ranked: RankedCandidate) -> tuple[float, float, str, str]:
     candidate = ranked.candidate
     return -ranked.score, -candidate.at.timestamp(), candidate.source, candidate.text
 
 
 def _count_words(text: str, terms: Sequence[str]) -> _WordCounts:
-    words = stems(text[:_MAX_CHARACTERS])
+    words = stems(text[:_MAX_SCORED_CHARACTERS])
     counts = Counter(words)
     return _WordCounts({stem: float(counts[stem]) for stem in terms if stem in counts}, len(words))
 
@@ -161,25 +157,20 @@ def _with_neighbours(
     for item, word_counts in zip(candidates, counts, strict=True):
         neighbours = [
             (share, neighbour)
-            for step, share in _NEIGHBOURS.items()
+            for step, share in _NEIGHBOUR_SHARES.items()
             if (neighbour := counts_by_place.get((item.session, item.seq + step))) is not None
             and neighbour.words
         ]
-        if not neighbours:
-            results.append(word_counts)
-            continue
         merged = dict(word_counts.words)
         for share, neighbour in neighbours:
             for stem, count in neighbour.words.items():
                 merged[stem] = merged.get(stem, 0.0) + share * count
-        length = word_counts.length + sum(
-            share * neighbour.length for share, neighbour in neighbours
-        )
-        results.append(_WordCounts(merged, length))
+        extra = sum(share * neighbour.length for share, neighbour in neighbours)
+        results.append(_WordCounts(merged, word_counts.length + extra))
     return results
 
 
-def _weights(
+def _stem_weights(
     wanted_stems: Sequence[str], counts: Sequence[_WordCounts], frequencies: WordFrequencies
 ) -> dict[str, float]:
     """Return the weight of each stem: rare stems weigh more."""
@@ -192,8 +183,8 @@ def _weights(
     return weights
 
 
-def _bm25(text: _WordCounts, weights: Mapping[str, float], mean: float) -> float:
-    damping = _K1 * (1 - _B + _B * text.length / (mean or 1.0))
+def _bm25(text: _WordCounts, weights: Mapping[str, float], mean_length: float) -> float:
+    damping = _K1 * (1 - _B + _B * text.length / (mean_length or 1.0))
     return math.fsum(
         weights[stem] * count * (_K1 + 1) / (count + damping) for stem, count in text.words.items()
     )
@@ -204,12 +195,12 @@ def _factor(item: Candidate, question: Question, *, now: datetime, half_life_day
     factor = 1.0
     if item.kind != "core" and half_life_days > 0:
         age = max(0.0, (now - item.at).total_seconds() / _SECONDS_PER_DAY)
-        factor = _AGE_FLOOR + (1 - _AGE_FLOOR) * 2 ** (-age / half_life_days)
+        factor = _MIN_AGE_FACTOR + (1 - _MIN_AGE_FACTOR) * 2 ** (-age / half_life_days)
     if item.role == "tool":
-        factor *= _TOOL_RESULT
-    if question.period is not None and not question.period.holds(item.at):
+        factor *= _TOOL_RESULT_FACTOR
+    if question.period is not None and not question.period.contains(item.at):
         # A fact is valid at any time, but a question with only a time asks for events of that time.
         if not question.stems:
             return 0.0
-        factor *= 1.0 if item.kind == "core" else _OTHER_PERIOD
+        factor *= 1.0 if item.kind == "core" else _OTHER_PERIOD_FACTOR
     return factor

@@ -27,7 +27,7 @@ from stenolog.tokens import Tokens
 
 __all__ = ["RecallHit", "RecallResult", "recall"]
 
-CANDIDATES: Final = 200
+MAX_RANKED: Final = 200
 """Maximum number of ranked messages, and of ranked notes."""
 
 _MIN_RELATIVE_SCORE: Final = 0.25
@@ -65,45 +65,41 @@ def recall(
     if moment.tzinfo is None:
         raise UsageError(f"now must have a time zone: {moment.isoformat()}")
     parsed = parse_question(question, now=moment)
-    extra = _newest_facts(notes, scope) if include_recent_facts and notes is not None else []
-    if parsed.empty:
-        return format_recall(
-            [], parsed, extra=extra, budget=budget, count=count, zone=moment.tzinfo
+    facts = _newest_facts(notes, scope) if include_recent_facts and notes is not None else []
+    best: list[RankedCandidate] = []
+    if not parsed.is_empty:
+        candidates, frequencies = _message_candidates(parsed, catalog, scope, exclude_session)
+        ranked = rank(
+            parsed,
+            [*_note_candidates(parsed, notes, scope), *candidates],
+            now=moment,
+            half_life_days=half_life_days,
+            frequencies=frequencies,
         )
-    note_candidates = [] if notes is None else _notes(parsed, notes, scope)
-    message_candidates, frequencies = _messages(parsed, catalog, scope, exclude_session)
-    ranked = rank(
-        parsed,
-        [*note_candidates, *message_candidates],
-        now=moment,
-        half_life_days=half_life_days,
-        frequencies=frequencies,
-    )
-    best = _best_entries(ranked, parsed)
-    return format_recall(best, parsed, extra=extra, budget=budget, count=count, zone=moment.tzinfo)
+        best = _best_entries(ranked, parsed)
+    return format_recall(best, parsed, extra=facts, budget=budget, count=count, zone=moment.tzinfo)
 
 
 def _newest_facts(notes: Notes, scope: Scope) -> list[RankedCandidate]:
     facts = notes.list(scope, kind="core")[: -_MAX_ENTRIES - 1 : -1]
-    return [RankedCandidate(candidate=_candidate(note), score=0.0) for note in facts]
+    return [RankedCandidate(candidate=_note_candidate(note), score=0.0) for note in facts]
 
 
-def _candidate(note: Note) -> Candidate:
+def _note_candidate(note: Note) -> Candidate:
     hints = f"{note.about}\n{note.quote}"
     return Candidate(kind=note.kind, source=note.id, at=note.at, text=note.text, hints=hints)
 
 
-def _notes(question: Question, notes: Notes, scope: Scope) -> list[Candidate]:
+def _note_candidates(question: Question, notes: Notes | None, scope: Scope) -> list[Candidate]:
     """Return the notes that share words with the question or belong to its period."""
-    hits = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
-    return [_candidate(note) for note in hits]
+    if notes is None:
+        return []
+    hits = notes.candidates(question.stems, scope=scope, period=question.period, limit=MAX_RANKED)
+    return [_note_candidate(note) for note in hits]
 
 
-def _messages(
-    question: Question,
-    catalog: Catalog | None,
-    scope: Scope,
-    session: str | None,
+def _message_candidates(
+    question: Question, catalog: Catalog | None, scope: Scope, session: str | None
 ) -> tuple[list[Candidate], WordFrequencies]:
     """Return the messages of the scope that may be relevant to the question."""
     if catalog is None:
@@ -117,9 +113,9 @@ def _messages(
         exclude_visible_of=session,
         since=None if period is None else period.since,
         until=None if period is None else period.until,
-        limit=CANDIDATES,
+        limit=MAX_RANKED,
     )
-    normalized_question = _normalized(question.text)
+    normalized_question = _normalize_text(question.text)
     message_candidates = [
         Candidate(
             kind="message",
@@ -132,7 +128,7 @@ def _messages(
         )
         for message in hits.messages
         if (text := strip_blocks(message.text).strip())
-        and not (message.role == "user" and _normalized(text) == normalized_question)
+        and not (message.role == "user" and _normalize_text(text) == normalized_question)
     ]
     return message_candidates, WordFrequencies(count=hits.count, containing=hits.containing)
 
@@ -144,7 +140,7 @@ def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list
     for entry in ranked:
         if question.stems and entry.score < _MIN_RELATIVE_SCORE * ranked[0].score:
             break
-        normalized = _normalized(entry.candidate.text)
+        normalized = _normalize_text(entry.candidate.text)
         if normalized not in seen_texts:
             seen_texts.add(normalized)
             entries.append(entry)
@@ -153,6 +149,6 @@ def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list
     return entries
 
 
-def _normalized(text: str) -> str:
+def _normalize_text(text: str) -> str:
     """Normalize case and spaces for comparisons."""
     return " ".join(text.casefold().split())

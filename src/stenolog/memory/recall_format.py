@@ -11,13 +11,13 @@ from stenolog.catalog.tokenizer import word_positions
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.ranking import Kind, Question, RankedCandidate
 
-MAX_TEXT: Final = 400
+MAX_TEXT_CHARACTERS: Final = 400
 """Maximum number of characters of a text in a line."""
 
-_CONTEXT: Final = 60
+_CONTEXT_CHARACTERS: Final = 60
 """Maximum number of characters of a text before the first matching word."""
 _ELLIPSIS: Final = "…"
-_MAX_SCANNED: Final = 8_000
+_MAX_SCANNED_CHARACTERS: Final = 8_000
 _MAX_MISSES: Final = 3
 """Number of entries that do not fit after which the search for shorter entries stops."""
 
@@ -70,7 +70,7 @@ def format_recall(
             if entry.candidate.source in chosen_sources:
                 continue
             hit = _to_hit(entry, question)
-            cost = count(f"\n{_line(hit, zone)}")
+            cost = count(f"\n{_format_line(hit, zone)}")
             if spent + cost <= (limit if chosen else budget):
                 chosen.append(hit)
                 spent += cost
@@ -78,7 +78,7 @@ def format_recall(
                 break
     while chosen:
         ordered = sorted(chosen, key=_sort_key)
-        block = memory_block([_line(hit, zone) for hit in ordered])
+        block = memory_block([_format_line(hit, zone) for hit in ordered])
         tokens = count(block)
         if tokens <= budget:
             return RecallResult(block=block, found=tuple(ordered), tokens=tokens)
@@ -93,7 +93,7 @@ def _sort_key(hit: RecallHit) -> tuple[bool, float]:
     return not is_core, -hit.at.timestamp() if is_core else -hit.score
 
 
-def _line(hit: RecallHit, zone: tzinfo | None) -> str:
+def _format_line(hit: RecallHit, zone: tzinfo | None) -> str:
     day = hit.at.astimezone(zone).strftime("%Y-%m-%d %H:%M")
     speaker = "fact" if hit.kind == "core" else hit.role or "note"
     return f"- [{day}] ({speaker}, {hit.source}) {hit.text}"
@@ -111,7 +111,7 @@ def _to_hit(ranked: RankedCandidate, question: Question) -> RecallHit:
     )
 
 
-def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
+def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT_CHARACTERS) -> str:
     """Return a text as one line. Of a long text, return only the part with the most `stems`."""
     line = " ".join(text.split())
     if len(line) <= width:
@@ -119,15 +119,15 @@ def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
     wanted_stems = set(stems)
     matches = [
         (start, matched)
-        for start, _, word in word_positions(line[:_MAX_SCANNED])
+        for start, _, word in word_positions(line[:_MAX_SCANNED_CHARACTERS])
         if (matched := wanted_stems.intersection(map(stem, word.parts)))
     ]
-    start = max(0, min(_best_start(matches, width) - _CONTEXT, len(line) - width))
+    start = max(0, min(_best_start(matches, width) - _CONTEXT_CHARACTERS, len(line) - width))
     end = start + width
     if start > 0:
-        start = line.find(" ", start, start + _CONTEXT) + 1 or start
+        start = line.find(" ", start, start + _CONTEXT_CHARACTERS) + 1 or start
     if end < len(line):
-        space = line.rfind(" ", end - _CONTEXT, end)
+        space = line.rfind(" ", end - _CONTEXT_CHARACTERS, end)
         end = space if space > start else end
     return f"{_ELLIPSIS * (start > 0)}{line[start:end]}{_ELLIPSIS * (end < len(line))}"
 
@@ -136,9 +136,8 @@ def _best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
     """Return the start of the first window with the most distinct stems."""
     best, start = 0, 0
     for first, _ in matches:
-        different = len(
-            {stem for at, matched in matches if first <= at < first + width for stem in matched}
-        )
-        if different > best:
-            best, start = different, first
+        in_window = (matched for at, matched in matches if first <= at < first + width)
+        distinct = len(set().union(*in_window))
+        if distinct > best:
+            best, start = distinct, first
     return start

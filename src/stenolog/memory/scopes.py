@@ -16,7 +16,7 @@ ScopeKind = Literal["session", "sender"]
 
 _SENDER_PREFIX: Final = "%40"
 """Prefix of senders' scopes in the notes store, which no escaped agent name has."""
-_AT: Final = "@"
+_SENDER_MARK: Final = "@"
 MARK_PREFIX: Final = ":mark:"
 """Prefix of consolidation marks; the key of a scope never starts with a colon."""
 
@@ -44,15 +44,15 @@ class Scope(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The displayed name, also used in options: `@telegram:123` for a sender, else the key."""
         if self.of == "sender":
-            return _AT + self.who
-        return _AT + self.who if self.who.startswith(_AT) else self.who
+            return _SENDER_MARK + self.who
+        return _SENDER_MARK + self.who if self.who.startswith(_SENDER_MARK) else self.who
 
 
 def parse_scope_name(name: str, *, agent: str = "main") -> Scope:
     """Return the scope with this name, the inverse of `Scope.name`."""
-    if name.startswith(2 * _AT):
+    if name.startswith(2 * _SENDER_MARK):
         return Scope(agent=agent, who=name[1:])
-    if name.startswith(_AT):
+    if name.startswith(_SENDER_MARK):
         return Scope(agent=agent, who=name[1:], of="sender")
     return Scope(agent=agent, who=name)
 
@@ -60,7 +60,7 @@ def parse_scope_name(name: str, *, agent: str = "main") -> Scope:
 def scope_of(key: str, *, agent: str = "main") -> Scope:
     """Return the scope of one session, which no other session shares.
 
-    The key does not show whether a session belongs to a sender; `Memory.scope` does.
+    `Memory.scope` also finds out whether the session belongs to a sender.
     """
     return Scope(agent=agent, who=key)
 
@@ -75,9 +75,9 @@ def scope_from_key(notes_key: str) -> Scope:
     return scope
 
 
-def scope_prefix(agent: str, of: ScopeKind) -> str:
+def scope_prefix(agent: str, kind: ScopeKind) -> str:
     """Return the common prefix of the keys of all scopes of an agent and a kind."""
-    return (_SENDER_PREFIX if of == "sender" else "") + agent_prefix(agent)
+    return (_SENDER_PREFIX if kind == "sender" else "") + agent_prefix(agent)
 
 
 def agent_prefix(agent: str) -> str:

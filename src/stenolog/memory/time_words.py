@@ -12,69 +12,42 @@ from typing import Final
 
 from msgspec import Struct
 
-_MONTHS: Final = {
-    name: number
-    for number, names in enumerate(
-        (
-            "january jan januar",
-            "february feb februar",
-            "march mar märz maerz",
-            "april apr",
-            "may mai",
-            "june jun juni",
-            "july jul juli",
-            "august aug",
-            "september sept sep",
-            "october oct oktober",
-            "november nov",
-            "december dec dezember",
-        ),
-        1,
-    )
-    for name in names.split()
-}
-_WEEKDAYS: Final = {
-    name: number
-    for number, names in enumerate(
-        (
-            "monday montag",
-            "tuesday dienstag",
-            "wednesday mittwoch",
-            "thursday donnerstag",
-            "friday freitag",
-            "saturday samstag",
-            "sunday sonntag",
-        )
-    )
-    for name in names.split()
-}
-_NUMBERS: Final = {
-    name: number
-    for number, names in enumerate(
-        (
-            "a an one ein einem einen einer",
-            "two zwei couple",
-            "three drei few",
-            "four vier",
-            "five fünf",
-            "six sechs",
-            "seven sieben",
-            "eight acht",
-            "nine neun",
-            "ten zehn",
-        ),
-        1,
-    )
-    for name in names.split()
-}
-_DOTS: Final = str.maketrans(
+from stenolog.lazy_loading import lazy_pattern
+
+
+def _number_names(names: str, *, first: int) -> dict[str, int]:
+    """Return the number of each name. Commas separate numbers; a number may have several names."""
+    return {
+        name: number
+        for number, group in enumerate(names.split(","), first)
+        for name in group.split()
+    }
+
+
+_MONTHS: Final = _number_names(
+    "january jan januar, february feb februar, march mar märz maerz, april apr, may mai, "
+    "june jun juni, july jul juli, august aug, september sept sep, october oct oktober, "
+    "november nov, december dec dezember",
+    first=1,
+)
+_WEEKDAYS: Final = _number_names(
+    "monday montag, tuesday dienstag, wednesday mittwoch, thursday donnerstag, friday freitag, "
+    "saturday samstag, sunday sonntag",
+    first=0,
+)
+_NUMBERS: Final = _number_names(
+    "a an one ein einem einen einer, two zwei couple, three drei few, four vier, five fünf, "
+    "six sechs, seven sieben, eight acht, nine neun, ten zehn",
+    first=1,
+)
+_DOTTED_AND_DOTLESS_I: Final = str.maketrans(
     {"\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}": "i", "\N{LATIN SMALL LETTER DOTLESS I}": "i"}
 )
 _UNITS: Final = {"day": "day", "tag": "day", "wee": "week", "woc": "week", "mon": "month"}
 
 _MONTH: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
 _WEEKDAY: Final = "(?P<weekday>" + "|".join(_WEEKDAYS) + ")"
-_MANY: Final = r"(?P<many>\d{1,3}|" + "|".join(_NUMBERS) + ")"
+_COUNT: Final = r"(?P<many>\d{1,3}|" + "|".join(_NUMBERS) + ")"
 _UNIT: Final = r"(?P<unit>days?|weeks?|months?|years?|tage?n?|wochen?|monate?n?|jahre?n?)"
 _LAST: Final = r"(?:last|previous|past|letzte[nrsm]?|vorige[nrsm]?)"
 _THIS: Final = r"(?:this|current|diese[nrsm]?)"
@@ -86,7 +59,7 @@ class Period(Struct, frozen=True):
     since: datetime
     until: datetime
 
-    def holds(self, at: datetime) -> bool:
+    def contains(self, at: datetime) -> bool:
         """Whether a time is in the range."""
         return self.since <= at < self.until
 
@@ -95,15 +68,15 @@ class TimeMention(Struct, frozen=True):
     """The period that a text names, and the text without the words for the period."""
 
     period: Period | None
-    rest: str
+    remaining_text: str
 
 
 def find_period(text: str, *, now: datetime) -> TimeMention:
     """Return the first period that a text names, relative to `now`, or None as the period."""
-    for pattern, meaning in _RULES:
+    for pattern, read_period in _RULES:
         for match in pattern.finditer(text):
             try:
-                period = meaning(match, now)
+                period = read_period(match, now)
             except (ValueError, OverflowError):
                 continue  # an impossible date such as 2026-13-45
             return TimeMention(period, f"{text[: match.start()]} {text[match.end() :]}")
@@ -117,18 +90,18 @@ def _midnight(at: datetime) -> datetime:
     return at.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def _days(start: datetime, count: int = 1) -> Period:
+def _day_period(start: datetime, count: int = 1) -> Period:
     return Period(_midnight(start), _midnight(start) + timedelta(days=count))
 
 
-def _month(year: int, month: int, now: datetime) -> Period:
+def _month_period(year: int, month: int, now: datetime) -> Period:
     year, month = year + (month - 1) // 12, (month - 1) % 12 + 1
     first = _midnight(now).replace(year=year, month=month, day=1)
     after = first.replace(year=year + month // 12, month=month % 12 + 1)
     return Period(first, after)
 
 
-def _year(year: int, now: datetime) -> Period:
+def _year_period(year: int, now: datetime) -> Period:
     first = _midnight(now).replace(year=year, month=1, day=1)
     return Period(first, first.replace(year=year + 1))
 
@@ -137,84 +110,60 @@ def _monday(now: datetime) -> datetime:
     return _midnight(now) - timedelta(days=now.weekday())
 
 
-def _iso(match: re.Match[str], now: datetime) -> Period:
+def _iso_date(match: re.Match[str], now: datetime) -> Period:
     year, month, day = match["year"], match["month"], match["day"]
     if day is None:
-        return _month(int(year), _checked(int(month)), now)
-    return _days(_midnight(now).replace(year=int(year), month=int(month), day=int(day)))
+        return _month_period(int(year), _check_month(int(month)), now)
+    return _day_period(_midnight(now).replace(year=int(year), month=int(month), day=int(day)))
 
 
-def _checked(month: int) -> int:
+def _check_month(month: int) -> int:
     if not 1 <= month <= 12:
         raise ValueError(month)
     return month
 
 
-def _ago(match: re.Match[str], now: datetime) -> Period:
+def _time_ago(match: re.Match[str], now: datetime) -> Period:
     """Return the exact day, or the week, month or year around the time."""
-    many = _many(match["many"])
-    match _unit(match["unit"]):
+    count, unit = _parse_count(match["many"]), _parse_unit(match["unit"])
+    if unit == "week":
+        return _day_period(now - timedelta(days=7 * count + 3), 7)
+    return _unit_period(unit, count, now)
+
+
+def _unit_period(unit: str, count: int, now: datetime) -> Period:
+    """Return the day, week, month or year this many units before that of `now`."""
+    match unit:
         case "day":
-            return _days(now - timedelta(days=many))
+            return _day_period(now - timedelta(days=count))
         case "week":
-            return _days(now - timedelta(days=7 * many + 3), 7)
+            return _day_period(_monday(now) - timedelta(days=7 * count), 7)
         case "month":
-            return _month(now.year, now.month - many, now)
-    return _year(now.year - many, now)
+            return _month_period(now.year, now.month - count, now)
+    return _year_period(now.year - count, now)
 
 
-def _past(match: re.Match[str], now: datetime) -> Period:
-    days = {"day": 1, "week": 7, "month": 31, "year": 366}[_unit(match["unit"])]
+def _past_period(match: re.Match[str], now: datetime) -> Period:
+    days = {"day": 1, "week": 7, "month": 31, "year": 366}[_parse_unit(match["unit"])]
     until = _midnight(now) + timedelta(days=1)
-    return Period(until - timedelta(days=days * _many(match["many"]) + 1), until)
-
-
-def _last(match: re.Match[str], now: datetime) -> Period:
-    match _unit(match["unit"]):
-        case "week":
-            return _days(_monday(now) - timedelta(days=7), 7)
-        case "month":
-            return _month(now.year, now.month - 1, now)
-        case "year":
-            return _year(now.year - 1, now)
-    return _days(now - timedelta(days=1))
-
-
-def _this(match: re.Match[str], now: datetime) -> Period:
-    match _unit(match["unit"]):
-        case "week":
-            return _days(_monday(now), 7)
-        case "month":
-            return _month(now.year, now.month, now)
-        case "year":
-            return _year(now.year, now)
-    return _days(now)
+    return Period(until - timedelta(days=days * _parse_count(match["many"]) + 1), until)
 
 
 def _weekday(match: re.Match[str], now: datetime) -> Period:
     days_back = (now.weekday() - _WEEKDAYS[_normalized_name(match["weekday"])]) % 7
-    return _days(now - timedelta(days=days_back))
+    return _day_period(now - timedelta(days=days_back))
 
 
-def _last_weekday(match: re.Match[str], now: datetime) -> Period:
-    """Return the last such weekday before today: on a Monday, "last Monday" is a week ago."""
-    return _weekday(match, now - timedelta(days=1))
-
-
-def _weekend(_found: re.Match[str], now: datetime) -> Period:
-    return _days(_monday(now) - timedelta(days=2), 2)
-
-
-def _named(match: re.Match[str], now: datetime) -> Period:
+def _named_date(match: re.Match[str], now: datetime) -> Period:
     """Return a month, or a day of a month, in the given year or the latest that has started."""
     month = _MONTHS[_normalized_name(match["month"])]
     parts = match.groupdict()
     year, day = parts.get("year"), parts.get("day")
     if day is None:
-        return _month(int(year) if year else now.year - (month > now.month), month, now)
+        return _month_period(int(year) if year else now.year - (month > now.month), month, now)
     if year:
-        return _days(_midnight(now).replace(year=int(year), month=month, day=int(day)))
-    return _days(_last_such_day(month, int(day), now))
+        return _day_period(_midnight(now).replace(year=int(year), month=month, day=int(day)))
+    return _day_period(_last_such_day(month, int(day), now))
 
 
 def _last_such_day(month: int, day: int, now: datetime) -> datetime:
@@ -227,50 +176,54 @@ def _last_such_day(month: int, day: int, now: datetime) -> datetime:
     raise ValueError(f"no month {month} has a day {day}")
 
 
-def _in_year(match: re.Match[str], now: datetime) -> Period:
-    return _year(int(match["year"]), now)
-
-
-def _many(text: str) -> int:
+def _parse_count(text: str) -> int:
     return int(text) if text.isdigit() else _NUMBERS[_normalized_name(text)]
 
 
 def _normalized_name(name: str) -> str:
-    """Normalize a name for the tables: patterns that ignore case match a dotless i as an i."""
-    return name.translate(_DOTS).casefold()
+    """Normalize a name for a lookup: a pattern that ignores case also matches a dotless i."""
+    return name.translate(_DOTTED_AND_DOTLESS_I).casefold()
 
 
-def _unit(text: str) -> str:
+def _parse_unit(text: str) -> str:
     return _UNITS.get(text[:3].lower(), "year")
 
 
-def _back(days: int) -> Callable[[re.Match[str], datetime], Period]:
-    return lambda _found, now: _days(now - timedelta(days=days))
+def _units_ago(count: int, unit: str = "") -> Callable[[re.Match[str], datetime], Period]:
+    """Return a rule: the period this many units ago. Without `unit`, the text names the unit."""
+    return lambda match, now: _unit_period(unit or _parse_unit(match["unit"]), count, now)
 
 
 _YEAR: Final = r"(?P<year>(?:19|20)\d\d)"
 _DAY: Final = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th|\.)?"
 
 _RULES: Final = [
-    (re.compile(rf"\b(?:{pattern})(?!\w)", re.IGNORECASE), meaning)
-    for pattern, meaning in (
-        (rf"(?:on |am |in |im )?{_YEAR}-(?P<month>\d\d)(?:-(?P<day>\d\d))?", _iso),
-        (r"(?:the )?day before yesterday|vorgestern", _back(2)),
-        (r"yesterday|last night|gestern", _back(1)),
-        (r"today|tonight|this (?:morning|afternoon|evening)|heute", _back(0)),
-        (rf"(?:about )?(?:a )?{_MANY}(?: of)? {_UNIT} (?:ago|before)", _ago),
-        (rf"vor {_MANY} {_UNIT}", _ago),
-        (rf"(?:in |over |during )?(?:the |den |die )?{_LAST} {_MANY} {_UNIT}", _past),
-        (rf"{_LAST} (?:weekend|wochenende)|am wochenende", _weekend),
-        (rf"(?:in (?:der |dem )?|im )?{_LAST} {_UNIT}", _last),
-        (rf"(?:in (?:der |dem )?)?{_THIS} {_UNIT}", _this),
-        (rf"{_LAST} {_WEEKDAY}", _last_weekday),
+    (lazy_pattern(rf"\b(?:{pattern})(?!\w)", re.IGNORECASE), read_period)
+    for pattern, read_period in (
+        (rf"(?:on |am |in |im )?{_YEAR}-(?P<month>\d\d)(?:-(?P<day>\d\d))?", _iso_date),
+        (r"(?:the )?day before yesterday|vorgestern", _units_ago(2, "day")),
+        (r"yesterday|last night|gestern", _units_ago(1, "day")),
+        (r"today|tonight|this (?:morning|afternoon|evening)|heute", _units_ago(0, "day")),
+        (rf"(?:about )?(?:a )?{_COUNT}(?: of)? {_UNIT} (?:ago|before)", _time_ago),
+        (rf"vor {_COUNT} {_UNIT}", _time_ago),
+        (rf"(?:in |over |during )?(?:the |den |die )?{_LAST} {_COUNT} {_UNIT}", _past_period),
+        (
+            rf"{_LAST} (?:weekend|wochenende)|am wochenende",
+            lambda _, now: _day_period(_monday(now) - timedelta(days=2), 2),
+        ),
+        (rf"(?:in (?:der |dem )?|im )?{_LAST} {_UNIT}", _units_ago(1)),
+        (rf"(?:in (?:der |dem )?)?{_THIS} {_UNIT}", _units_ago(0)),
+        # On a Monday, "last Monday" is a week ago.
+        (rf"{_LAST} {_WEEKDAY}", lambda match, now: _weekday(match, now - timedelta(days=1))),
         (rf"(?:on |am ){_WEEKDAY}", _weekday),
-        (rf"(?:on |am )?(?:the )?{_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?", _named),
-        (rf"(?:on )?{_MONTH} {_DAY}(?:,? {_YEAR})?", _named),
-        (rf"(?:in |im |since |seit |during |{_LAST} |{_THIS} )?{_MONTH},? {_YEAR}", _named),
-        (rf"(?:in|im|since|seit|during|{_LAST}|{_THIS}) {_MONTH}", _named),
-        (rf"(?:in|im jahr|since|seit|during) {_YEAR}", _in_year),
+        (rf"(?:on |am )?(?:the )?{_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?", _named_date),
+        (rf"(?:on )?{_MONTH} {_DAY}(?:,? {_YEAR})?", _named_date),
+        (rf"(?:in |im |since |seit |during |{_LAST} |{_THIS} )?{_MONTH},? {_YEAR}", _named_date),
+        (rf"(?:in|im|since|seit|during|{_LAST}|{_THIS}) {_MONTH}", _named_date),
+        (
+            rf"(?:in|im jahr|since|seit|during) {_YEAR}",
+            lambda match, now: _year_period(int(match["year"]), now),
+        ),
     )
 ]
 """Time patterns; the first match counts. A bare month does not match: `may` is mostly a verb."""

@@ -12,7 +12,7 @@ able to dictate notes. Media become a word in brackets, long texts are cut in th
 secrets are redacted before any other step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -36,17 +36,17 @@ from stenolog.stores import spans
 from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import estimate
 
-_LOOKED_AT: Final = 100_000
+_MAX_END_CHARACTERS: Final = 100_000
 """Number of characters used at each end of a long text."""
 
-_SHOWN: Final = {"user": 4_000, "assistant": 2_000}
+_MAX_SHOWN: Final = {"user": 4_000, "assistant": 2_000}
 """Maximum number of characters shown of a message, by role."""
 
 Count = Callable[[str], int]
 """Function that counts the tokens of a text."""
 
-_GIST: Final = 160
-_LONGEST_TYPE: Final = 40
+_MAX_GIST_LENGTH: Final = 160
+_MAX_TYPE_LENGTH: Final = 40
 
 
 class Line(Struct, frozen=True):
@@ -70,7 +70,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     """Number of redacted secrets."""
 
     @property
-    def spoken(self) -> list[str]:
+    def user_texts(self) -> list[str]:
         """Messages of the user. A quote must occur in one of these messages."""
         # guard: fact-from-user-only
         return [line.text for line in self.lines if line.role == "user"]
@@ -79,38 +79,38 @@ class Turn(Struct, frozen=True, kw_only=True):
 # --- boundaries of turns ---------------------------------------------------------------------
 
 
-def finished(messages: Iterable[Message]) -> list[list[Message]]:
+def finished_turns(messages: Iterable[Message]) -> list[list[Message]]:
     """Return the messages of each finished turn. `messages` must start at a turn boundary."""
     turns: list[list[Message]] = []
     turn: list[Message] = []
-    waiting: set[str | None] = set()
+    open_ids: set[str | None] = set()
     for message in messages:
         fields = message.to_dict()
         calls = {call.id for call in calls_of(fields)}
-        if turn and has_text(fields) and not waiting:
+        if turn and has_text(fields) and not open_ids:
             turns.append(turn)
             turn = []
         turn.append(message)
-        waiting = (waiting | calls) - {result.id for result in results_of(fields)}
+        open_ids = (open_ids | calls) - {result.id for result in results_of(fields)}
         if role_of(fields) == "assistant" and not calls:
             # Stop waiting for unanswered calls here. Otherwise one lost result would block the
             # consolidation of all later messages.
             turns.append(turn)
-            turn, waiting = [], set()
+            turn, open_ids = [], set()
     return turns
 
 
-def is_taken_back(message: Message, info: SessionInfo) -> bool:
+def is_withdrawn(message: Message, info: SessionInfo) -> bool:
     """Whether a message was withdrawn from the conversation, not only from the context.
 
-    A message that a summary hid, at or below the floor, still counts. A message hidden in any other
+    A message that only a summary replaced was not withdrawn. A message that was hidden in any other
     way (popped, hidden, replaced, cleared, truncated) was withdrawn, even if it was summarized
     later.
     """
     if not message.hidden:
         return False
-    compacted = message.seq <= info.floor and bool(info.summary)
-    return not compacted or spans.contains(withdrawn_seqs(info.meta), message.seq)
+    is_summarized = message.seq <= info.floor and bool(info.summary)
+    return not is_summarized or spans.contains(withdrawn_seqs(info.meta), message.seq)
 
 
 def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
@@ -121,22 +121,26 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     lines: list[Line] = []
     seqs: list[int] = []
     redacted = 0
-    has_question = has_remaining = False
+    questions = remaining_questions = 0
     for message in messages:
         fields = message.to_dict()
-        has_question = has_question or has_text(fields)
-        if is_taken_back(message, info):
+        questions += has_text(fields)
+        if is_withdrawn(message, info):
             continue
-        has_remaining = has_remaining or has_text(fields)
+        remaining_questions += has_text(fields)
         seqs.append(message.seq)
-        for line in _said(fields):
+        role = role_of(fields)
+        if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
+            line = Line(role, "\n".join(_author_texts(fields.get("content"))))
+            # Stores reject two lone surrogates that become a pair.
+            text = line.text.encode("utf-8", "replace").decode()
             # Remove blocks and secrets before any cut: half a block or half a secret would not be
             # recognized.
-            clean = redact_ends(strip_blocks(_sound(line.text)), most=_LOOKED_AT)
+            clean = redact_ends(strip_blocks(text), max_end_length=_MAX_END_CHARACTERS)
             redacted += clean.count
             if clean.text.strip():
-                lines.append(Line(line.role, clean.text.strip()))  # guard: notes-redacted
-    if not lines or (has_question and not has_remaining):
+                lines.append(Line(role, clean.text.strip()))  # guard: notes-redacted
+    if not lines or (questions and not remaining_questions):
         return None
     first, last = messages[0], messages[-1]
     return Turn(last=last.seq, seqs=tuple(seqs), at=first.at, lines=tuple(lines), redacted=redacted)
@@ -154,18 +158,18 @@ def gist(turn: Turn) -> str:
     return " ".join(parts) or _first_words(turn.lines[0].text)
 
 
-def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
+def as_text(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
     """Return the turn as text of at most about `budget` tokens."""
     heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
-    lines = [Line(line.role, _middle_out(line.text, _SHOWN[line.role])) for line in turn.lines]
-    text = _joined(heading, lines)
-    limit = max(_SHOWN.values())
+    lines = [Line(line.role, _cut_middle(line.text, _MAX_SHOWN[line.role])) for line in turn.lines]
+    text = _format_lines(heading, lines)
+    limit = max(_MAX_SHOWN.values())
     while count(text) > budget and limit > 40:
         limit //= 2
         keep = max(budget // 20, 2)
         lines = lines if len(lines) <= keep else [*lines[: keep // 2], *lines[-(keep // 2) :]]
-        lines = [Line(line.role, _middle_out(line.text, limit)) for line in lines]
-        text = _joined(heading, lines)
+        lines = [Line(line.role, _cut_middle(line.text, limit)) for line in lines]
+        text = _format_lines(heading, lines)
     return text
 
 
@@ -176,7 +180,7 @@ def batches(
     batch: list[Turn] = []
     spent = 0
     for turn in turns:
-        size = count(shown(turn, number=1, budget=budget, count=count))
+        size = count(as_text(turn, number=1, budget=budget, count=count))
         if batch and (spent + size > budget or len(batch) >= limit):
             yield batch
             batch, spent = [], 0
@@ -186,7 +190,7 @@ def batches(
         yield batch
 
 
-def _joined(heading: str, lines: Sequence[Line]) -> str:
+def _format_lines(heading: str, lines: Sequence[Line]) -> str:
     # Texts are indented, so that no text can look like a heading or another speaker.
     paragraphs = (f"{line.role}:\n    " + "\n    ".join(line.text.splitlines()) for line in lines)
     return "\n".join([heading, *paragraphs])
@@ -195,14 +199,7 @@ def _joined(heading: str, lines: Sequence[Line]) -> str:
 # --- content of messages ---------------------------------------------------------------------
 
 
-def _said(fields: Mapping[str, Any]) -> Iterator[Line]:
-    """Yield the text of a message with its role, without tool calls and results."""
-    role = role_of(fields)
-    if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
-        yield Line(role, "\n".join(_own_words(fields.get("content"))))
-
-
-def _own_words(content: Any) -> Iterator[str]:
+def _author_texts(content: Any) -> Iterator[str]:
     """Yield the text of the author, and a word in brackets for media and unknown parts."""
     for part in read_content(content):
         match part:
@@ -214,16 +211,11 @@ def _own_words(content: Any) -> Iterator[str]:
                 yield f"[{part.kind}]"
             case UnknownPart():
                 # Only types of one word are shown, so that a type cannot carry a text.
-                is_word = part.type.isidentifier() and len(part.type) <= _LONGEST_TYPE
+                is_word = part.type.isidentifier() and len(part.type) <= _MAX_TYPE_LENGTH
                 yield f"[{part.type if is_word else 'part'}]"
 
 
-def _sound(text: str) -> str:
-    """Replace lone surrogates, because stores reject two surrogates that become a pair."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _middle_out(text: str, limit: int) -> str:
+def _cut_middle(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head = limit * 3 // 4
@@ -232,7 +224,7 @@ def _middle_out(text: str, limit: int) -> str:
 
 def _first_words(text: str) -> str:
     line = " ".join(text.split())
-    if len(line) <= _GIST:
+    if len(line) <= _MAX_GIST_LENGTH:
         return line
-    head, space, _ = line[:_GIST].rpartition(" ")
-    return (head if space and len(head) > _GIST // 2 else line[:_GIST]) + "…"
+    head, space, _ = line[:_MAX_GIST_LENGTH].rpartition(" ")
+    return (head if space and len(head) > _MAX_GIST_LENGTH // 2 else line[:_MAX_GIST_LENGTH]) + "…"

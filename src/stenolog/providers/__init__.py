@@ -2,41 +2,25 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.providers.chat_model import (
-        ChatModel,
-        CompletionFunction,
-        Delta,
-        StreamedAnswer,
-        ToolCallDelta,
-        Usage,
-    )
-    from stenolog.providers.local_model import LocalModel
-    from stenolog.providers.openai_chat import OpenAIChat
+    from stenolog.providers.chat_model import ChatModel as ChatModel
+    from stenolog.providers.chat_model import CompletionFunction as CompletionFunction
+    from stenolog.providers.chat_model import Delta as Delta
+    from stenolog.providers.chat_model import StreamedAnswer as StreamedAnswer
+    from stenolog.providers.chat_model import ToolCallDelta as ToolCallDelta
+    from stenolog.providers.chat_model import Usage as Usage
+    from stenolog.providers.local_model import LocalModel as LocalModel
+    from stenolog.providers.openai_chat import OpenAIChat as OpenAIChat
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "ChatModel": "stenolog.providers.chat_model",
-            "CompletionFunction": "stenolog.providers.chat_model",
-            "Delta": "stenolog.providers.chat_model",
-            "LocalModel": "stenolog.providers.local_model",
-            "OpenAIChat": "stenolog.providers.openai_chat",
-            "StreamedAnswer": "stenolog.providers.chat_model",
-            "ToolCallDelta": "stenolog.providers.chat_model",
-            "Usage": "stenolog.providers.chat_model",
+            "stenolog.providers.chat_model": (
+                "ChatModel CompletionFunction Delta StreamedAnswer ToolCallDelta Usage"
+            ),
+            "stenolog.providers.local_model": "LocalModel",
+            "stenolog.providers.openai_chat": "OpenAIChat",
         },
     )
-
-__all__ = [
-    "ChatModel",
-    "CompletionFunction",
-    "Delta",
-    "LocalModel",
-    "OpenAIChat",
-    "StreamedAnswer",
-    "ToolCallDelta",
-    "Usage",
-]

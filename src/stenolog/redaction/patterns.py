@@ -2,7 +2,7 @@
 
 Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each
 pattern takes linear time on any text: it starts only at the start of a run of its characters and
-uses possessive quantifiers. Matches that code has to check are short.
+uses possessive quantifiers. Matches that a function has to check afterwards are short.
 """
 
 import re
@@ -11,7 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.redaction.secret_fields import is_value, kind_of
+from stenolog.lazy_loading import lazy_pattern
+from stenolog.redaction.secret_fields import is_secret_value, kind_of
 
 
 class SecretPattern(Struct, frozen=True):
@@ -24,30 +25,39 @@ class SecretPattern(Struct, frozen=True):
     """Words in lower case; a text without any of these words has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
 
-    def is_hinted(self, small: str) -> bool:
+    def is_hinted(self, lower_case: str) -> bool:
         """Whether a text in lower case may contain a secret of this kind."""
-        return any(hint in small for hint in self.hints)
+        return any(hint in lower_case for hint in self.hints)
 
 
-def _key(name: str, hint: str, pattern: str) -> SecretPattern:
+def _pattern(
+    name: str, hints: str, pattern: str, check: Callable[[re.Match[str]], bool] = bool
+) -> SecretPattern:
+    """Return the pattern of a kind of secret. Spaces separate the hints."""
+    return SecretPattern(name, lazy_pattern(pattern), tuple(hints.split()), check)
+
+
+def _key_pattern(
+    name: str, hints: str, pattern: str, check: Callable[[re.Match[str]], bool] = bool
+) -> SecretPattern:
     """Return the pattern of a key that does not continue a longer word."""
-    return SecretPattern(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), (hint,))
+    return _pattern(name, hints, rf"(?<![A-Za-z0-9_-])(?:{pattern})", check)
 
 
-_LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
+_LONG_RUN: Final = lazy_pattern("[A-Za-z0-9]{16}")
 """Minimum length of a random run; parts of words such as `sk-learn-compatible-api` are shorter."""
 
 
-def _is_random(match: re.Match[str]) -> bool:
+def _has_long_run(match: re.Match[str]) -> bool:
     return _LONG_RUN.search(match[0]) is not None
 
 
-_CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
+_CHARACTER_CHANGE: Final = lazy_pattern("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
 """A change between kinds of characters: many in random keys, few in words with hyphens."""
 
 
-def _is_mixed(match: re.Match[str]) -> bool:
-    return len(_CHANGE.findall(match[0])) > 2
+def _looks_random(match: re.Match[str]) -> bool:
+    return len(_CHARACTER_CHANGE.findall(match[0])) > 2
 
 
 def _is_credential(match: re.Match[str]) -> bool:
@@ -60,150 +70,137 @@ PRIVATE_KEY: Final = SecretPattern(
     "private key",
     # A truncated key extends to the end of the text. The group is not possessive: before Python
     # 3.11.3 a possessive group matched one character too many.
-    re.compile(
+    lazy_pattern(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
     ),
     ("private key",),
 )
 
-_PUTTY: Final = SecretPattern(
+_PUTTY_KEY: Final = _pattern(
     "private key",
+    "private-lines:",
     # Lines of base64; the next line, Private-MAC, has a hyphen.
-    re.compile(
-        r"Private-Lines:[ \t]{0,4}[0-9]{1,4}(?:\r?\n|\\n)"
-        r"(?P<value>(?:[A-Za-z0-9+/=]{1,120}(?:\r?\n|\\n|\Z)){1,400})"
-    ),
-    ("private-lines:",),
+    r"Private-Lines:[ \t]{0,4}[0-9]{1,4}(?:\r?\n|\\n)"
+    r"(?P<value>(?:[A-Za-z0-9+/=]{1,120}(?:\r?\n|\\n|\Z)){1,400})",
 )
 
-_KEYS: Final = (
-    _key("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
-    _key("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
-    SecretPattern(
-        "api key", re.compile(r"(?<![A-Za-z0-9_-])sk-[A-Za-z0-9_-]{20,}+"), ("sk-",), _is_random
-    ),
-    _key("api key", "aiza", r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
-    _key("api key", "hf_", r"hf_[A-Za-z0-9]{30,}+"),
-    _key("api key", "gsk_", r"gsk_[A-Za-z0-9]{40,}+"),
-    _key("api key", "xai-", r"xai-[A-Za-z0-9]{40,}+"),
-    _key("api key", "k_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}+"),
-    _key("api key", "whsec_", r"whsec_[A-Za-z0-9+/=]{24,}+"),
-    _key("api key", "sg.", r"SG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),
-    _key("access key", "ia", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _key("private key", "age-secret-key-1", r"AGE-SECRET-KEY-1[A-Z0-9]{50,}+"),
-    _key("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
-    _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
-    _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
+_KEY_PATTERNS: Final = (
+    _key_pattern("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
+    _key_pattern("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
+    _key_pattern("api key", "sk-", r"sk-[A-Za-z0-9_-]{20,}+", _has_long_run),
+    _key_pattern("api key", "aiza", r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    _key_pattern("api key", "hf_", r"hf_[A-Za-z0-9]{30,}+"),
+    _key_pattern("api key", "gsk_", r"gsk_[A-Za-z0-9]{40,}+"),
+    _key_pattern("api key", "xai-", r"xai-[A-Za-z0-9]{40,}+"),
+    _key_pattern("api key", "k_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}+"),
+    _key_pattern("api key", "whsec_", r"whsec_[A-Za-z0-9+/=]{24,}+"),
+    _key_pattern("api key", "sg.", r"SG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),
+    _key_pattern("access key", "ia", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _key_pattern("private key", "age-secret-key-1", r"AGE-SECRET-KEY-1[A-Z0-9]{50,}+"),
+    _key_pattern("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
+    _key_pattern("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
+    _key_pattern("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
     # GitLab: runners, deploy tokens and others. GLRT is also a test in statistics.
-    SecretPattern(
+    _key_pattern(
         "token",
-        re.compile(r"(?<![A-Za-z0-9_-])gl(?:rt|dt|ptt|cbt|ft|soat|imt|agent)-[A-Za-z0-9_-]{20,}+"),
-        ("glrt-", "gldt-", "glptt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-"),
-        _is_mixed,
+        "glrt- gldt- glptt- glcbt- glft- glsoat- glimt- glagent-",
+        r"gl(?:rt|dt|ptt|cbt|ft|soat|imt|agent)-[A-Za-z0-9_-]{20,}+",
+        _looks_random,
     ),
-    _key("token", "shp", r"shp(?:at|ca|pa|ss)_[A-Za-z0-9]{32,}+"),  # Shopify
-    _key("token", "dapi", r"dapi[a-f0-9]{32}(?:-[0-9]{1,2})?(?![A-Za-z0-9])"),  # Databricks
-    SecretPattern(  # HashiCorp Vault
+    _key_pattern("token", "shp", r"shp(?:at|ca|pa|ss)_[A-Za-z0-9]{32,}+"),  # Shopify
+    _key_pattern("token", "dapi", r"dapi[a-f0-9]{32}(?:-[0-9]{1,2})?(?![A-Za-z0-9])"),  # Databricks
+    # HashiCorp Vault
+    _key_pattern("token", "hvs. hvb. hvr.", r"(?<!\.)hv[sbr]\.[A-Za-z0-9_-]{20,}+", _looks_random),
+    _key_pattern("token", "atatt3x", r"ATATT3x[A-Za-z0-9_=-]{20,}+"),  # Atlassian
+    _key_pattern("api key", "pmak-", r"PMAK-[A-Za-z0-9]{20,}+(?:-[A-Za-z0-9]{20,}+)?"),  # Postman
+    _key_pattern("token", "ntn_", r"ntn_[A-Za-z0-9]{30,}+"),  # Notion
+    _key_pattern("api key", "lin_api_", r"lin_api_[A-Za-z0-9]{30,}+"),  # Linear
+    _key_pattern("token", "sbp_", r"sbp_[A-Za-z0-9]{32,}+"),  # Supabase
+    # Doppler
+    _key_pattern("token", "dp.", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{30,}+"),
+    _key_pattern("api key", "pplx-", r"pplx-[A-Za-z0-9]{32,}+"),  # Perplexity
+    _key_pattern("token", "r8_", r"r8_[A-Za-z0-9]{30,}+"),  # Replicate
+    _key_pattern("token", "dckr_", r"dckr_[po]at_[A-Za-z0-9_-]{20,}+"),  # Docker
+    _key_pattern("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
+    _key_pattern("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
+    _key_pattern("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
+    _key_pattern(  # Discord bot: id in base64, time, signature
         "token",
-        re.compile(r"(?<![A-Za-z0-9_.-])hv[sbr]\.[A-Za-z0-9_-]{20,}+"),
-        ("hvs.", "hvb.", "hvr."),
-        _is_mixed,
+        ".",
+        r"(?<!\.)[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+",
+        _looks_random,
     ),
-    _key("token", "atatt3x", r"ATATT3x[A-Za-z0-9_=-]{20,}+"),  # Atlassian
-    _key("api key", "pmak-", r"PMAK-[A-Za-z0-9]{20,}+(?:-[A-Za-z0-9]{20,}+)?"),  # Postman
-    _key("token", "ntn_", r"ntn_[A-Za-z0-9]{30,}+"),  # Notion
-    _key("api key", "lin_api_", r"lin_api_[A-Za-z0-9]{30,}+"),  # Linear
-    _key("token", "sbp_", r"sbp_[A-Za-z0-9]{32,}+"),  # Supabase
-    _key("token", "dp.", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{30,}+"),  # Doppler
-    _key("api key", "pplx-", r"pplx-[A-Za-z0-9]{32,}+"),  # Perplexity
-    _key("token", "r8_", r"r8_[A-Za-z0-9]{30,}+"),  # Replicate
-    _key("token", "dckr_", r"dckr_[po]at_[A-Za-z0-9_-]{20,}+"),  # Docker
-    _key("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
-    _key("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
-    _key("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
-    SecretPattern(  # Discord bot: id in base64, time, signature
-        "token",
-        re.compile(
-            r"(?<![A-Za-z0-9_.-])[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+"
-        ),
-        (".",),
-        _is_mixed,
-    ),
-    _key(
+    _key_pattern(
         "token",
         "/api/webhooks/",
         r"discord(?:app)?\.com/api/webhooks/(?P<value>[0-9]{15,20}/[A-Za-z0-9_-]{30,}+)",
     ),
-    _key(
+    _key_pattern(
         "token",
         "webhook.office.com",
         r"webhook\.office\.com/webhookb2/(?P<value>[A-Za-z0-9@/._-]{30,}+)",
     ),
     # Azure shared access signature.
-    SecretPattern("token", re.compile(r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"), ("sig=",)),
+    _pattern("token", "sig=", r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"),
     # The gateway's cookie and login links.
-    _key("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
-    SecretPattern("token", re.compile(r"/login\?code=(?P<value>[\w.-]{8,}+)"), ("/login?code=",)),
-    _key("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
-    _key("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
-    _key("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
-    _key("token", "ya29.", r"ya29\.[A-Za-z0-9_-]{20,}+"),
-    _key("token", "gocspx-", r"GOCSPX-[A-Za-z0-9_-]{20,}+"),
-    _key("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
-    _key("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
-    _key("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
+    _key_pattern("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
+    _pattern("token", "/login?code=", r"/login\?code=(?P<value>[\w.-]{8,}+)"),
+    _key_pattern("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
+    _key_pattern("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
+    _key_pattern("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
+    _key_pattern("token", "ya29.", r"ya29\.[A-Za-z0-9_-]{20,}+"),
+    _key_pattern("token", "gocspx-", r"GOCSPX-[A-Za-z0-9_-]{20,}+"),
+    _key_pattern("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
+    _key_pattern("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
+    _key_pattern("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
     # Telegram bot; in URLs the token follows `bot`.
-    _key("token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"),
+    _key_pattern(
+        "token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"
+    ),
     # JSON web token: a header and a body that are both JSON objects.
-    _key("token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"),
+    _key_pattern(
+        "token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"
+    ),
 )
 
-_HEADERS: Final = (
-    SecretPattern(
+_HEADER_PATTERNS: Final = (
+    _pattern(
         "token",
-        re.compile(r"(?i)\bbearer:?[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)"),
-        ("bearer",),
+        "bearer",
+        r"(?i)\bbearer:?[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)",
         _is_credential,
     ),
-    SecretPattern(
+    _pattern(
         "password",
-        re.compile(r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)"),
-        ("basic",),
+        "basic",
+        r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)",
     ),
-    SecretPattern(
+    _pattern(
         "token",
-        re.compile(
-            r"(?i)\bauthorization:[ \t]{0,4}(?:token|apikey|key)[ \t]{1,4}"
-            r"(?:token=)?[\"']?(?P<value>[\w.~+/=-]{8,}+)"
-        ),
-        ("authorization",),
+        "authorization",
+        r"(?i)\bauthorization:[ \t]{0,4}(?:token|apikey|key)[ \t]{1,4}"
+        r"(?:token=)?[\"']?(?P<value>[\w.~+/=-]{8,}+)",
         _is_credential,
     ),
-    SecretPattern(
+    _pattern(
         "cookie",
-        re.compile(
-            r"(?i)(?<![\w-])set-cookie:[ \t]{0,4}[^\s=;,\"']{1,64}="
-            r"(?P<value>(?!\[redacted)[^\s;,\"'\\]{1,4096}+)"
-        ),
-        ("set-cookie",),
+        "set-cookie",
+        r"(?i)(?<![\w-])set-cookie:[ \t]{0,4}[^\s=;,\"']{1,64}="
+        r"(?P<value>(?!\[redacted)[^\s;,\"'\\]{1,4096}+)",
     ),
-    SecretPattern(
+    _pattern(
         "cookie",
-        re.compile(
-            r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
-            r"[^\r\n\"'\\]{0,4096}+)"
-        ),
-        ("cookie",),
+        "cookie",
+        r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
+        r"[^\r\n\"'\\]{0,4096}+)",
     ),
     # In URLs: scheme://user:password@host. The password may contain an @ or a slash, so it extends
     # to the last @. Text that starts with a port number is not a password.
-    SecretPattern(
+    _pattern(
         "password",
-        re.compile(
-            r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@"
-        ),
-        ("://",),
+        "://",
+        r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@",
     ),
 )
 
@@ -232,67 +229,61 @@ def _is_after_curl(match: re.Match[str]) -> bool:
     return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
 
 
-_COMMANDS: Final = (
-    SecretPattern(
+_COMMAND_PATTERNS: Final = (
+    _pattern(
         "secret",
-        re.compile(
-            r"(?i)(?<![\w-])--(?:[a-z]{1,20}-){0,3}(?:password|passwd|passphrase|token|secret"
-            rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_OPTION_VALUE}"
-        ),
-        ("--",),
+        "--",
+        r"(?i)(?<![\w-])--(?:[a-z]{1,20}-){0,3}(?:password|passwd|passphrase|token|secret"
+        rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_OPTION_VALUE}",
         _is_option_value,
     ),
-    SecretPattern(
+    _pattern(
         "password",
-        re.compile(rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_OPTION_VALUE}"),
-        ("sshpass",),
+        "sshpass",
+        rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_OPTION_VALUE}",
         _is_option_value,
     ),
-    SecretPattern(
+    _pattern(
         "password",
-        re.compile(rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_OPTION_VALUE}"),
-        ("mysql",),
+        "mysql",
+        rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_OPTION_VALUE}",
         _is_attached_password,
     ),
-    SecretPattern(
+    _pattern(
         "password",
-        re.compile(
-            r"(?<![\w-])(?:-u|--user)[ \t=]{0,4}[\"']?[^\s:\"'/]{1,64}:"
-            r"(?P<value>[^\s\"'`\\]{1,256}+)"
-        ),
-        ("curl",),
+        "curl",
+        r"(?<![\w-])(?:-u|--user)[ \t=]{0,4}[\"']?[^\s:\"'/]{1,64}:"
+        r"(?P<value>[^\s\"'`\\]{1,256}+)",
         _is_after_curl,
     ),
-    SecretPattern(
+    _pattern(
         "password",
-        re.compile(
-            r"\bmachine\s{1,8}\S{1,128}+\s{1,8}login\s{1,8}\S{1,128}+"
-            r"\s{1,8}password\s{1,8}(?P<value>(?!\[redacted)\S{1,256}+)"
-        ),
-        ("login",),
+        "login",
+        r"\bmachine\s{1,8}\S{1,128}+\s{1,8}login\s{1,8}\S{1,128}+"
+        r"\s{1,8}password\s{1,8}(?P<value>(?!\[redacted)\S{1,256}+)",
     ),
-    SecretPattern(
+    _pattern(
         "access key",
-        re.compile(r"(?i)\b(?:account|sharedaccess)key=(?P<value>[a-z0-9+/=]{20,}+)"),
-        ("accountkey=", "sharedaccesskey="),
+        "accountkey= sharedaccesskey=",
+        r"(?i)\b(?:account|sharedaccess)key=(?P<value>[a-z0-9+/=]{20,}+)",
     ),
 )
 
-_ELEMENT: Final = re.compile(
+_ELEMENT: Final = lazy_pattern(
     r"<(?P<tag>[\w:.-]{1,64})(?:\s[^<>]{0,200})?>(?P<value>[^<>]{1,256})</(?P=tag)\s{0,4}>"
 )
 
 
 def _is_secret_element(match: re.Match[str]) -> bool:
     kind = kind_of(match["tag"])
-    return kind is not None and is_value(kind, match["value"])
+    return kind is not None and is_secret_value(kind, match["value"])
 
 
 # --- secrets introduced by words -------------------------------------------------------------
 
 _VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
 
-_PASSWORD: Final = re.compile(
+_PASSWORD: Final = lazy_pattern(
     r"(?i)(?:password|passwd|passphrase|passcode|pwd)"
     r"(?:(?<!redacted: password)\]|%5d|\*\*|__)?(?P<closed>[\"'`]?)"
     r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
@@ -302,7 +293,7 @@ _PASSWORD: Final = re.compile(
 )
 # The pattern starts with the possible first letters, so that the rest is tried only there. This
 # pattern takes most of the time.
-_ASSIGNED: Final = re.compile(
+_ASSIGNED: Final = lazy_pattern(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
     r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
@@ -313,24 +304,24 @@ _ASSIGNED_HINTS: Final = (
     *("secret", "key", "token", "passwort", "kennwort", "contrase", "mot de passe", "senha"),
     *("пароль", "密码", "パスワード"),
 )
-_KEY_PREFIX: Final = re.compile(
+_KEY_PREFIX: Final = lazy_pattern(
     r"(?i)(?:api|access|private|secret|signing|encryption|fernet|master|hmac|jwt|aes)[_ -]?\Z"
 )
-_TOKEN_PREFIX: Final = re.compile(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
-_PIN: Final = re.compile(
+_TOKEN_PREFIX: Final = lazy_pattern(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
+_PIN: Final = lazy_pattern(
     r"(?i)(?<![^\W_])pin(?:[ _-](?:code|number))?[\"'`]?"
     r"(?:\s{0,4}[=:]\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
 )
 
-_ASSIGNS: Final = ("=", ":", ":=", "=>")
+_ASSIGNMENT_SIGNS: Final = ("=", ":", ":=", "=>")
 
-_PLACEHOLDER: Final = re.compile(
+_PLACEHOLDER: Final = lazy_pattern(
     # Placeholders and references instead of a secret.
     r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
     r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
     r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
 )
-_NUMBER: Final = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
+_NUMBER: Final = lazy_pattern(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
 _PLACEHOLDER_WORDS: Final = """
     any bool boolean bytes changeme char false int nil none null number object optional passwd
     password pwd secret secretstr str string text true undefined varchar
@@ -353,7 +344,7 @@ _SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
 
 def _is_password(match: re.Match[str]) -> bool:
     """Whether the text after `password` is a password and not the rest of the sentence."""
-    value = _plain(match)
+    value = _value_text(match)
     if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
     if match["closed"] and _NUMBER.fullmatch(value):
@@ -362,42 +353,42 @@ def _is_password(match: re.Match[str]) -> bool:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
         return "to" not in match["sep"].lower() or any(map(str.isdigit, value))
-    ends = match["bare"][-1] in ".,;!?)" or match["next"].strip().lower() in ("", "and", "but")
+    is_end = match["bare"][-1] in ".,;!?)" or match["next"].strip().lower() in ("", "and", "but")
     word = value.lower()
     is_sentence = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
-    return ends and not is_sentence and "to" not in match["sep"].lower()
+    return is_end and not is_sentence and "to" not in match["sep"].lower()
 
 
 def _is_assigned(match: re.Match[str]) -> bool:
     """Whether the text after `api key` or similar words is a key: long, and not a word."""
-    before = match.string[max(0, match.start() - 12) : match.start()]
-    if match["key"] and not _KEY_PREFIX.search(before):
+    text_before = match.string[max(0, match.start() - 12) : match.start()]
+    if match["key"] and not _KEY_PREFIX.search(text_before):
         return False
-    if match["token"] and not _TOKEN_PREFIX.search(before):
-        alone = not before[-1:].isascii() or not before[-1:].isalnum()
-        if not alone or match["sep"].strip()[:1] not in ("=", ":"):
+    if match["token"] and not _TOKEN_PREFIX.search(text_before):
+        is_alone = not text_before[-1:].isascii() or not text_before[-1:].isalnum()
+        if not is_alone or match["sep"].strip()[:1] not in ("=", ":"):
             return False
-    value = _plain(match)
+    value = _value_text(match)
     if len(value) < (4 if match["password"] else 8) or _PLACEHOLDER.match(value):
         return False
     if any(map(str.isdigit, value)):
         return any(map(str.isalpha, value))
-    return match["sep"].strip() in _ASSIGNS and _LONG_RUN.search(value) is not None
+    return match["sep"].strip() in _ASSIGNMENT_SIGNS and _LONG_RUN.search(value) is not None
 
 
-def _plain(match: re.Match[str]) -> str:
+def _value_text(match: re.Match[str]) -> str:
     return match["quoted"] or match["bare"].strip("\"'`").rstrip(".,;:!?)]}")
 
 
 # --- card numbers ----------------------------------------------------------------------------
 
-_BETWEEN: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
+_CARD_SEPARATOR: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
 """Separators between the groups of a card number: spaces, hyphens, dashes or dots."""
-_CARD: Final = re.compile(
-    rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_BETWEEN})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
-    rf"|3[0-9]{{3}}({_BETWEEN})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
+_CARD: Final = lazy_pattern(
+    rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_CARD_SEPARATOR})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
+    rf"|3[0-9]{{3}}({_CARD_SEPARATOR})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
 )
-_ISSUED: Final = re.compile(
+_ISSUED_CARD: Final = lazy_pattern(
     r"4[0-9]{15}|(?:5[1-5]|2[2-7])[0-9]{14}|3[47][0-9]{13}|3(?:0[0-5]|[68][0-9])[0-9]{11}"
     r"|(?:35|65|62)[0-9]{14}|6(?:011|4[4-9][0-9])[0-9]{12}|62[0-9]{17}"
 )
@@ -406,18 +397,18 @@ _ISSUED: Final = re.compile(
 def _is_card(match: re.Match[str]) -> bool:
     """Whether a known issuer uses such numbers and the check digit (Luhn) is correct."""
     digits = re.sub("[^0-9]", "", match[0])
-    if not _ISSUED.fullmatch(digits):
+    if not _ISSUED_CARD.fullmatch(digits):
         return False
     doubled = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
     return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
 
 
-SECRETS: Final = (  # guard: keys-redacted
+SECRET_PATTERNS: Final = (  # guard: keys-redacted
     PRIVATE_KEY,
-    _PUTTY,
-    *_KEYS,
-    *_HEADERS,
-    *_COMMANDS,
+    _PUTTY_KEY,
+    *_KEY_PATTERNS,
+    *_HEADER_PATTERNS,
+    *_COMMAND_PATTERNS,
     SecretPattern("secret", _ELEMENT, ("</",), _is_secret_element),
     SecretPattern("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
     SecretPattern("pin", _PIN, ("pin",)),

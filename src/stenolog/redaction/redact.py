@@ -8,37 +8,39 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.redaction.patterns import PRIVATE_KEY, SECRETS, SecretPattern
+from stenolog.lazy_loading import lazy_pattern
+from stenolog.redaction.patterns import PRIVATE_KEY, SECRET_PATTERNS, SecretPattern
 from stenolog.redaction.secret_fields import (
     SecretKind,
     SecretSpan,
     find_secret_fields,
-    is_number,
     is_schema,
-    is_value,
+    is_secret_number,
+    is_secret_value,
     kind_below,
     kind_of,
     stub_of,
 )
 
-_NON_SPACES: Final = re.compile(r"\S*")
-_MARGIN: Final = 1_000
-"""Maximum length of a secret with a space, in characters, except a private key."""
+_NON_SPACES: Final = lazy_pattern(r"\S*")
+_SECRET_MARGIN: Final = 1_000
+"""Maximum length in characters of a secret with a space, except a private key."""
 
 
-_MIN_NAME: Final = 16
+_MIN_SECRET_LENGTH: Final = 16
 """Minimum length of a secret that is recognized by its form, in characters."""
-_INVISIBLE: Final = re.compile(
+_INVISIBLE_CHARACTERS: Final = (
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
     # Pattern of the same characters as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
+_INVISIBLE: Final = lazy_pattern(_INVISIBLE_CHARACTERS)
 """Invisible characters, which can hide a secret from a pattern."""
-_TOO_SHORT: Final = re.compile(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
+_TOO_SHORT: Final = lazy_pattern(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
 """Pattern of texts that are too short for a secret that is recognized by its form."""
-_INVISIBLE_OR_ESCAPED: Final = re.compile(
-    _INVISIBLE.pattern
+_INVISIBLE_OR_ESCAPED: Final = lazy_pattern(
+    _INVISIBLE_CHARACTERS
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
 """Invisible characters, and letters written as escapes."""
@@ -65,30 +67,34 @@ def redact(text: str) -> Redacted:
     Returns the same text and count 0 if the text has no secret. Only secrets with a known form or
     field name are found; a secret in plain words stays. Invisible characters do not hide a secret.
     """
-    return _redact_with(text, SECRETS)
+    return _redact_with(text, SECRET_PATTERNS)
 
 
 def find_secrets(text: str) -> list[SecretSpan]:
     """Return the secrets that `redact` replaces, in order, with their positions and stubs."""
-    return [] if _TOO_SHORT.fullmatch(text) else _search(text, SECRETS).spans()
+    return _find_secrets(text, SECRET_PATTERNS)
 
 
-def _redact_with(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
+def _redact_with(text: str, patterns: Iterable[SecretPattern]) -> Redacted:
+    secrets = _find_secrets(text, patterns)
+    return Redacted(_replace_spans(text, secrets), len(secrets)) if secrets else Redacted(text, 0)
+
+
+def _find_secrets(text: str, patterns: Iterable[SecretPattern]) -> list[SecretSpan]:
     if _TOO_SHORT.fullmatch(text):
-        return Redacted(text, 0)
-    return _search(text, secrets).result()
-
-
-def _search(text: str, secrets: Iterable[SecretPattern]) -> "_Replacement":
-    draft = _Replacement(text, _hidden_characters(text))  # guard: hidden-characters-redacted
-    draft.replace_secrets(list(find_secret_fields(draft.text)))  # guard: secret-fields-redacted
-    for secret in _hinted_patterns(draft.text, secrets):
-        draft.replace_secrets(_find_secrets(draft.text, secret))
-    return draft
+        return []
+    draft = _StepwiseText(text, _hidden_characters(text))  # guard: hidden-characters-redacted
+    draft.replace_and_record(list(find_secret_fields(draft.text)))  # guard: secret-fields-redacted
+    for pattern in _hinted_patterns(draft.text, patterns):
+        draft.replace_and_record(_find_matches(draft.text, pattern))
+    return draft.spans()
 
 
 def _hidden_characters(text: str) -> list[SecretSpan]:
-    """Return invisible characters and escaped letters, with the letters as replacements."""
+    """Return the spans of invisible characters and of letters written as JSON escapes.
+
+    The replacement of an invisible character is empty, that of an escape sequence is its letter.
+    """
     if text.isascii() and "\\u" not in text:
         return []
     return [
@@ -97,7 +103,7 @@ def _hidden_characters(text: str) -> list[SecretSpan]:
     ]
 
 
-class _Replacement:
+class _StepwiseText:
     """A text in which secrets are replaced step by step, with positions in the original text.
 
     Each step searches the result of the previous step, so that no secret is found twice.
@@ -105,40 +111,34 @@ class _Replacement:
 
     def __init__(self, text: str, hidden: list[SecretSpan]) -> None:
         self.text = text
-        self._original = text
         self._steps: list[_PositionMap] = []
         self._stubs: list[tuple[int, int, int, str]] = []
         if hidden:
-            self._replace(hidden)
+            self._replace_secrets(hidden)
 
-    def replace_secrets(self, secrets: list[SecretSpan]) -> None:
-        """Replace these secrets (sorted by position) by their stubs."""
+    def replace_and_record(self, secrets: list[SecretSpan]) -> None:
+        """Replace these secrets (sorted by position) by their stubs, and record their positions."""
         if not secrets:
             return
         for secret in secrets:
             start, end = secret.start, secret.end
             for step in reversed(self._steps):
-                start, end = step.before(start)[0], step.before(max(start, end - 1))[1]
+                start, end = step.span_before(start)[0], step.span_before(max(start, end - 1))[1]
             self._stubs.append((start, end, len(self._steps), secret.stub))
-        self._replace(secrets)
-
-    def result(self) -> Redacted:
-        """Return the original text with the stubs."""
-        secrets = self.spans()
-        return Redacted(_replace_spans(self._original, secrets), len(secrets))
+        self._replace_secrets(secrets)
 
     def spans(self) -> list[SecretSpan]:
         """Return the secrets with their positions in the original text."""
-        found, at = list[SecretSpan](), 0
+        secrets, at = list[SecretSpan](), 0
         # A later secret may contain an earlier secret; then the later secret ends at or after the
         # earlier one.
         for start, end, _, stub in sorted(self._stubs, key=lambda row: (row[0], -row[2])):
             if start >= at:
-                found.append(SecretSpan(start, end, stub))
+                secrets.append(SecretSpan(start, end, stub))
                 at = end
-        return found
+        return secrets
 
-    def _replace(self, secrets: list[SecretSpan]) -> None:
+    def _replace_secrets(self, secrets: list[SecretSpan]) -> None:
         self._steps.append(_PositionMap(secrets))
         self.text = _replace_spans(self.text, secrets)
 
@@ -147,36 +147,36 @@ class _PositionMap:
     """A mapping of positions in a text to positions before one replacement step."""
 
     def __init__(self, secrets: list[SecretSpan]) -> None:
-        self._found = secrets
+        self._secrets = secrets
         self._starts: list[int] = []
-        shorter = 0
+        removed = 0
         for secret in secrets:
-            self._starts.append(secret.start - shorter)
-            shorter += secret.end - secret.start - len(secret.stub)
+            self._starts.append(secret.start - removed)
+            removed += secret.end - secret.start - len(secret.stub)
 
-    def before(self, place: int) -> tuple[int, int]:
-        """Return the span before the step that this character came from."""
-        at = bisect_right(self._starts, place) - 1
+    def span_before(self, position: int) -> tuple[int, int]:
+        """Return the span, in the text before the step, that became the character at `position`."""
+        at = bisect_right(self._starts, position) - 1
         if at < 0:
-            return place, place + 1
-        span = self._found[at]
-        offset = place - self._starts[at] - len(span.stub)
+            return position, position + 1
+        span = self._secrets[at]
+        offset = position - self._starts[at] - len(span.stub)
         return (span.start, span.end) if offset < 0 else (span.end + offset, span.end + offset + 1)
 
 
 def redact_data(value: Any) -> RedactedData:
     """Redact every text in JSON data, and every value whose field name shows a secret.
 
-    A text that contains JSON is redacted as JSON, and otherwise unchanged.
+    In a text that contains JSON, only the secrets are replaced; the rest keeps its spelling.
     """
-    walk = _DataRedactor()
-    return RedactedData(walk.value(value), walk.count)
+    redactor = _DataRedactor()
+    return RedactedData(redactor.redact(value), redactor.count)
 
 
 _CUT_OFF_KEY: Final = f"[redacted: {PRIVATE_KEY.name}]"
 
 
-class _Number(str):
+class _NumberText(str):
     """A number in its original spelling."""
 
 
@@ -185,51 +185,53 @@ class _Fields(list[tuple[str, Any]]):
 
 
 _JSON: Final = json.JSONDecoder(
-    parse_float=_Number, parse_int=_Number, parse_constant=_Number, object_pairs_hook=_Fields
+    parse_float=_NumberText,
+    parse_int=_NumberText,
+    parse_constant=_NumberText,
+    object_pairs_hook=_Fields,
 )
-_SCALAR: Final = re.compile(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
+_SCALAR: Final = lazy_pattern(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
 
 
 class _DataRedactor:
     """A traversal of data that redacts and counts secrets."""
 
-    def __init__(self, secrets: Iterable[SecretPattern] = SECRETS) -> None:
+    def __init__(self, patterns: Iterable[SecretPattern] = SECRET_PATTERNS) -> None:
         self.count = 0
-        self._secrets = secrets
+        self._patterns = patterns
         """Kinds of secrets to search for in texts."""
-        self._scalars = 0
-        self.changed: dict[int, str] = {}
-        """Replacements of texts and numbers with secrets, by position among all scalars.
+        self._scalar_count = 0
+        self.stubs: dict[int, str] = {}
+        """Replacements of secrets, by position among all scalars and field names."""
 
-        Names count as scalars, too.
-        """
-
-    def value(self, value: Any, kind: SecretKind | None = None, *, directly: bool = False) -> Any:
+    def redact(self, value: Any, kind: SecretKind | None = None, *, directly: bool = False) -> Any:
         """Return the value without secrets. If `kind` is given, the whole value is a secret."""
         match value:
             case list() if not isinstance(value, _Fields):
-                return list(self._list(value, kind))
+                return list(self._redact_list(value, kind))
             case Mapping():
-                return dict(self._object(list(value.items()), kind))
+                return dict(self._redact_object(list(value.items()), kind))
             case _Fields():
-                return _Fields(self._object(value, kind))
-        redacted_value = self._scalar(value, kind, directly=directly)
+                return _Fields(self._redact_object(value, kind))
+        redacted_value = self._redact_scalar(value, kind, directly=directly)
         if redacted_value is not value:
-            self.changed[self._scalars] = redacted_value
-        self._scalars += 1
+            self.stubs[self._scalar_count] = redacted_value
+        self._scalar_count += 1
         return redacted_value
 
-    def _list(self, values: list[Any], kind: SecretKind | None) -> Iterator[Any]:
+    def _redact_list(self, values: list[Any], kind: SecretKind | None) -> Iterator[Any]:
         """Redact a list. A private key may span several items, as in a cell of a notebook."""
-        key: SecretKind | None = None
+        key_kind: SecretKind | None = None
         for value in values:
-            redacted_value = self.value(value, key or kind)
+            redacted_value = self.redact(value, key_kind or kind)
             if isinstance(value, str):
-                within = key is not None or redacted_value.endswith(_CUT_OFF_KEY)
-                key = kind_of("private_key") if within and "-----END" not in value else None
+                is_in_key = key_kind is not None or redacted_value.endswith(_CUT_OFF_KEY)
+                key_kind = kind_of("private_key") if is_in_key and "-----END" not in value else None
             yield redacted_value
 
-    def _object(self, fields: list[tuple[Any, Any]], above: SecretKind | None) -> Iterator[Any]:
+    def _redact_object(
+        self, fields: list[tuple[Any, Any]], above: SecretKind | None
+    ) -> Iterator[Any]:
         schema = above is not None and any(is_schema(str(name), value) for name, value in fields)
         named_kind = self._kind_from_sibling(fields)
         is_model_token = any(name == "logprob" for name, _ in fields)
@@ -241,12 +243,12 @@ class _DataRedactor:
             if field_name.lower() == "value":
                 field_kind = field_kind or named_kind
             kind = field_kind or kind_below(above, field_name, schema=schema)
-            yield self._name(name), self.value(value, kind, directly=field_kind is not None)
+            yield self._redact_name(name), self.redact(value, kind, directly=field_kind is not None)
 
-    def _name(self, name: Any) -> Any:
-        if isinstance(name, str) and len(name) >= _MIN_NAME:
-            return self.value(name)
-        self._scalars += 1
+    def _redact_name(self, name: Any) -> Any:
+        if isinstance(name, str) and len(name) >= _MIN_SECRET_LENGTH:
+            return self.redact(name)
+        self._scalar_count += 1
         return name
 
     def _kind_from_sibling(self, fields: list[tuple[Any, Any]]) -> SecretKind | None:
@@ -256,82 +258,74 @@ class _DataRedactor:
                 return kind_of(_INVISIBLE.sub("", value))
         return None
 
-    def _scalar(self, value: Any, kind: SecretKind | None, *, directly: bool) -> Any:
-        if isinstance(value, str) and not isinstance(value, _Number):
-            if kind is None or not is_value(kind, _INVISIBLE.sub("", value)):
-                return self._text(value)
+    def _redact_scalar(self, value: Any, kind: SecretKind | None, *, directly: bool) -> Any:
+        if isinstance(value, str) and not isinstance(value, _NumberText):
+            if kind is None or not is_secret_value(kind, _INVISIBLE.sub("", value)):
+                return self._redact_text(value)
         elif (
             kind is None
             or not directly
-            or not isinstance(value, int | _Number)
-            or not is_number(kind, str(value))
+            or not isinstance(value, int | _NumberText)
+            or not is_secret_number(kind, str(value))
         ):
             return value
         self.count += 1
         return stub_of(kind)
 
-    def _text(self, text: str) -> str:
+    def _redact_text(self, text: str) -> str:
         if text.lstrip()[:1] in ("{", "[", '"'):
+            patterns = self._patterns
+            if _has_no_escapes(text):
+                patterns = _hinted_patterns(text, patterns)
+            nested = _DataRedactor(patterns)
             try:
-                nested = _DataRedactor(
-                    _hinted_patterns(text, self._secrets)
-                    if _has_no_escapes(text)
-                    else self._secrets
-                )
-                nested.value(_JSON.decode(text))
+                nested.redact(_JSON.decode(text))
             except (ValueError, RecursionError):
                 pass  # the text is not JSON: redact it as ordinary text
             else:
                 self.count += nested.count
-                return nested.in_place(text)
-        redacted = _redact_with(text, self._secrets)
+                return nested.redacted_json(text)
+        redacted = _redact_with(text, self._patterns)
         self.count += redacted.count
         return redacted.text
 
-    def in_place(self, text: str) -> str:
-        """Return the JSON text that was walked, with the replacements."""
-        if not self.changed:
+    def redacted_json(self, text: str) -> str:
+        """Return the JSON text whose decoded value was redacted, with its secrets replaced."""
+        if not self.stubs:
             return text
         pieces, at = list[str](), 0
         for number, match in enumerate(_SCALAR.finditer(text)):
-            if number in self.changed:
+            if number in self.stubs:
                 # Keep ASCII escapes: a lone surrogate has no other form.
-                redacted_value = json.dumps(self.changed[number], ensure_ascii=match[0].isascii())
+                redacted_value = json.dumps(self.stubs[number], ensure_ascii=match[0].isascii())
                 pieces += [text[at : match.start()], redacted_value]
                 at = match.end()
         return "".join([*pieces, text[at:]])
 
 
-def redact_ends(text: str, *, most: int) -> Redacted:
-    """Redact a text, and keep about `most` characters at each end.
+def redact_ends(text: str, *, max_end_length: int) -> Redacted:
+    """Redact a text, and keep about `max_end_length` characters at each end.
 
     A longer text is cut in the middle. A secret that the cut divides is removed.
     """
     # Only a private key is so long that its end may be far from its recognizable start.
-    keys = _redacted(text, [PRIVATE_KEY])  # guard: private-key-redacted
-    if len(keys.text) <= 2 * most:
-        rest = redact(keys.text)
-        return Redacted(rest.text, keys.count + rest.count)
+    private_keys = _find_matches(text, PRIVATE_KEY)  # guard: private-key-redacted
+    text = _replace_spans(text, private_keys)
+    if len(text) <= 2 * max_end_length:
+        rest = redact(text)
+        return Redacted(rest.text, len(private_keys) + rest.count)
     # Drop the run without spaces at the cut: a secret there may have lost its recognizable part.
-    parts = keys.text[: most + _MARGIN].rsplit(None, 1)
+    parts = text[: max_end_length + _SECRET_MARGIN].rsplit(None, 1)
     head = redact(parts[0] if len(parts) == 2 else "")
-    tail = redact(_NON_SPACES.sub("", keys.text[-most - _MARGIN :], count=1))
-    return Redacted(
-        f"{head.text[:-_MARGIN]}\n…\n{tail.text[_MARGIN:]}", keys.count + head.count + tail.count
-    )
+    tail = redact(_NON_SPACES.sub("", text[-max_end_length - _SECRET_MARGIN :], count=1))
+    count = len(private_keys) + head.count + tail.count
+    return Redacted(f"{head.text[:-_SECRET_MARGIN]}\n…\n{tail.text[_SECRET_MARGIN:]}", count)
 
 
-def _redacted(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
-    replacement = _Replacement(text, [])
-    for secret in _hinted_patterns(text, secrets):
-        replacement.replace_secrets(_find_secrets(replacement.text, secret))
-    return replacement.result()
-
-
-def _hinted_patterns(text: str, secrets: Iterable[SecretPattern]) -> list[SecretPattern]:
+def _hinted_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[SecretPattern]:
     """Return the kinds of secrets that may occur in the text, to skip most searches."""
-    small = text.lower()
-    return [secret for secret in secrets if secret.is_hinted(small)]
+    lower_case = text.lower()
+    return [pattern for pattern in patterns if pattern.is_hinted(lower_case)]
 
 
 def _has_no_escapes(text: str) -> bool:
@@ -340,32 +334,31 @@ def _has_no_escapes(text: str) -> bool:
     return not escapes and (text.isascii() or _INVISIBLE.search(text) is None)
 
 
-def _find_secrets(text: str, secret: SecretPattern) -> list[SecretSpan]:
+def _find_matches(text: str, pattern: SecretPattern) -> list[SecretSpan]:
     """Return the secrets of one kind in a text, in order."""
     at, secrets = 0, list[SecretSpan]()
-    while (match := secret.pattern.search(text, at)) is not None:
-        if secret.check(match):
-            start, at = _span(match)
-            secrets.append(SecretSpan(start, at, f"[redacted: {secret.name}]"))
+    while (match := pattern.pattern.search(text, at)) is not None:
+        if pattern.check(match):
+            start, at = _secret_span(match)
+            secrets.append(SecretSpan(start, at, f"[redacted: {pattern.name}]"))
         else:
             # The rejected match may contain the start of a real secret.
             at = match.start() + 1
     return secrets
 
 
-def _span(match: re.Match[str]) -> tuple[int, int]:
+def _secret_span(match: re.Match[str]) -> tuple[int, int]:
     """Return the part of a match that is the secret.
 
     A value without quotes extends to the next space, without punctuation that ends the sentence or
     closes a bracket. `!` and `?` count as part of the value, because passwords often end with them.
     """
-    redacted_value = match.groupdict()
-    if redacted_value.get("bare"):
+    groups = match.groupdict()
+    if groups.get("bare"):
         run = _NON_SPACES.match(match.string, match.start("bare"))
         start, end = run.span() if run else match.span("bare")
         return start, start + len(match.string[start:end].rstrip(".,;:)]}"))
-    name = next((name for name in ("quoted", "value") if redacted_value.get(name)), None)
-    return match.span() if name is None else match.span(name)
+    return match.span(next((name for name in ("quoted", "value") if groups.get(name)), 0))
 
 
 def _replace_spans(text: str, secrets: list[SecretSpan]) -> str:

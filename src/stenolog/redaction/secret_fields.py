@@ -7,32 +7,36 @@ no value is scanned twice.
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 from unicodedata import normalize
 
 from msgspec import Struct
+
+from stenolog.lazy_loading import lazy_pattern
 
 
 class SecretKind(Struct, frozen=True):
     """A kind of secret with the names of its fields."""
 
     name: str
-    fields: re.Pattern[str]
+    fields: str
     """Pattern of field names in lower case, with `_` between words."""
-    words: re.Pattern[str] = re.compile(r"(?!)")
+    safe: str = "(?!)"
     """Pattern of values that are not secrets."""
-    numbers: bool = False
+    has_numbers: bool = False
     """Whether a number can be a secret of this kind."""
-    deep: bool = True
+    includes_nested: bool = True
     """Whether all values below such a field are secrets."""
 
 
-def _kind(name: str, fields: str, words: str = "(?!)", **rest: bool) -> SecretKind:
-    return SecretKind(name, re.compile(fields), re.compile(words), **rest)
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern on first use: compiling is slow, and most texts have no field names."""
+    return re.compile(pattern)
 
 
-_OWNERS: Final = """
+_PASS_PREFIXES: Final = """
     account admin api app auth basic bind client current db email ftp http imap key keystore ldap
     login mail mongo mqtt my mysql new old pg postgres proxy rabbitmq redis remote root server
     service smtp ssh sudo truststore user vpn wifi
@@ -43,61 +47,63 @@ _PAGE_TOKENS: Final = (
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
 )
 """Pattern of pagination tokens and special tokens of models, which are not secret."""
-_FLAGS: Final = (
+_FLAG_NAMES: Final = (
     r"(?:has|had|is|was|needs?|requires?|uses?|supports?|shows?|hides?|forgot|allows?|enables?)_.*"
 )
 _KINDS: Final = (
-    _kind(
+    SecretKind(
         "password",
         r".*(?:password|passwd|passphrase|passcode|passwort|kennwort)s?(_hash)?|(?:.*_)?pwd",
-        numbers=True,
+        has_numbers=True,
     ),
-    _kind("password", rf"(?:(?:.*_)?(?:{'|'.join(_OWNERS.split())})_?)?pass|(?:.*_)?pw|passkey"),
-    _kind("password", r".*credentials?", "same-origin|include|omit"),
-    _kind("private key", r".*private_?keys?"),
-    _kind(
+    SecretKind(
+        "password", rf"(?:(?:.*_)?(?:{'|'.join(_PASS_PREFIXES.split())})_?)?pass|(?:.*_)?pw|passkey"
+    ),
+    SecretKind("password", r".*credentials?", "same-origin|include|omit"),
+    SecretKind("private key", r".*private_?keys?"),
+    SecretKind(
         "api key",
         r".*(?:api|access|signing|encryption|master|account|subscription|fernet|hmac)_?keys?",
     ),
-    _kind("secret", r".*secrets?|.*secret_?(?:access_?)?keys?(?:_?base)?"),
-    _kind("token", r".*token(?:_?value)?|(?:.*_)?(?:jwt|bearer|set_cookie|.+_cookies?)"),
-    _kind("token", r"(?:x_)?auth_key|(?:php|j)?sess(?:ion)?id"),
-    _kind("token", r"cookies?", r"[a-z]{1,12}(?: [a-z]{1,12}){0,3}"),
-    _kind("token", r".*authorization", r"[a-z]{4,15}"),
-    _kind("token", r"(?:x_)?auth", r"[a-z]{2,12}[0-9]?", deep=False),
-    _kind("pin", r"(?:.*_)?(?:pin|pin_code|cvv|cvc|otp)", numbers=True),
+    SecretKind("secret", r".*secrets?|.*secret_?(?:access_?)?keys?(?:_?base)?"),
+    SecretKind("token", r".*token(?:_?value)?|(?:.*_)?(?:jwt|bearer|set_cookie|.+_cookies?)"),
+    SecretKind("token", r"(?:x_)?auth_key|(?:php|j)?sess(?:ion)?id"),
+    SecretKind("token", r"cookies?", r"[a-z]{1,12}(?: [a-z]{1,12}){0,3}"),
+    SecretKind("token", r".*authorization", r"[a-z]{4,15}"),
+    SecretKind("token", r"(?:x_)?auth", r"[a-z]{2,12}[0-9]?", includes_nested=False),
+    SecretKind("pin", r"(?:.*_)?(?:pin|pin_code|cvv|cvc|otp)", has_numbers=True),
 )
-_NOT_SECRET: Final = re.compile(f"{_PAGE_TOKENS}|{_FLAGS}")
-_LONGEST: Final = 64
+_NON_SECRET_NAME: Final = lazy_pattern(f"{_PAGE_TOKENS}|{_FLAG_NAMES}")
+_MAX_NAME_LENGTH: Final = 64
 """Maximum number of characters of a name that are checked, from its end."""
-_NAME_SUFFIX: Final = re.compile(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
+_NAME_SUFFIX: Final = lazy_pattern(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
 """Pattern of a suffix in a field name, such as in `password (prod)`."""
-_CAMEL_CASE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SEPARATORS: Final = re.compile(r"[^a-z0-9]+")
+_CAMEL_CASE: Final = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEPARATORS: Final = lazy_pattern(r"[^a-z0-9]+")
 
-_PLACEHOLDER: Final = re.compile(
+_PLACEHOLDER: Final = lazy_pattern(
     r"(?i)\s*+(?:\[redacted: [a-z ]{1,20}\]|\*++|•++|x{3,}+|\.\.\.|…|<[^<>\s]{1,40}>"
     r"|\$\{[^{}\s]{1,60}\}|string|null|none|nil|true|false|undefined|optional|required|yes|no)?\s*+"
 )
 """Pattern of placeholders, references and types that stand instead of a secret."""
-_DIGITS: Final = re.compile(r"\s*+[0-9]{3,8}\s*+")
-_LONG_NUMBER: Final = re.compile(r"-?[0-9]{4,}+")
-_TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
+_DIGITS: Final = lazy_pattern(r"\s*+[0-9]{3,8}\s*+")
+_LONG_NUMBER: Final = lazy_pattern(r"-?[0-9]{4,}+")
+_SCHEMA_TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _SCHEMA_FIELDS: Final = ("properties", "$ref", "enum", "anyOf", "oneOf", "allOf")
 _SCHEMA_VALUES: Final = ("value", "default", "const", "example")
 """Names of schema fields that contain values."""
-_DESCRIPTIONS: Final = ("description", "title", "label", "placeholder")
+_DESCRIPTION_FIELDS: Final = ("description", "title", "label", "placeholder")
 
-_NAME: Final = re.compile(
+_NAME: Final = lazy_pattern(
     # The pattern starts at the first of several backslashes, so that each run of backslashes is
     # scanned once.
     r"(?<!\\)(?P<quote>\\{0,31}[\"'])(?P<name>[^\"'\\\n]{1,160})(?P=quote)\s*+(?:=>|[:=])\s*+"
 )
-_QUOTE: Final = re.compile(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
-_BARE: Final = re.compile(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
-_PUNCTUATION: Final = re.compile(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
-_COLON: Final = re.compile(r"\s*+:")
-_LOGPROB: Final = re.compile(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
+_QUOTE: Final = lazy_pattern(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
+_BARE_NUMBER: Final = lazy_pattern(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
+_PUNCTUATION: Final = lazy_pattern(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
+_COLON: Final = lazy_pattern(r"\s*+:")
+_LOGPROB: Final = lazy_pattern(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
 """Pattern of the text after a model's output token, which is not a secret."""
 
 Span = tuple[int, int]
@@ -114,30 +120,30 @@ class SecretSpan(Struct, frozen=True):
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> SecretKind | None:
     """Return the kind of secret of a field name, or None."""
-    own_name = _NAME_SUFFIX.sub("", name[-2 * _LONGEST :])
-    plain = own_name if own_name.isascii() else normalize("NFKC", own_name)
-    normalized = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", plain[-_LONGEST:]).lower())
+    without_suffix = _NAME_SUFFIX.sub("", name[-2 * _MAX_NAME_LENGTH :])
+    compatible = without_suffix if without_suffix.isascii() else normalize("NFKC", without_suffix)
+    normalized = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", compatible[-_MAX_NAME_LENGTH:]).lower())
     normalized = normalized.strip("_").rstrip("0123456789_")
-    if _NOT_SECRET.fullmatch(normalized):
+    if _NON_SECRET_NAME.fullmatch(normalized):
         return None
-    return next((kind for kind in _KINDS if kind.fields.fullmatch(normalized)), None)
+    return next((kind for kind in _KINDS if _compile(kind.fields).fullmatch(normalized)), None)
 
 
-def is_value(kind: SecretKind, value: str) -> bool:
+def is_secret_value(kind: SecretKind, value: str) -> bool:
     """Whether the value of a field of this kind is a secret and not a placeholder."""
     if kind.name == "pin":
         return _DIGITS.fullmatch(value) is not None
-    return _PLACEHOLDER.fullmatch(value) is None and kind.words.fullmatch(value) is None
+    return _PLACEHOLDER.fullmatch(value) is None and _compile(kind.safe).fullmatch(value) is None
 
 
-def is_number(kind: SecretKind, value: str) -> bool:
+def is_secret_number(kind: SecretKind, value: str) -> bool:
     """Whether a number in a field of this kind is a secret."""
-    return kind.numbers and _LONG_NUMBER.fullmatch(value) is not None and is_value(kind, value)
+    return kind.has_numbers and bool(_LONG_NUMBER.fullmatch(value)) and is_secret_value(kind, value)
 
 
 def kind_below(kind: SecretKind | None, name: str, *, schema: bool) -> SecretKind | None:
     """Return the kind of a field inside an object whose values are all secrets, or None."""
-    if kind is None or not kind.deep or name in _DESCRIPTIONS:
+    if kind is None or not kind.includes_nested or name in _DESCRIPTION_FIELDS:
         return None
     return kind if not schema or name in _SCHEMA_VALUES else None
 
@@ -145,7 +151,7 @@ def kind_below(kind: SecretKind | None, name: str, *, schema: bool) -> SecretKin
 def is_schema(name: str, value: Any) -> bool:
     """Whether an object with this field is a schema, which describes a type and has no value."""
     if name == "type":
-        return isinstance(value, str) and value.lower() in _TYPES
+        return isinstance(value, str) and value.lower() in _SCHEMA_TYPES
     return name in _SCHEMA_FIELDS
 
 
@@ -162,26 +168,26 @@ def find_secret_fields(text: str) -> Iterator[SecretSpan]:
         kind = kind_of(match["name"])
         if kind is None:
             continue
-        number = _BARE.match(text, at)
-        if number is not None and is_number(kind, number[0]):
+        number = _BARE_NUMBER.match(text, at)
+        if number is not None and is_secret_number(kind, number[0]):
             # Use the quotes of the name, so that JSON stays valid.
             stub = f"{match['quote']}{stub_of(kind)}{match['quote']}"
             yield SecretSpan(number.start(), number.end(), stub)
         spans, at = _value_spans(text, at, kind)
         for start, end in spans:
-            if is_value(kind, text[start:end]):
+            if is_secret_value(kind, text[start:end]):
                 yield SecretSpan(start, end, stub_of(kind))
 
 
 def _value_spans(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
     """Return the spans of the value at a position, or of all texts inside it, and its end."""
     if text[at : at + 1] in ("[", "{"):
-        return _spans_inside(text, at, kind) if kind.deep else ([], at)
+        return _spans_inside(text, at, kind) if kind.includes_nested else ([], at)
     quote = _QUOTE.match(text, at)
     if quote is None:
         return [], at
-    end, behind = _end(text, quote)
-    return [] if _LOGPROB.match(text, behind) else [(quote.end(), end)], behind
+    end, after = _find_end(text, quote)
+    return [] if _LOGPROB.match(text, after) else [(quote.end(), end)], after
 
 
 def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
@@ -197,7 +203,7 @@ def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int
             if depth <= 0:
                 break
         elif (quote := _QUOTE.match(text, match.start())) is not None:
-            end, at = _end(text, quote)
+            end, at = _find_end(text, quote)
             quoted = text[quote.end() : end]
             if _COLON.match(text, at):
                 name = quoted
@@ -210,7 +216,7 @@ def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int
     return [span for name, span in spans if kind_below(kind, name, schema=schema)], at
 
 
-def _end(text: str, quote: re.Match[str]) -> Span:
+def _find_end(text: str, quote: re.Match[str]) -> Span:
     """Return the end of a quoted text, and the end of its closing quote.
 
     A newline ends the text, too. Each level of escapes doubles the backslashes before a quote and
@@ -218,7 +224,7 @@ def _end(text: str, quote: re.Match[str]) -> Span:
     more may be part of the text, and a quote with fewer closes an outer text.
     """
     escapes, at = len(quote["escapes"]), quote.end()
-    ends = _ENDS[quote["mark"]]
+    ends = _QUOTE_OR_NEWLINE[quote["mark"]]
     while (match := ends.search(text, at)) is not None:
         run = match.start()
         while run > at and text[run - 1] == "\\":
@@ -232,4 +238,4 @@ def _end(text: str, quote: re.Match[str]) -> Span:
     return len(text), len(text)
 
 
-_ENDS: Final = {mark: re.compile(rf"[{mark}\n]") for mark in "\"'"}
+_QUOTE_OR_NEWLINE: Final = {mark: lazy_pattern(rf"[{mark}\n]") for mark in "\"'"}

@@ -2,32 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.sessions.keys import Origin, key_for, split_key
-    from stenolog.sessions.session_manager import SessionManager
-    from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
+    from stenolog.sessions.keys import Origin as Origin
+    from stenolog.sessions.keys import key_for as key_for
+    from stenolog.sessions.keys import split_key as split_key
+    from stenolog.sessions.session_manager import SessionManager as SessionManager
+    from stenolog.sessions.session_store import JSONLBackend as JSONLBackend
+    from stenolog.sessions.session_store import SessionHealth as SessionHealth
+    from stenolog.sessions.session_store import SessionStore as SessionStore
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "JSONLBackend": "stenolog.sessions.session_store",
-            "Origin": "stenolog.sessions.keys",
-            "SessionHealth": "stenolog.sessions.session_store",
-            "SessionManager": "stenolog.sessions.session_manager",
-            "SessionStore": "stenolog.sessions.session_store",
-            "key_for": "stenolog.sessions.keys",
-            "split_key": "stenolog.sessions.keys",
+            "stenolog.sessions.keys": "Origin key_for split_key",
+            "stenolog.sessions.session_manager": "SessionManager",
+            "stenolog.sessions.session_store": "JSONLBackend SessionHealth SessionStore",
         },
     )
-
-__all__ = [
-    "JSONLBackend",
-    "Origin",
-    "SessionHealth",
-    "SessionManager",
-    "SessionStore",
-    "key_for",
-    "split_key",
-]

@@ -1,12 +1,11 @@
 """The layout of a workspace: its sessions, those of each named agent, and other namespaces.
 
-In a folder of files they are `sessions`, `agents/NAME/sessions` and any other folder that contains
-logs. In a database all of them are namespaces.
+In a workspace of files, these are the folders `sessions`, `agents/NAME/sessions` and any other
+folder that contains logs. In a database, all of them are namespaces.
 """
 
 import os
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +14,8 @@ from msgspec import Struct
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import LOG_SUFFIX, escape_key, unescape_key
-from stenolog.stores.jsonl.directory import TRASH, store_error
-from stenolog.stores.open_store import address, check_no_file, open_store
+from stenolog.stores.jsonl.directory import has_logs, is_log, log_files, store_error
+from stenolog.stores.open_store import check_no_file, open_store, parse_address
 from stenolog.stores.snapshots import NamespacedStore
 
 NAMESPACE: Final = "sessions"
@@ -27,10 +26,8 @@ AGENTS: Final = "agents"
 FALLBACK: Final = ".fallback"
 """Suffix that the fallback store adds to the name of a folder or a database."""
 
-_RECORD_START: Final = b'{"kind":"'
-"""Start of every line of a log."""
 CHANNELS: Final = "channels"
-"""State of chat apps that gateways keep. It contains no conversations."""
+"""Namespace in which gateways keep the state of chat apps. It contains no conversations."""
 
 _KNOWN_NAMESPACES: Final = (NAMESPACE, NOTES, CHANNELS)
 
@@ -41,15 +38,15 @@ class SessionsLocation(Struct, frozen=True, kw_only=True):
     where: str | os.PathLike[str]
     """Argument for `open_store`."""
     namespace: str
-    old: Path | None
+    old: Path | None = None
     """Folder that is searched for old sessions."""
-    fallback: Path | None
+    fallback: Path | None = None
     """Workspace of the fallback store, used by this store only."""
-    json_fallback: Path | None
+    json_fallback: Path | None = None
     """Folder of JSON files that is used if the fallback store cannot be written."""
 
     def legacy_folders(self) -> list[tuple[Path, bool]]:
-        """Return folders with old sessions, and whether JSON files of a fallback there are ours."""
+        """Return folders with old sessions, and whether each is the folder of the JSON fallback."""
         if self.old is None or self.json_fallback is None:
             return []
         if self.old == self.json_fallback:
@@ -62,7 +59,7 @@ class OtherNamespaces(Struct, frozen=True, kw_only=True):
 
     agents: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
-    """Without the notes: they are not conversations."""
+    """Names of other namespaces, except that of the notes, which are not conversations."""
 
 
 def agent_namespace(agent: str) -> str:
@@ -74,9 +71,10 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
     """Return the store and the folders of an agent. Raises UsageError."""
     if agent is not None and (not isinstance(agent, str) or not agent):
         raise UsageError(f"agent must be a name or None, not {agent!r}")
-    found = address(where)
-    path = Path(found.path)
-    match found.engine:
+    address = parse_address(where)
+    path = Path(address.path)
+    namespace = NAMESPACE if agent is None else agent_namespace(agent)
+    match address.engine:
         case "jsonl":
             check_no_file(path)
             workspace = path if agent is None else path / AGENTS / escape_key(agent)
@@ -85,25 +83,23 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
                 where=workspace,
                 namespace=NAMESPACE,
                 old=folder,
-                # Inside the workspace, which may be the only volume that outlives a container.
+                # Keep the fallback inside the workspace: only the workspace may outlive a
+                # container.
                 fallback=workspace / f"{NAMESPACE}{FALLBACK}",
                 json_fallback=folder,
             )
         case "sqlite":
-            old: Path | None = _legacy_folder(path.parent, agent)
-            # Other databases and logs may share the folder of the old sessions.
             suffix = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escape_key(agent)}"
-            json_fallback: Path | None = Path(f"{path}{suffix}")
-            fallback_folder = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
-            fallback: Path | None = (
-                fallback_folder if agent is None else fallback_folder / AGENTS / escape_key(agent)
+            fallback = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
+            return SessionsLocation(
+                where=where,
+                namespace=namespace,
+                old=_legacy_folder(path.parent, agent),
+                fallback=fallback if agent is None else fallback / AGENTS / escape_key(agent),
+                # The folder of the old sessions is not used: other databases and logs may share it.
+                json_fallback=Path(f"{path}{suffix}"),
             )
-        case _:
-            old = fallback = json_fallback = None
-    namespace = NAMESPACE if agent is None else agent_namespace(agent)
-    return SessionsLocation(
-        where=where, namespace=namespace, old=old, fallback=fallback, json_fallback=json_fallback
-    )
+    return SessionsLocation(where=where, namespace=namespace)
 
 
 def _legacy_folder(folder: Path, agent: str | None) -> Path:
@@ -124,18 +120,22 @@ def check_workspace(place: Path) -> None:
             names = [entry.name for entry in entries]
     except OSError as error:
         raise store_error(error, f"looking into {place}") from error
-    if NAMESPACE not in names and any(name.endswith(LOG_SUFFIX) for name in names):
+    logs = [name for name in names if name.endswith(LOG_SUFFIX)]
+    if NAMESPACE not in names and logs:
+        if not any(is_log(str(place / name)) for name in logs):
+            check_stenolog_folder(place)
+            return
         name = place.resolve().name
-        other = "" if name == NAMESPACE else f", with --namespace {name}"
+        hint = "" if name == NAMESPACE else f", with --namespace {name}"
         raise UsageError(
-            f"{place} contains logs itself; give the workspace, which is its parent folder{other}"
+            f"{place} contains logs itself; give the workspace, which is its parent folder{hint}"
         )
 
 
 def check_stenolog_folder(place: Path) -> None:
-    """Raise UsageError if a folder is not empty and contains nothing of stenolog."""
+    """Raise UsageError if a folder is not empty and contains no files of stenolog."""
     try:
-        folders = _folders(place, follow=True)
+        folders = _subfolders(place, follow=True)
         is_ours = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
         if is_ours or log_folders(place) or not any(place.iterdir()):
             return
@@ -149,23 +149,23 @@ def check_stenolog_folder(place: Path) -> None:
 def log_folders(workspace: Path) -> list[str]:
     """Return every folder of logs as a path below the workspace. Raises StoreUnavailable."""
     try:
-        found = list(_namespaces(workspace))
+        folders = list(_namespaces(workspace))
         agents = workspace / AGENTS
-        # Each is a workspace, and a workspace may be a link.
-        for agent in _folders(agents, follow=True) if agents.is_dir() else ():
+        # The folder of each agent is a workspace, and a workspace may be a link.
+        for agent in _subfolders(agents, follow=True) if agents.is_dir() else ():
             # guard: doctor-reads-agents
-            found += [f"{AGENTS}/{agent}/{name}" for name in _namespaces(agents / agent)]
+            folders += [f"{AGENTS}/{agent}/{name}" for name in _namespaces(agents / agent)]
     except OSError as error:
         raise store_error(error, f"looking into {error.filename or workspace}") from error
-    return found
+    return folders
 
 
 def other_namespaces(where: str | os.PathLike[str]) -> OtherNamespaces:
-    """Return the agents and namespaces that have sessions. Raises as open_store."""
-    found = address(where)
-    match found.engine:
+    """Return the agents and namespaces that have sessions. Raises the errors of open_store."""
+    address = parse_address(where)
+    match address.engine:
         case "jsonl":
-            return _other_folders(Path(found.path))
+            return _other_folders(Path(address.path))
         case "sqlite" | "postgresql":
             with open_store(where, read_only=True) as store:
                 return _other_in_database(store)
@@ -176,13 +176,13 @@ def other_namespaces(where: str | os.PathLike[str]) -> OtherNamespaces:
 def _other_folders(workspace: Path) -> OtherNamespaces:
     agents, namespaces = [], []
     for folder in log_folders(workspace):
-        *above, name = folder.split("/")
-        agent = unescape_key(above[-1]) if above else None
-        if not any(True for _ in _logs(workspace / folder)):
+        *parents, name = folder.split("/")
+        agent = unescape_key(parents[-1]) if parents else None
+        if not any(True for _ in log_files(workspace / folder)):
             continue
         if agent is not None and name == NAMESPACE:
             agents.append(agent)
-        elif not above and name not in _KNOWN_NAMESPACES:
+        elif not parents and name not in _KNOWN_NAMESPACES:
             namespaces.append(name)
     return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
 
@@ -200,35 +200,21 @@ def _other_in_database(store: Store) -> OtherNamespaces:
 
 
 def _namespaces(place: Path) -> Iterator[str]:
-    """Yield the folders of logs here. Folders with other names are recognized by their files."""
-    if os.path.lexists(place / NAMESPACE):  # also if it is not a folder: its reader reports that
+    """Yield the names of the folders with logs. Their files identify folders with other names."""
+    if os.path.lexists(place / NAMESPACE):  # even if it is not a folder: its reader reports that
         yield NAMESPACE
-    for name in _folders(place, follow=False):
+    for name in _subfolders(place, follow=False):
         if name != NAMESPACE and _has_logs(place / name, by_name=name == NOTES):
             yield name
 
 
 def _has_logs(folder: Path, *, by_name: bool) -> bool:
     try:
-        logs = chain(_logs(folder), _logs(folder / TRASH))
-        return any(by_name or _is_ours(log) for log in logs)
+        return has_logs(folder, by_name=by_name)
     except OSError:
         return by_name
 
 
-def _is_ours(log: Path) -> bool:
-    with log.open("rb") as file:
-        return file.read(len(_RECORD_START)) == _RECORD_START
-
-
-def _folders(place: Path, *, follow: bool) -> list[str]:
+def _subfolders(place: Path, *, follow: bool) -> list[str]:
     with os.scandir(place) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=follow))
-
-
-def _logs(folder: Path) -> Iterator[Path]:
-    if folder.is_dir() and not folder.is_symlink():
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(LOG_SUFFIX) and entry.is_file(follow_symlinks=False):
-                    yield folder / entry.name

@@ -29,7 +29,7 @@ class Origin(Struct, frozen=True, kw_only=True):
 
     channel: str
     sender: str | int
-    """Many chat apps use numbers; a number counts as its digits."""
+    """Id of the sender. Many chat apps use numbers; the key contains the digits of a number."""
     chat: str | int | None = None
     """The group of the message; None for a direct message."""
     thread: str | int | None = None
@@ -41,15 +41,15 @@ class KeyParts(Struct, frozen=True):
 
     channel: str
     who: str
-    """The sender, or the chat of a group that shares a session: the key does not say which."""
+    """The sender, or the chat of a group that shares a session. A key does not show which."""
     thread: str | None = None
 
 
 def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
     """Return the key of the session that a message belongs to. Raises InvalidKey, UsageError."""
-    channel, sender = _text("channel", origin.channel), _text("sender", origin.sender)
-    chat = None if origin.chat is None else _text("chat", origin.chat)
-    thread = None if origin.thread is None else _text("thread", origin.thread)
+    channel, sender = _part_text("channel", origin.channel), _part_text("sender", origin.sender)
+    chat = None if origin.chat is None else _part_text("chat", origin.chat)
+    thread = None if origin.thread is None else _part_text("thread", origin.thread)
     match scope:
         case "sender":
             return join_key(KeyParts(channel, sender))
@@ -61,7 +61,7 @@ def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
             raise UsageError(f"scope must be one of {', '.join(get_args(Scope))}, not {scope!r}")
 
 
-def _text(name: str, part: object) -> str:
+def _part_text(name: str, part: object) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, int) and not isinstance(part, bool):
@@ -80,7 +80,7 @@ def owner_in_key(key: str) -> str:
 
 
 def owner_for(origin: Origin, *, scope: Scope = "sender") -> str:
-    """Return the sender for the mark of a message; it is the same in all threads of the sender.
+    """Return the sender to store with a message, the same in all threads of the sender.
 
     For a group that shares one session, return the group. Raises InvalidKey, UsageError.
     """
@@ -99,7 +99,7 @@ def cli_sender(key: str) -> str:
 
 
 def check_sender(sender: str) -> None:
-    """Raise InvalidKey if this is not a valid sender; an empty string is valid."""
+    """Raise InvalidKey unless `sender` is valid. An empty string is valid."""
     if sender:
         check_key(sender)
         if sender.startswith("@"):
@@ -108,10 +108,10 @@ def check_sender(sender: str) -> None:
 
 def join_key(parts: KeyParts) -> str:
     """Return the key of these parts. Raises InvalidKey."""
-    given = [parts.channel, *([] if parts.thread is None else [parts.thread]), parts.who]
-    if not all(given):
-        raise InvalidKey(f"{':'.join(given)!r}: channel, thread and sender must not be empty")
-    key = ":".join(_escaped(part) for part in given)
+    texts = [parts.channel, *([] if parts.thread is None else [parts.thread]), parts.who]
+    if not all(texts):
+        raise InvalidKey(f"{':'.join(texts)!r}: channel, thread and sender must not be empty")
+    key = ":".join(_escape(part) for part in texts)
     check_key(key)
     return key
 
@@ -121,8 +121,8 @@ def split_key(key: str) -> KeyParts | None:
     parts = key.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         return None
-    plain = [_plain(part) for part in parts]
-    if [_escaped(part) for part in plain] != parts:
+    plain = [_unescape(part) for part in parts]
+    if [_escape(part) for part in plain] != parts:
         return None
     return KeyParts(plain[0], plain[-1], plain[1] if len(plain) == 3 else None)
 
@@ -130,9 +130,9 @@ def split_key(key: str) -> KeyParts | None:
 def key_from_zeroclaw_name(name: str) -> str | None:
     """Return the key for zeroclaw's `channel_sender` or `channel_thread_sender`; None if ambiguous.
 
-    Its names do not distinguish a separating `_` from one in the sender's name: `telegram_alice_b`
-    may be the private session of alice_b, which b must not read. Therefore the middle part must be
-    a number, like the ids of threads and chats.
+    In such a name, a `_` may be a separator or a part of the sender's name: `telegram_alice_b` may
+    be the private session of alice_b, which b must not read. Therefore the middle part must be a
+    number, like the ids of threads and chats.
     """
     parts = name.split("_")
     if len(parts) not in (2, 3) or not all(parts):
@@ -142,9 +142,9 @@ def key_from_zeroclaw_name(name: str) -> str | None:
     return join_key(KeyParts(parts[0], parts[-1], parts[1] if len(parts) == 3 else None))
 
 
-def _escaped(part: str) -> str:
-    return re.sub("[%:]", lambda found: _ESCAPES[found[0]], part)
+def _escape(part: str) -> str:
+    return re.sub("[%:]", lambda match: _ESCAPES[match[0]], part)
 
 
-def _plain(part: str) -> str:
+def _unescape(part: str) -> str:
     return part.replace("%3A", ":").replace("%25", "%")

@@ -1,8 +1,9 @@
 """SessionManager: the legacy store, which keeps each session as one JSON file.
 
-The reference keeps sessions in memory until `save`. Here every write rewrites the session's file
-before it returns, so that an acknowledged message survives the process (P1). Processes take turns
-through a lock on the folder, and read the changes of other processes before they write.
+The store of picoclaw keeps sessions in memory until `save`. Here, every write rewrites the
+session's file before it returns, so that an acknowledged message survives the process (P1).
+Processes take turns through a lock on the folder, and read the changes of other processes before
+they write.
 """
 
 import copy
@@ -16,34 +17,18 @@ from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from threading import Event
-from typing import Any, Concatenate, Final, Never, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, Never, ParamSpec, Self, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from stenolog.codec import check_key, check_once, check_times
-from stenolog.errors import (
-    DamagedStore,
-    LeaseLost,
-    NoSuchSession,
-    StoreClosed,
-    StoreUnavailable,
-    UsageError,
-)
-from stenolog.records import (
-    Compacted,
-    Health,
-    Message,
-    Purged,
-    Span,
-    Trashed,
-    Undone,
-    timestamp,
-)
+from stenolog.errors import DamagedStore, LeaseLost, StoreClosed, StoreUnavailable, UsageError
+from stenolog.records import Compacted, Health, Message, Purged, Span, Trashed, Undone, timestamp
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores import disk, json_file, spans
-from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
-from stenolog.stores.base import SessionView
+from stenolog.stores.arguments import check_count, check_int, encode_messages
+from stenolog.stores.base import SessionView, find_info
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.stores.json_file import JSONMessage, JSONSession, file_name
@@ -51,26 +36,48 @@ from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import Snapshot, token_of
 
 BUSY_TIMEOUT: Final = 5.0
-_POLL: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 """Seconds between two checks for messages of other processes."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FileVersion = tuple[int, int, int]
 """Identifies a version of a file: inode, size, modification time."""
 
-FileContent = tuple[str, bool]
-"""The key of the session in a file, and whether stenolog wrote it."""
+
+class _KnownFile(NamedTuple):
+    """A file as this process last read or wrote it.
+
+    `key`: key of the session in the file. `is_ours`: whether stenolog wrote the file. `problem`:
+    reason why the file is unreadable.
+    """
+
+    version: _FileVersion
+    key: str = ""
+    is_ours: bool = False
+    problem: str = ""
+
+
+class _KnownSession(NamedTuple):
+    """The last known content of a session, and how often this process has seen it change.
+
+    `rewrites` counts the changes that did more than append messages.
+    """
+
+    session: JSONSession
+    changes: int = 0
+    rewrites: int = 0
 
 
 class SessionManager(JSONLBackend):
     """The SessionStore on JSON files, one per session.
 
     Its `store` has no undo, fork, delete, restore and purge (UsageError), and keeps meta and leases
-    for this process only. `because`: why it replaces another store; `health()` then reports it and
-    is not ok. `old`: a folder of legacy sessions to continue; nothing is written there.
+    for this process only. `because`: reason why this store replaces another store; `health()` then
+    reports the reason and is not ok. `old`: a folder of legacy sessions to continue; nothing is
+    written there.
     """
 
     def __init__(
@@ -85,16 +92,15 @@ class SessionManager(JSONLBackend):
             self.directory, because=because, old=None if old is None else Path(old)
         )
         super().__init__(self._files)
-        no_keys: list[str] = []
-        self._failures.read("opening", None, self._files.list_sessions, default=no_keys)
+        self._read("opening", None, self._files.list_sessions, default=list[str]())
 
     def __repr__(self) -> str:
         return f"SessionManager({str(self.directory)!r})"
 
     def save(self, key: str) -> None:
-        """Write the file again if it was removed; every write was on disk when it returned.
+        """Write the file again if it was removed; every earlier write is already on disk.
 
-        Raises an error if that fails.
+        Raises an error if writing the file fails.
         """
         self._files.save(key)
 
@@ -102,11 +108,11 @@ class SessionManager(JSONLBackend):
 def _write_method(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
-    """Return a method that makes this call in memory and writes the file."""
+    """Return a method that runs `method` in memory and writes the changed file."""
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._change(
+        return self._change_session(
             _first_argument(*args, **kwargs), lambda memory: method(memory, *args, **kwargs)
         )
 
@@ -116,7 +122,7 @@ def _write_method(
 def _read_method(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
-    """Return a method that makes this call on the content of the file."""
+    """Return a method that runs `method` in memory, on the content of the file."""
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -132,7 +138,7 @@ def _first_argument(key: Any, *_: object, **__: object) -> str:
 
 
 class JSONFileStore:
-    """The Store calls that JSON files can support; the others raise UsageError.
+    """The Store calls that JSON files can support; all other calls raise UsageError.
 
     Each call is made in memory, on the current content of the file.
     """
@@ -146,16 +152,9 @@ class JSONFileStore:
         self._lease: InMemoryLease | None = None
         self._local = InMemoryStore()
         """Meta, markers and leases of this process, by the key of the session."""
-        self._sessions: dict[str, JSONSession] = {}
-        self._versions: dict[str, int] = {}
-        """Number of changes of each session that this process has seen."""
-        self._rewrites: dict[str, int] = {}
-        """The same without changes that only appended messages."""
-        self._file_versions: dict[str, _FileVersion] = {}
-        """The known version of each file, by name."""
-        self._file_contents: dict[str, FileContent] = {}
-        """The content of that version."""
-        self._unreadable: dict[str, str] = {}
+        self._sessions: dict[str, _KnownSession] = {}
+        self._known_files: dict[str, _KnownFile] = {}
+        """The files of the folder by name, and those of the old folder by path."""
 
     def __repr__(self) -> str:
         return f"JSONFileStore({str(self.directory)!r})"
@@ -172,25 +171,25 @@ class JSONFileStore:
     ) -> list[int]:
         """Append a batch atomically and return its seqs."""
         check_once(once)
-        given = [
+        new_messages = [
             Message(seq=1, _at="", _body=Raw(payload)) for payload in encode_messages(messages)
         ]
         if at is not None:
-            check_times(at, len(given))
-        times = at or [datetime.now(UTC)] * len(given)
+            check_times(at, len(new_messages))
+        times = at or [datetime.now(UTC)] * len(new_messages)
 
         def add(memory: InMemoryStore) -> list[int]:
             # A file has a token for each message, and none for a batch.
             tokens = [
-                f"{once}:{number}" if once is not None and len(given) > 1 else once
-                for number in range(len(given))
+                f"{once}:{number}" if once is not None and len(new_messages) > 1 else once
+                for number in range(len(new_messages))
             ]
             return [
                 memory.add_messages(key, [message], once=token, at=[moment])[0]
-                for message, token, moment in zip(given, tokens, times, strict=True)
+                for message, token, moment in zip(new_messages, tokens, times, strict=True)
             ]
 
-        return self._change(key, add)
+        return self._change_session(key, add)
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
         """Append `{"role": role, "content": content}` and return its seq."""
@@ -211,7 +210,7 @@ class JSONFileStore:
     pop = _write_method(InMemoryStore.pop)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields for this process; None removes one."""
+        """Set fields for this process; None removes a field."""
         self._check_writable()
         self._local.set_meta(key, **fields)
 
@@ -223,22 +222,22 @@ class JSONFileStore:
     def save(self, key: str) -> None:
         """Write the file of a session again if it was removed."""
         check_key(key)
-        with self._locked() as folder:
-            session = self._current(folder, key)
-            if session.ours and _file_version(folder, file_name(key)) is None:
-                self._write(folder, session)
+        with self._lock_folder() as folder:
+            session = self._current_session(folder, key)
+            if session.is_ours and _file_version(folder, file_name(key)) is None:
+                self._write_file(folder, session)
 
-    def _change(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
-        """Make a call on the file's current content, and write the result before it is visible."""
+    def _change_session(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
+        """Run a call on the content of the file, and write the result before it is visible."""
         check_key(key)
         self._check_writable()
-        with self._locked() as folder:
-            before = self._current(folder, key)
+        with self._lock_folder() as folder:
+            before = self._current_session(folder, key)
             memory = self._in_memory(key, before)
             result = call(memory)
             after = _session_from_memory(before, memory)
             if after != before:
-                self._write(folder, after)
+                self._write_file(folder, after)
             return result
 
     def _check_writable(self) -> None:
@@ -246,42 +245,46 @@ class JSONFileStore:
         if self._lease is not None and self._lease.taken_over:
             raise LeaseLost(self._lease.key, self._lease.epoch)
 
-    def _write(self, folder: int, session: JSONSession) -> None:
+    def _write_file(self, folder: int, session: JSONSession) -> None:
         key = session.key or ""
         name = file_name(key)
-        if name in self._unreadable:
+        known_file = self._known_files.get(name)
+        if known_file is not None and known_file.problem:
             raise DamagedStore(
-                f"{self.directory / name}: {self._unreadable[name]}; move it away, so that {key!r} "
+                f"{self.directory / name}: {known_file.problem}; move it away, so that {key!r} "
                 "can be kept there"
             )
         now = datetime.now(UTC)
-        if not session.ours:
-            known = self._sessions.get(key, JSONSession(key=key))
+        if not session.is_ours:
             session = replace(
-                session, ours=True, created=session.created or now, began_with=known.summary
+                session,
+                is_ours=True,
+                created=session.created or now,
+                first_summary=self._last_known(key).summary,
             )
         session = replace(session, updated=now)
         try:
             self._keep_foreign_file(folder, name, key)
-            disk.replace_file(folder, name, json_file.compose(session))
+            disk.replace_file(folder, name, json_file.compose_file(session))
         except OSError as error:
             # If the rename succeeded and only the last sync failed, the file is read again.
-            self._file_versions.pop(name, None)
+            self._known_files.pop(name, None)
             raise StoreUnavailable(f"writing {self.directory / name}: {error.strerror}") from error
-        self._remember(key, session)
-        self._file_versions[name] = _file_version(folder, name) or (0, 0, 0)
-        self._file_contents[name] = (key, True)
+        self._remember_session(key, session)
+        version = _file_version(folder, name) or (0, 0, 0)
+        self._known_files[name] = _KnownFile(version, key, is_ours=True)
 
     def _keep_foreign_file(self, folder: int, name: str, key: str) -> None:
-        """Keep the reference's file under another name if it has the name of our file.
+        """Keep a file of picoclaw under another name if it has the name of our file.
 
-        If it is the same session, our file has its content. If it is another one, whose key the
-        reference writes the same way, the copy is still a session file.
+        If both files have the same session, our file contains all of it. If picoclaw uses the same
+        name for another session, the renamed file still counts as a session file.
         """
-        if _file_version(folder, name) is None or self._file_contents.get(name) == (key, True):
-            return
-        is_same = self._file_contents.get(name, (key,))[0] == key
-        _keep_copy(folder, name, ".original" if is_same else json_file.SUFFIX)
+        known_file = self._known_files.get(name)
+        is_same = known_file is None or known_file.key == key
+        is_ours = known_file is not None and known_file.is_ours and is_same
+        if not is_ours and _file_version(folder, name) is not None:
+            _keep_copy(folder, name, ".original" if is_same else json_file.SUFFIX)
 
     # --- unsupported calls -------------------------------------------------------------------
 
@@ -326,11 +329,11 @@ class JSONFileStore:
     def _in_memory(self, key: str, session: JSONSession) -> InMemoryStore:
         """Return a store in memory that has only this session."""
         memory = InMemoryStore()
-        meta: Mapping[str, Any] = {}
-        change = self._rewrites.get(key, 0)
-        with suppress(NoSuchSession):
-            local = self._local.info(key)
-            meta, change = local.meta, change + local.change
+        local = find_info(self._local, key)
+        meta = {} if local is None else dict(local.meta)
+        change = self._sessions[key].rewrites if key in self._sessions else 0
+        if local is not None:
+            change += local.change
         if _is_empty(session) and not meta:
             return memory
         times = [message.at for message in session.messages if message.at is not None]
@@ -339,7 +342,7 @@ class JSONFileStore:
         hidden = [seq for seq, message in enumerate(session.messages, 1) if message.hidden]
         snapshot = Snapshot(
             key=key,
-            uid=_uid(key),
+            uid=_make_uid(key),
             created=_stored_time(created),
             updated=_stored_time(session.updated or max(times, default=created)),
             last_seq=len(session.messages),
@@ -347,7 +350,7 @@ class JSONFileStore:
             hidden=spans.union((seq, seq) for seq in hidden if seq > floor),
             number=change,
             summary=session.summary,
-            meta=dict(meta),
+            meta=meta,
         )
         messages = [
             Message(
@@ -370,9 +373,7 @@ class JSONFileStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return a page of keys in order."""
-        check_optional_int(limit=limit)
-        if limit is not None and limit < 0:
-            raise UsageError(f"limit must be 0 or more, not {limit}")
+        check_count(limit=limit)
         self._load_all()
         keys = sorted(key for key in self._sessions if key.startswith(prefix))
         return [key for key in keys if after is None or key > after][:limit]
@@ -381,7 +382,9 @@ class JSONFileStore:
         """Return for each session a stamp that changes with every change."""
         self._load_all()
         local = self._local.stamps()
-        return {key: f"{n}:{local.get(key, '')}" for key, n in self._versions.items()}
+        return {
+            key: f"{known.changes}:{local.get(key, '')}" for key, known in self._sessions.items()
+        }
 
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
@@ -390,23 +393,23 @@ class JSONFileStore:
         check_int(after=after)
         check_key(key)
         self._check_open()
-        ask = partial(self._news, key)
+        ask = partial(self._new_messages, key)
         return poll_messages(
-            ask, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL
+            ask, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL_SECONDS
         )
 
-    def _news(self, key: str, after: int) -> NewMessages | None:
+    def _new_messages(self, key: str, after: int) -> NewMessages | None:
         session = self._session_of(key)
         if _is_empty(session):
             return None
-        return _uid(key), len(session.messages), self.get_history(key, after=after, full=True)
+        return _make_uid(key), len(session.messages), self.get_history(key, after=after, full=True)
 
     # --- leases, markers, health -------------------------------------------------------------
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "ManagerLease":
         """Acquire the lease of this session among the threads of this process."""
         self.info(key)
-        self._local.set_summary(key, "leased")  # creates the session there
+        self._local.set_summary(key, "leased")  # creates the session in `_local`
         return ManagerLease(self._local.lease(key, ttl=ttl, wait=wait), self)
 
     def _with_lease(self, lease: InMemoryLease) -> "JSONFileStore":
@@ -414,18 +417,19 @@ class JSONFileStore:
         fenced._lease = lease
         return fenced
 
-    def mark(self, name: str) -> str:
+    def read_marker(self, name: str) -> str:
         """Return the change marker of this name in this process."""
-        return self._local.mark(name)
+        return self._local.read_marker(name)
 
-    def change_mark(self, name: str) -> None:
+    def update_marker(self, name: str) -> None:
         """Change the marker in this process."""
-        self._local.change_mark(name)
+        self._local.update_marker(name)
 
     def health(self) -> Health:
         """Return the state of the folder."""
         self._check_open()
-        problems = [f"{name}: {reason}" for name, reason in sorted(self._unreadable.items())]
+        files = sorted(self._known_files.items())
+        problems = [f"{name}: {file.problem}" for name, file in files if file.problem]
         errors = []
         not_writable = why_not_writable(self.directory) if self.because is not None else None
         if not_writable is not None:
@@ -454,8 +458,7 @@ class JSONFileStore:
             self._closed.set()
             self._local.close()
             self._sessions.clear()
-            self._file_versions.clear()
-            self._file_contents.clear()
+            self._known_files.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -466,15 +469,15 @@ class JSONFileStore:
     # --- the files ---------------------------------------------------------------------------
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _lock_folder(self) -> Iterator[int]:
         """Yield a descriptor of the folder, locked against other threads and processes."""
         with self._mutex:
             self._check_open()
             try:
-                disk.make_private(self.directory)
+                disk.create_private_folder(self.directory)
             except OSError as error:
                 raise StoreUnavailable(f"making {self.directory}: {error.strerror}") from error
-            with self._opened() as folder:
+            with self._open_folder() as folder:
                 label = f"the folder {self.directory}"
                 disk.wait_for_lock(folder, seconds=BUSY_TIMEOUT, name=label)
                 try:
@@ -483,15 +486,15 @@ class JSONFileStore:
                     disk.release_lock(folder)
 
     @contextmanager
-    def _opened(self, path: Path | None = None) -> Iterator[int]:
-        """Yield a descriptor of this folder or our own.
+    def _open_folder(self, path: Path | None = None) -> Iterator[int]:
+        """Yield a descriptor of the folder `path`, by default the folder of this store.
 
         Raises FileNotFoundError, StoreUnavailable.
         """
-        # Opened each time: a forked child that inherited it would share the lock.
+        # The folder is opened each time: a forked child that inherits a descriptor shares its lock.
         path = path or self.directory
         try:
-            folder = os.open(path, _READ | os.O_DIRECTORY)
+            folder = os.open(path, _READ_FLAGS | os.O_DIRECTORY)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -501,12 +504,16 @@ class JSONFileStore:
         finally:
             os.close(folder)
 
-    def _remember(self, key: str, session: JSONSession) -> None:
-        before = self._sessions.get(key)
-        self._sessions[key] = session
-        self._versions[key] = self._versions.get(key, 0) + 1
-        if before is not None and not _only_appends(before, session):
-            self._rewrites[key] = self._rewrites.get(key, 0) + 1
+    def _remember_session(self, key: str, session: JSONSession) -> None:
+        before = self._sessions.get(key) or _KnownSession(JSONSession(key=key))
+        is_rewrite = key in self._sessions and not _only_appends(before.session, session)
+        self._sessions[key] = _KnownSession(
+            session, before.changes + 1, before.rewrites + is_rewrite
+        )
+
+    def _last_known(self, key: str) -> JSONSession:
+        known_session = self._sessions.get(key)
+        return JSONSession(key=key) if known_session is None else known_session.session
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -516,71 +523,72 @@ class JSONFileStore:
         check_key(key)
         with self._mutex:
             self._check_open()
-            with suppress(FileNotFoundError), self._opened() as folder:
-                self._current(folder, key)
-            return self._sessions.get(key, JSONSession(key=key))
+            with suppress(FileNotFoundError), self._open_folder() as folder:
+                self._current_session(folder, key)
+            return self._last_known(key)
 
     def _memory_of(self, key: str) -> InMemoryStore:
         """Return a store in memory with the current content of a session's file."""
         with self._mutex:
             return self._in_memory(key, self._session_of(key))
 
-    def _current(self, folder: int, key: str) -> JSONSession:
+    def _current_session(self, folder: int, key: str) -> JSONSession:
         """Return the session from its file if another process has written it, else from memory.
 
         If the file is gone, another process imported it, and the content in memory is still valid.
         """
         self._load_changed(folder, file_name(key))
-        return self._sessions.get(key, JSONSession(key=key))
+        return self._last_known(key)
 
     def _load_all(self) -> None:
         """Load all new or changed files."""
         with self._mutex:
             self._check_open()
-            with suppress(FileNotFoundError), self._opened() as folder:
+            with suppress(FileNotFoundError), self._open_folder() as folder:
                 for name in _session_names(folder):
                     self._load_changed(folder, name)
             if self._old is not None:
-                with suppress(FileNotFoundError), self._opened(self._old) as folder:
+                with suppress(FileNotFoundError), self._open_folder(self._old) as folder:
                     for name in _session_names(folder):
                         self._load_old(folder, name, str(self._old / name))
 
     def _load_changed(self, folder: int, name: str) -> None:
         """Load a file that changed.
 
-        Of two files with one key, the one with our file name counts.
+        If two files have the same key, the file with our file name counts.
         """
         session = self._changed_session(folder, name, name)
         if session is None:
             return
         key = session.key or ""
-        self._file_contents[name] = (key, session.ours)
         if file_name(key) == name or key not in self._sessions:
-            self._remember(key, session)
+            self._remember_session(key, session)
 
     def _load_old(self, folder: int, name: str, path: str) -> None:
         """Load a file of the old folder, unless stenolog wrote it for another store."""
         session = self._changed_session(folder, name, path)
-        if session is not None and not session.ours:
+        if session is not None and not session.is_ours:
             key = session.key or ""
             if key not in self._sessions:
-                self._remember(key, session)
+                self._remember_session(key, session)
 
-    def _changed_session(self, folder: int, name: str, name_in_cache: str) -> JSONSession | None:
-        """Return the session in a changed file; None if the file is unchanged or missing."""
-        mark = _file_version(folder, name)
-        if mark is None or mark == self._file_versions.get(name_in_cache):
+    def _changed_session(self, folder: int, name: str, known_key: str) -> JSONSession | None:
+        """Return the session in a changed file; None if the file is unchanged or missing.
+
+        `known_key`: the key of the file in `_known_files`.
+        """
+        version = _file_version(folder, name)
+        known_file = self._known_files.get(known_key)
+        if version is None or (known_file is not None and version == known_file.version):
             return None
-        self._file_versions[name_in_cache] = mark
-        self._file_contents.pop(name_in_cache, None)
-        self._unreadable.pop(name_in_cache, None)
         try:
             session = json_file.parse(_read_file(folder, name))
             key = session.key or name.removesuffix(json_file.SUFFIX)
             check_key(key)
         except (ValueError, UsageError, OSError) as error:
-            self._unreadable[name_in_cache] = str(error)
+            self._known_files[known_key] = _KnownFile(version, problem=str(error))
             return None
+        self._known_files[known_key] = _KnownFile(version, key, session.is_ours)
         return replace(session, key=key)
 
 
@@ -595,7 +603,7 @@ class ManagerLease:
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, has expired, or was taken over."""
+        """Whether the lease was released, has expired, or was taken over."""
         return self._lease.lost
 
     def renew(self) -> None:
@@ -620,32 +628,33 @@ def _raise_unsupported(call: str, key: str) -> Never:
     )
 
 
-def _session_from_memory(before: JSONSession, memory: InMemoryStore) -> JSONSession:
+def _session_from_memory(session: JSONSession, memory: InMemoryStore) -> JSONSession:
     """Return a session with the changes that a call made in memory."""
-    key, last = before.key or "", len(before.messages)
+    key, last = session.key or "", len(session.messages)
     tokens: dict[int, str] = {}
-    for mark in memory.list_snapshots():
-        with memory.read_snapshot(mark, after=last) as reading:
-            tokens = {one.seq: token[0] for one in reading.messages if (token := token_of(one))}
+    for snapshot in memory.list_snapshots():
+        with memory.read_snapshot(snapshot, after=last) as reading:
+            tokens = {new.seq: token[0] for new in reading.messages if (token := token_of(new))}
     history = memory.get_history(key, full=True)
-    old = [
-        was if was.hidden == now.hidden else replace(was, hidden=now.hidden)
-        for was, now in zip(before.messages, history, strict=False)
+    old_messages = [
+        replace(old, hidden=current.hidden)
+        for old, current in zip(session.messages, history, strict=False)
     ]
-    new = [
-        # By its token the next successful start recognizes a message that it already has.
+    new_messages = [
+        # A later import of this file recognizes messages that it already imported by their tokens.
         JSONMessage(
-            one.to_json(), one.at, tokens.get(one.seq) or f"json:{os.urandom(10).hex()}", one.hidden
+            new.to_json(), new.at, tokens.get(new.seq) or f"json:{os.urandom(10).hex()}", new.hidden
         )
-        for one in history[last:]
+        for new in history[last:]
     ]
-    return replace(before, messages=(*old, *new), summary=memory.get_summary(key))
+    messages = (*old_messages, *new_messages)
+    return replace(session, messages=messages, summary=memory.get_summary(key))
 
 
-def _only_appends(before: JSONSession, after: JSONSession) -> bool:
-    """Return whether the only change to a session is added messages."""
-    kept = after.messages[: len(before.messages)]
-    return before.summary == after.summary and kept == before.messages
+def _only_appends(old_session: JSONSession, new_session: JSONSession) -> bool:
+    """Return whether a session has changed only by added messages."""
+    kept = new_session.messages[: len(old_session.messages)]
+    return old_session.summary == new_session.summary and kept == old_session.messages
 
 
 def _stored_time(moment: datetime | None) -> str:
@@ -656,7 +665,7 @@ def _is_empty(session: JSONSession) -> bool:
     return not session.messages and not session.summary
 
 
-def _uid(key: str) -> str:
+def _make_uid(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:16]
 
 
@@ -671,7 +680,7 @@ def _session_names(folder: int) -> list[str]:
 
 def _read_file(folder: int, name: str) -> bytes:
     """Return the content of a regular file, following no link. Raises OSError."""
-    descriptor = os.open(name, _READ, dir_fd=folder)
+    descriptor = os.open(name, _READ_FLAGS, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{name} is not a regular file")
@@ -682,24 +691,25 @@ def _read_file(folder: int, name: str) -> bytes:
 def _file_version(folder: int, name: str) -> _FileVersion | None:
     """Return the current version of a file; None if it does not exist."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _keep_copy(folder: int, name: str, suffix: str) -> None:
     """Copy a file to a free name with this ending before it is replaced.
 
-    With the ending of session files the copy is a session file too. Raises OSError.
+    If `suffix` is the ending of session files, the copy counts as a session file, too. Raises
+    OSError.
     """
     text = _read_file(folder, name)
-    for other in _copy_names(name, suffix):
-        if _file_version(folder, other) is None:
-            disk.replace_file(folder, other, text)
+    for copy_name in _copy_names(name, suffix):
+        if _file_version(folder, copy_name) is None:
+            disk.replace_file(folder, copy_name, text)
             return
         with suppress(OSError):
-            if _read_file(folder, other) == text:
+            if _read_file(folder, copy_name) == text:
                 return  # copied by a process that was killed before it replaced the file
 
 
@@ -712,10 +722,10 @@ def _copy_names(name: str, suffix: str) -> Iterator[str]:
 
 
 def why_not_writable(directory: Path) -> str | None:
-    """Return why no file can be written to a folder; None if it can. Creates the folder."""
+    """Return why no file can be written to a folder; None if files can. Creates the folder."""
     files = f"JSON files in {directory}"
     try:
-        disk.make_private(directory)
+        disk.create_private_folder(directory)
     except OSError as error:
         return f"{files} ({error.strerror})"
     is_writable = os.access(directory, os.W_OK | os.X_OK)

@@ -1,7 +1,7 @@
 """The SessionStore facade of an agent loop: a failed write returns None or False.
 
-A loop must keep talking. Therefore failures are logged, counted and reported by `health()`, not
-raised.
+An agent loop must continue after a failure. Therefore failures are logged, counted and reported by
+`health()`, not raised.
 """
 
 import logging
@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
-from stenolog.errors import NoSuchSession, StenologError
+from stenolog.errors import StenologError, UsageError
 from stenolog.records import Health, Message
 from stenolog.sessions.aliases import Aliases
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, find_info
 from stenolog.stores.locks import ThreadLock
 
 __all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
@@ -30,9 +30,9 @@ class SessionHealth(Struct, frozen=True, kw_only=True):
     """Whether the store works, and which failures occurred so far."""
 
     ok: bool
-    """The store is healthy, and the newest write succeeded."""
+    """Whether the store is healthy and the newest write succeeded."""
     free_bytes: int | None
-    """Free space of the store, in bytes; None if that does not apply or is unknown."""
+    """Free space of the store, in bytes; None if unknown or not applicable."""
     problems: tuple[str, ...]
     """Current or imminent problems, each with advice."""
     failed_writes: int
@@ -40,7 +40,7 @@ class SessionHealth(Struct, frozen=True, kw_only=True):
     failed_reads: int
     """Number of reads that failed, and returned nothing, since the store was opened."""
     last_error: str | None
-    """Text of the newest failure; None if there was none."""
+    """Text of the newest failure; None without a failure."""
 
 
 @runtime_checkable
@@ -55,9 +55,8 @@ class SessionStore(Protocol):
     def store(self) -> Store:
         """The underlying store, for calls that this facade lacks, such as undo and fork.
 
-        Its calls raise when they fail.
+        Calls of the store raise when they fail.
         """
-        ...
 
     def add_message(
         self, key: str, role: str, content: Any, *, once: str | None = None
@@ -66,7 +65,6 @@ class SessionStore(Protocol):
 
         Returns None on failure: keep the unsaved message and retry with the same `once`.
         """
-        ...
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
@@ -75,7 +73,6 @@ class SessionStore(Protocol):
 
         Returns None on failure: keep the unsaved message and retry with the same `once`.
         """
-        ...
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
@@ -84,15 +81,12 @@ class SessionStore(Protocol):
 
         `full`: hidden messages too. Returns an empty list on failure.
         """
-        ...
 
     def get_summary(self, key: str) -> str:
         """Return the summary of the messages below the floor; an empty text on failure."""
-        ...
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace only the summary. Returns False on failure: the old summary stays."""
-        ...
 
     def set_history(
         self,
@@ -105,14 +99,12 @@ class SessionStore(Protocol):
 
         `expect_last`: fail if the last seq is not this one, as `Store.set_history` does.
         """
-        ...
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
         """Hide all but the last `keep_last` visible messages; 0 or less hides all.
 
         Returns False on failure: nothing is hidden.
         """
-        ...
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
@@ -121,62 +113,68 @@ class SessionStore(Protocol):
 
         Returns False on failure, also if the floor is not `expect_floor`: then nothing changes.
         """
-        ...
 
     def save(self, key: str) -> None:
-        """Archive hidden messages if that is worth it; every message is on disk already.
+        """Archive hidden messages if there are enough of them; every message is on disk already.
 
         A failure is raised; the session stays complete and readable.
         """
-        ...
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return a page of keys in byte order; an empty list on failure."""
-        ...
 
     def health(self) -> SessionHealth:
-        """Return the store's health and the failures so far; a failed check is a problem in it."""
-        ...
+        """Return the store's health and the failures so far. A failed check becomes a problem."""
 
     def close(self) -> SessionHealth:
-        """Close the store and return its health before that. A second call only returns it again.
+        """Close the store, and return its health before closing; a second call returns the same.
 
-        Its `failed_writes` counts the writes that were not stored. If closing fails, the store's
-        error is raised and the next call tries again; every acknowledged write is stored
+        `failed_writes` of the result counts the writes that were not stored. If closing fails, the
+        store's error is raised and the next call tries again; every acknowledged write is stored
         nevertheless.
         """
-        ...
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
 
 
+def check_sessions(sessions: object) -> None:
+    """Raise UsageError unless `sessions` is a SessionStore."""
+    if not isinstance(sessions, SessionStore):
+        name = type(sessions).__name__
+        raise UsageError(f"sessions= needs a SessionStore, as JSONLBackend(store), not {name}")
+
+
 def fallback_reason(store: Store) -> str | None:
-    """Return why sessions are not in the requested store; None if they are."""
+    """Return why sessions are not in the requested store; None if they are in that store."""
     reason = getattr(store, "because", None)
     return reason if isinstance(reason, str) else None
 
 
 class JSONLBackend:
-    """The SessionStore on any Store; it owns the store and closes it.
+    """A SessionStore for any Store, which the SessionStore owns and closes.
 
-    A key that is not a session but an alias of an imported one opens that session
-    (sessions/aliases.py).
+    A key that is only an alias opens the imported session with that alias (sessions/aliases.py).
     """
 
     def __init__(self, store: Store, *, session: str | None = None) -> None:
-        """Create the facade. `session`: key of an existing session, which saves its lookup."""
+        """Create the facade. `session`: key of an existing session, which need not be looked up."""
         self._store = store
         self._closing = Lock()
-        self._at_close: SessionHealth | None = None
+        self._health_at_close: SessionHealth | None = None
         self._closed = False
-        self._failures = _Failures()
         self._aliases = Aliases(store)
         if session is not None:
             self._aliases.note_session(session)
+        self._counting = ThreadLock()
+        self._failed_writes = 0
+        self._failed_reads = 0
+        self._last_error: str | None = None
+        self._newest_write_error: str | None = None
+        """Text of the failure if the newest write failed, otherwise None."""
 
     def __repr__(self) -> str:
         return f"JSONLBackend({self._store!r})"
@@ -190,70 +188,43 @@ class JSONLBackend:
         self, key: str, role: str, content: Any, *, once: str | None = None
     ) -> int | None:
         """Append a message and return its seq; None on failure. Logs and counts failures."""
-        return self._failures.write(
+        return self._write(
             "add_message",
             key,
-            lambda: self._write_to(
-                key,
-                lambda resolve_key: self._store.add_message(resolve_key, role, content, once=once),
-            ),
+            lambda session: self._store.add_message(session, role, content, once=once),
+            creates_session=True,
         )
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int | None:
         """Append a message and return its seq; None on failure. Logs and counts failures."""
-        return self._failures.write(
+        return self._write(
             "add_full_message",
             key,
-            lambda: self._write_to(
-                key,
-                lambda resolve_key: self._store.add_full_message(resolve_key, message, once=once),
-            ),
+            lambda session: self._store.add_full_message(session, message, once=once),
+            creates_session=True,
         )
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the messages by seq; an empty list on failure. Logs and counts failures."""
-        return self._failures.read(
-            "get_history",
-            key,
-            lambda: self._read_from(
-                key,
-                lambda resolve_key: self._store.get_history(
-                    resolve_key, last=last, after=after, full=full
-                ),
-            ),
-            default=[],
-        )
+
+        def read(session: str) -> list[Message]:
+            return self._store.get_history(session, last=last, after=after, full=full)
+
+        return self._read("get_history", key, lambda: self._read_session(key, read), default=[])
 
     def get_summary(self, key: str) -> str:
         """Return the summary; an empty text on failure. Logs and counts failures."""
-        return self._failures.read(
-            "get_summary", key, lambda: self._read_from(key, self._store.get_summary), default=""
-        )
-
-    def _read_from(self, key: str, get: Callable[[str], _Result]) -> _Result:
-        """Read the session that this key opens; resolve the key again if nothing is found."""
-        found = get(self._aliases.key_to_read(key))
-        if not found:
-            self._aliases.forget_session(key)
-            found = get(self._aliases.resolve_key(key))
-        return found
-
-    def _write_to(self, key: str, write: Callable[[str], _Result]) -> _Result:
-        resolve_key = self._aliases.key_to_write(key)
-        done = write(resolve_key)
-        self._aliases.note_session(resolve_key)
-        return done
+        read = self._store.get_summary
+        return self._read("get_summary", key, lambda: self._read_session(key, read), default="")
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace the summary; return False on failure. Logs and counts failures."""
-        return self._failures.change(
-            "set_summary",
-            key,
-            lambda: self._store.set_summary(self._aliases.key_to_write(key), text),
+        return self._change(
+            "set_summary", key, lambda session: self._store.set_summary(session, text)
         )
 
     def set_history(
@@ -264,34 +235,29 @@ class JSONLBackend:
         expect_last: int | None = None,
     ) -> bool:
         """Replace the visible messages; return False on failure. Logs and counts failures."""
-        return self._failures.change(
+        return self._change(
             "set_history",
             key,
-            lambda: self._store.set_history(
-                self._aliases.key_to_write(key), messages, expect_last=expect_last
-            ),
+            lambda session: self._store.set_history(session, messages, expect_last=expect_last),
         )
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
         """Hide all but the last messages; return False on failure. Logs and counts failures."""
-        return self._failures.change(
+        return self._change(
             "truncate_history",
             key,
-            lambda: self._store.truncate_history(self._aliases.key_to_write(key), keep_last),
+            lambda session: self._store.truncate_history(session, keep_last),
         )
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> bool:
-        """Set summary and floor in one step; on failure log it, count it and return False."""
-        return self._failures.change(
+        """Set summary and floor in one step; return False on failure. Logs and counts failures."""
+        return self._change(
             "checkpoint",
             key,
-            lambda: self._store.checkpoint(
-                self._aliases.key_to_write(key),
-                summary=summary,
-                upto=upto,
-                expect_floor=expect_floor,
+            lambda session: self._store.checkpoint(
+                session, summary=summary, upto=upto, expect_floor=expect_floor
             ),
         )
 
@@ -301,9 +267,8 @@ class JSONLBackend:
         A failure of the store is raised; a missing session is no failure.
         """
         key = self._aliases.key_to_write(key)
-        try:
-            info = self._store.info(key)
-        except NoSuchSession:
+        info = find_info(self._store, key)
+        if info is None:
             return
         below = info.floor - info.archived
         above = info.last_seq - info.floor
@@ -314,7 +279,7 @@ class JSONLBackend:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return a page of keys; an empty list on failure. Logs and counts failures."""
-        return self._failures.read(
+        return self._read(
             "list_sessions",
             None,
             lambda: self._store.list_sessions(prefix=prefix, limit=limit, after=after),
@@ -322,21 +287,40 @@ class JSONLBackend:
         )
 
     def health(self) -> SessionHealth:
-        """Return the store's health and the failures here; a failed check is a problem in it."""
-        return self._failures.health(self._store.health)
+        """Return the store's health and the failures so far. A failed check becomes a problem."""
+        try:
+            health = self._store.health()
+        except StenologError as error:
+            health = Health(ok=False, free_bytes=None, problems=(str(error),))
+        except Exception as error:
+            _logger.exception("health failed")
+            health = Health(ok=False, free_bytes=None, problems=(repr(error),))
+        with self._counting:
+            error_text = self._newest_write_error
+            write_problems = (
+                () if error_text is None else (f"the newest write failed: {error_text}",)
+            )
+            return SessionHealth(
+                ok=health.ok and not write_problems,
+                free_bytes=health.free_bytes,
+                problems=(*health.problems, *write_problems),
+                failed_writes=self._failed_writes,
+                failed_reads=self._failed_reads,
+                last_error=self._last_error,
+            )
 
     def close(self) -> SessionHealth:
-        """Close the store and return its health before that. A failure is raised.
+        """Close the store and return its health before closing. A failure is raised.
 
         A second call does nothing, or tries again if the first one failed.
         """
         with self._closing:
-            if self._at_close is None:
-                self._at_close = self.health()
+            if self._health_at_close is None:
+                self._health_at_close = self.health()
             if not self._closed:
                 self._store.close()
                 self._closed = True
-            return self._at_close
+            return self._health_at_close
 
     def __enter__(self) -> Self:
         return self
@@ -344,87 +328,62 @@ class JSONLBackend:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    # --- calls that do not raise -------------------------------------------------------------
 
-class _Failures:
-    """Wrapper that logs and counts failures of calls instead of raising them."""
-
-    def __init__(self) -> None:
-        self._mutex = ThreadLock()
-        self._writes = 0
-        self._reads = 0
-        self._last_error: str | None = None
-        self._write_error: str | None = None
-
-    def write(self, call: str, key: str, write: Callable[[], _Result]) -> _Result | None:
-        """Return the result of the write; None if it failed."""
+    def _write(
+        self, call: str, key: str, write: Callable[[str], _Result], *, creates_session: bool = False
+    ) -> _Result | None:
+        """Call `write` with the key of the session that `key` opens; None after a failure."""
         try:
-            result = write()
-        except StenologError as error:
-            text = _describe(call, key, error)
-            _logger.log(logging.ERROR, text)
-        except Exception as error:
-            text = _describe(call, key, error)
-            _logger.exception(text)
-        else:
-            with self._mutex:
-                self._write_error = None
-            return result
+            session = self._aliases.key_to_write(key)
+            result = write(session)
+            if creates_session:
+                self._aliases.note_session(session)
+        except Exception as error:  # noqa: BLE001 - logged and counted
+            text = _log_failure(call, key, error)
+            with self._counting:
+                self._failed_writes += 1
+                self._last_error = self._newest_write_error = text
+            return None
+        with self._counting:
+            self._newest_write_error = None
+        return result
 
-        with self._mutex:
-            self._writes += 1
-            self._last_error = text
-            self._write_error = f"the newest write failed: {text}"
-        return None
+    def _change(self, call: str, key: str, change: Callable[[str], object]) -> bool:
+        """Call `change` as `_write` does; return whether the call succeeded."""
 
-    def change(self, call: str, key: str, change: Callable[[], object]) -> bool:
-        """Return whether the change succeeded."""
-
-        def changed() -> bool:
-            change()
+        def change_and_confirm(session: str) -> bool:
+            change(session)
             return True
 
-        return bool(self.write(call, key, changed))
+        return self._write(call, key, change_and_confirm) is not None
 
-    def read(
+    def _read(
         self, call: str, key: str | None, read: Callable[[], _Result], *, default: _Result
     ) -> _Result:
-        """Return the result of the read; `default` if it failed."""
+        """Return the result of `read`, or `default` after a failure."""
         try:
             return read()
-        except StenologError as error:
-            text = _describe(call, key, error)
-            _logger.log(logging.ERROR, "%s; taken as empty", text)
-        except Exception as error:
-            text = _describe(call, key, error)
-            _logger.exception("%s; taken as empty", text)
-
-        with self._mutex:
-            self._reads += 1
+        except Exception as error:  # noqa: BLE001 - logged and counted
+            text = _log_failure(call, key, error, "; taken as empty")
+        with self._counting:
+            self._failed_reads += 1
             self._last_error = text
         return default
 
-    def health(self, check: Callable[[], Health]) -> SessionHealth:
-        """Return the store's health and the failures; a failed health check is a problem in it."""
-        try:
-            found = check()
-        except StenologError as error:
-            found = Health(ok=False, free_bytes=None, problems=(str(error),))
-        except Exception as error:
-            _logger.exception("health failed")
-            found = Health(ok=False, free_bytes=None, problems=(repr(error),))
-
-        with self._mutex:
-            write_error = () if self._write_error is None else (self._write_error,)
-            return SessionHealth(
-                ok=found.ok and not write_error,
-                free_bytes=found.free_bytes,
-                problems=(*found.problems, *write_error),
-                failed_writes=self._writes,
-                failed_reads=self._reads,
-                last_error=self._last_error,
-            )
+    def _read_session(self, key: str, read: Callable[[str], _Result]) -> _Result:
+        """Read the session that `key` opens; resolve the key again if the result is empty."""
+        result = read(self._aliases.key_to_read(key))
+        if not result:
+            self._aliases.forget_session(key)
+            result = read(self._aliases.resolve_key(key))
+        return result
 
 
-def _describe(call: str, key: str | None, error: Exception) -> str:
-    suffix = "" if key is None else f" of {key!r}"
-    return f"{call}{suffix} failed: {type(error).__name__}: {error}"
+def _log_failure(call: str, key: str | None, error: Exception, effect_text: str = "") -> str:
+    """Log a failed call and return its description. Unexpected errors get a traceback."""
+    session = "" if key is None else f" of {key!r}"
+    text = f"{call}{session} failed: {type(error).__name__}: {error}"
+    is_expected = isinstance(error, StenologError)
+    _logger.log(logging.ERROR, "%s%s", text, effect_text, exc_info=None if is_expected else error)
+    return text

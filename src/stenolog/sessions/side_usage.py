@@ -15,7 +15,7 @@ META: Final = "side_usage"
 """Meta field with the counts by model, and the uid of the session they belong to."""
 _COUNTS: Final = ("calls", "prompt", "answer", "cached")
 _MAX_MODELS: Final = 64
-"""Maximum number of models in one field. Calls of further models are counted for no model."""
+"""Maximum number of models in one field. Calls of more models count under an empty name."""
 
 SideUsage = dict[str, dict[str, int]]
 """Number of calls and their token counts, by name of the model."""
@@ -29,26 +29,26 @@ def count_answer(usage: SideUsage, answer: object) -> None:
     add_usage(usage, {answer.model: {**counts, "cached": answer.usage.cached}})
 
 
-def add_usage(usage: SideUsage, more: Mapping[str, Mapping[str, int]]) -> None:
-    """Add other counts to these."""
-    for model, counts in more.items():
+def add_usage(usage: SideUsage, added_usage: Mapping[str, Mapping[str, int]]) -> None:
+    """Add the counts in `added_usage` to `usage`."""
+    for model, counts in added_usage.items():
         name = model if model in usage or len(usage) < _MAX_MODELS else ""
         sums = usage.setdefault(name, dict.fromkeys(_COUNTS, 0))
         for count in _COUNTS:
             sums[count] += counts.get(count, 0)
 
 
-def updated_field(meta: Mapping[str, Any], uid: str, more: SideUsage) -> dict[str, Any]:
+def updated_field(meta: Mapping[str, Any], uid: str, added_usage: SideUsage) -> dict[str, Any]:
     """Return the field of meta with further counts, as arguments of `set_meta`."""
-    if not more:
+    if not added_usage:
         return {}
     usage = read_field(meta, uid)
-    add_usage(usage, more)
+    add_usage(usage, added_usage)
     return {META: {"uid": uid, "models": usage}}
 
 
 def read_field(meta: Mapping[str, Any], uid: str) -> SideUsage:
-    """Return the stored counts. A fork has the field of its origin, which does not count."""
+    """Return the stored counts; none in a fork, whose field belongs to another session."""
     field = meta.get(META)
     if not isinstance(field, Mapping) or field.get("uid") != uid:
         return {}
@@ -67,12 +67,12 @@ def _number(value: Any) -> int:
 
 def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
     """Return the counts by model, with the price of an average call for each call."""
-    made: dict[str, Counts] = {}
+    counts: dict[str, Counts] = {}
     for name, sums in usage.items():
         calls = max(sums["calls"], 1)
         average = {count: sums[count] // calls for count in ("prompt", "answer", "cached")}
         cost = price(name, average) if price is not None else None
-        made[name] = Counts(
+        counts[name] = Counts(
             answers=calls,
             prompt=sums["prompt"],
             answer=sums["answer"],
@@ -80,4 +80,4 @@ def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
             priced=0 if cost is None else calls,
             dollars=0.0 if cost is None else cost * calls,
         )
-    return made
+    return counts

@@ -14,10 +14,10 @@ def undo_last(store: Store, key: str) -> Undone:
     If the change replaced messages, the answer to the replacement is hidden too: it would otherwise
     follow the restored messages without its question.
     """
-    newest = _last_step(store, key)
-    if newest is None or newest.op != "replace":
+    last_step = _last_step(store, key)
+    if last_step is None or last_step.op != "replace":
         return store.undo(key)
-    return store.undo(key, answered=_answer_seqs(store.get_history(key), newest))
+    return store.undo(key, answered=_answer_seqs(store.get_history(key), last_step))
 
 
 def _last_step(store: Store, key: str) -> Undo | None:
@@ -36,10 +36,10 @@ def _answer_seqs(history: Sequence[Message], step: Undo) -> Span | None:
     """Return the seqs of the answer that followed a replacement."""
     added = [step.added] if step.added is not None else []
     end = max((last for _, last in (*step.newly, *added)), default=0)
-    found: list[int] = []
+    answer: list[int] = []
     for message in history:
         if message.seq > end:
             if getattr(message, "role", None) == "user":
                 break
-            found.append(message.seq)
-    return (found[0], found[-1]) if found else None
+            answer.append(message.seq)
+    return (answer[0], answer[-1]) if answer else None

@@ -1,24 +1,24 @@
 """Messages, tokens and costs by day, model, channel, session and project. Pure.
 
-If a message has token counts of its provider, they are used. Otherwise the tokens of its text are
-estimated and counted separately, because the number of times that a model read it is unknown.
+Token counts of the provider are used if a message has them. Otherwise the tokens of its text are
+estimated and counted separately, because it is unknown how often a model read the message.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 from typing import Any
 
 from msgspec import Struct
 
-from stenolog.catalog.answer_prices import Price, prices
-from stenolog.catalog.message_metadata import FIELD, model_of, usage_of
+from stenolog.catalog.answer_prices import Price, load_prices
+from stenolog.catalog.message_metadata import FIELD, PROGRAM_FIELDS, model_of, response_of, usage_of
 from stenolog.catalog.searchable_text import channel_of, project_from
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import forked_at
 from stenolog.tokens import message_tokens
 
-__all__ = ["Cost", "Counts", "Price", "Totals", "cost_of", "prices"]
+__all__ = ["Cost", "Counts", "Price", "Totals", "cost_of", "load_prices"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,12 +39,17 @@ class Counts:
     priced: int = 0
     """Number of answers that have a price."""
     dollars: float = 0.0
-    """Sum of these prices, in US dollars."""
+    """Sum of the known prices, in US dollars."""
 
     @property
     def tokens(self) -> int:
         """Counted and estimated tokens."""
         return self.prompt + self.answer + self.estimated
+
+    def add(self, added: "Counts") -> None:
+        """Add the sums in `added`."""
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(added, count.name))
 
     def add_answer(self, usage: Mapping[str, int], cost: float | None) -> None:
         """Count an answer by its provider's token counts."""
@@ -66,16 +71,16 @@ class Totals:
     """Number of sessions with at least one message in the given time range."""
     total: Counts = field(default_factory=Counts)
     days: dict[date, Counts] = field(default_factory=dict)
-    """By the day on which the message was stored, in UTC."""
+    """Counts by the day on which the message was stored, in UTC."""
     models: dict[str, Counts] = field(default_factory=dict)
-    """By the model that answered; empty: unknown."""
+    """Counts by the model that answered; an empty name means an unknown model."""
     channels: dict[str, Counts] = field(default_factory=dict)
-    """By the part of the key before the first colon; empty: the key has no colon."""
+    """Counts by the part of the key before the first colon; empty for a key without a colon."""
     side: dict[str, Counts] = field(default_factory=dict)
-    """Calls that made notes and summaries, by model. Part of all sums except the days."""
+    """Calls that made notes and summaries, by model. Included in all sums except `days`."""
     by_session: dict[str, Counts] = field(default_factory=dict)
     projects: dict[str, Counts] = field(default_factory=dict)
-    """By the working directory of the session; empty: unknown."""
+    """Counts by the working directory of the session; empty for an unknown directory."""
 
     def add(
         self,
@@ -85,7 +90,7 @@ class Totals:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> None:
-        """Add a session: all its messages by seq. Hidden ones count too, because they used tokens.
+        """Add a session with all its messages. Hidden messages count, too: they used tokens.
 
         Counts messages stored at `since` or later and before `until`.
         """
@@ -94,80 +99,75 @@ class Totals:
             (self.by_session, info.key),
             (self.projects, project_from(info.meta)),
         )
-        of_session = [
-            self.total,
-            *(group.setdefault(name, Counts()) for group, name in groups),
-        ]
-        before = self.total.messages
-        copied = forked_at(info)
-        uncounted: list[tuple[Message, int]] = []
+        of_session = [self.total, *(group.get(name, Counts()) for group, name in groups)]
+        messages_before = self.total.messages
+        copied_upto = forked_at(info)
+        uncounted: list[_Estimate] = []
+        pieces: list[tuple[str, _Estimate]] = []
+        covered_responses: set[str] = set()
         for message in messages:
-            if message.seq <= copied:
-                continue  # copied from the session it was forked from, and counted there
+            if message.seq <= copied_upto:
+                continue  # a fork copied this message; it counts in the source session
             body = message.to_dict()
-            in_range = (since is None or message.at >= since) and (
-                until is None or message.at < until
-            )
             is_answer = body.get("role") == "assistant"
             usage = usage_of(body) if is_answer else None
-            name = model_of(body) or ""
-            # Only answers have a model; other messages count by day and channel.
-            sums = [*of_session, self.days.setdefault(message.at.date(), Counts())]
-            sums += [self.models.setdefault(name, Counts())] if is_answer and in_range else []
-            if in_range:
-                for counts in sums:
-                    counts.messages += 1
+            response = response_of(body) if is_answer else ""
             if usage is not None:
-                uncounted.clear()  # included in the provider's prompt tokens
-                if in_range:
-                    cost = self.price(name, usage) if self.price is not None else None
-                    for counts in sums:
-                        counts.add_answer(usage, cost)
+                uncounted.clear()  # the provider's prompt tokens include these messages
+                covered_responses.add(response)
+            elif is_answer and not response:
+                _count_estimates(uncounted)
+            if (since and message.at < since) or (until and message.at >= until):
+                continue
+            sums = [*of_session, self.days.setdefault(message.at.date(), Counts())]
+            if is_answer:  # other messages have no model
+                model = model_of(body) or ""
+                sums.append(self.models.setdefault(model, Counts()))
+            for counts in sums:
+                counts.messages += 1
+            if usage is not None:
+                cost = None if self.price is None else self.price(model, usage)
+                for counts in sums:
+                    counts.add_answer(usage, cost)
+            elif response:
+                # The usage of the response may be in a later message.
+                pieces.append((response, (sums, _estimated_tokens(body))))
             elif is_answer:
-                if in_range:
-                    estimate = _tokens(body)
-                    for counts in sums:
-                        counts.estimated += estimate
-                self._count_estimates(uncounted, of_session)
-            elif in_range:
-                uncounted.append((message, _tokens(body)))
-        self._count_estimates(uncounted, of_session)
-        self.sessions += self.total.messages > before
-        for group, name in groups:
-            if not group[name].messages:
-                del group[name]
-        self.days = {day: counts for day, counts in self.days.items() if counts.messages}
+                _count_estimates([(sums, _estimated_tokens(body))])
+            else:
+                uncounted.append((sums, _estimated_tokens(body)))
+        rest = (estimate for response, estimate in pieces if response not in covered_responses)
+        _count_estimates([*uncounted, *rest])
+        if self.total.messages > messages_before:
+            self.sessions += 1
+            for (group, name), counts in zip(groups, of_session[1:], strict=True):
+                group[name] = counts
 
     def add_side_calls(self, key: str, models: Mapping[str, Counts]) -> None:
         """Add the model calls that made notes and summaries of a session."""
-        groups = [
-            self.total,
-            self.channels.get(channel_of(key) or ""),
-            self.by_session.get(key),
-        ]
-        for name, more in models.items():
+        groups = [self.total, self.channels.get(channel_of(key) or ""), self.by_session.get(key)]
+        for name, side_counts in models.items():
             sums = [self.side.setdefault(name, Counts()), self.models.setdefault(name, Counts())]
             for counts in (*sums, *groups):
                 if counts is not None:
-                    counts.answers += more.answers
-                    counts.prompt += more.prompt
-                    counts.answer += more.answer
-                    counts.cached += more.cached
-                    counts.priced += more.priced
-                    counts.dollars += more.dollars
-
-    def _count_estimates(
-        self, uncounted: list[tuple[Message, int]], of_session: list[Counts]
-    ) -> None:
-        """Count the estimated tokens of messages that no provider counted."""
-        for message, tokens in uncounted:
-            for counts in (*of_session, self.days[message.at.date()]):
-                counts.estimated += tokens
-        uncounted.clear()
+                    counts.add(side_counts)
 
 
-def _tokens(body: Mapping[str, Any]) -> int:
-    return message_tokens({name: value for name, value in body.items() if name != FIELD})
+_Estimate = tuple[list[Counts], int]
+"""Estimated tokens of a message that no provider counted, and the sums they belong to."""
+
+
+def _count_estimates(uncounted: list[_Estimate]) -> None:
+    """Add the estimates to their sums, and empty the list."""
+    for sums, tokens in uncounted:
+        for counts in sums:
+            counts.estimated += tokens
+    uncounted.clear()
+
+
+def _estimated_tokens(body: Mapping[str, Any]) -> int:
+    unsent_fields = {FIELD, *PROGRAM_FIELDS}
+    return message_tokens({name: body[name] for name in body if name not in unsent_fields})
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -183,9 +183,9 @@ class Cost(Struct, frozen=True, kw_only=True):
 def cost_of(models: Mapping[str, Counts]) -> Cost:
     """Return the costs of counts by model."""
     answered = {name: counts for name, counts in models.items() if counts.answers}
-    known = {name: counts.dollars for name, counts in answered.items() if counts.priced}
+    costs = {name: counts.dollars for name, counts in answered.items() if counts.priced}
     return Cost(
-        total=sum(known.values()),
-        models=known,
-        unknown=tuple(name for name in answered if name not in known),
+        total=sum(costs.values()),
+        models=costs,
+        unknown=tuple(name for name in answered if name not in costs),
     )

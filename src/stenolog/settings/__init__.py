@@ -2,20 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.settings.model_selection import find_model, open_model
+    from stenolog.settings.model_selection import find_model as find_model
+    from stenolog.settings.model_selection import open_model as open_model
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "find_model": "stenolog.settings.model_selection",
-            "open_model": "stenolog.settings.model_selection",
+            "stenolog.settings.model_selection": "find_model open_model",
         },
     )
-
-__all__ = [
-    "find_model",
-    "open_model",
-]

@@ -22,10 +22,10 @@ from stenolog.settings.values import AgentSettings, ModelSettings, Settings
 
 CLI: Final = "cli"
 """Name of the channel for terminals."""
-MAIN: Final = "main"
-"""The agent that `[agent]` describes."""
-NO_STORE: Final = "memory:"
-_MEGABYTE: Final = 1_000_000
+MAIN_AGENT: Final = "main"
+"""Name of the agent that `[agent]` describes."""
+IN_MEMORY: Final = "memory:"
+_BYTES_PER_MEGABYTE: Final = 1_000_000
 
 
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
@@ -34,20 +34,20 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
     Raises UsageError for an unknown name. `channel`: the channel for which the agent is opened. If
     channels are not persistent, their sessions are in memory.
     """
-    name = None if name == MAIN else name
+    name = None if name == MAIN_AGENT else name
     if name is not None and name not in settings.agents:
         raise UsageError(f"there is no agent {name!r}; add [agents.{name}] to the config file")
     agent = settings.agent if name is None else settings.agents[name]
     is_stored = channel == CLI or settings.channels.session_persistence
     memory = settings.memory
     return AgentSpec(
-        sessions=agent.sessions if is_stored else NO_STORE,
+        sessions=agent.sessions if is_stored else IN_MEMORY,
         id=name,
         model=agent.model,
         models=tuple(dict.fromkeys((*settings.models, *agent.models))),
         system=agent.system or DEFAULT_SYSTEM_PROMPT,
         limits=limits_of(agent),
-        needs=needs_of(agent),
+        needs=requirements_of(agent),
         max_iterations=agent.max_iterations,
         tools=agent.tools,
         tool_timeout=agent.tool_timeout,
@@ -56,7 +56,7 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
         recall_tokens=memory.recall_tokens,
         half_life_days=memory.half_life_days,
         zone=memory.zone,
-        routes=tuple(map(_route, agent.routes)),
+        routes=tuple(map(_parse_route, agent.routes)),
     )
 
 
@@ -78,7 +78,7 @@ def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
         base_url=model.base_url,
         key_name=model.key_env,
         ollama=lambda: probe_ollama(ollama_address(settings.keys)),
-        weights=_weights,
+        weights=_find_weights,
     )
     if isinstance(choice, NoModel):
         return choice
@@ -102,7 +102,7 @@ def limits_of(agent: AgentSettings) -> Limits:
     )
 
 
-def needs_of(agent: AgentSettings) -> ProviderRequirements:
+def requirements_of(agent: AgentSettings) -> ProviderRequirements:
     """Return the requirements of this agent's provider."""
     return ProviderRequirements(
         merge_user=agent.context.merge_user,
@@ -120,7 +120,7 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
             action=rule.action,
             older_than=timedelta(days=rule.older_than_days) if rule.older_than_days else None,
             keep_newest=rule.keep_newest,
-            larger_than=int(rule.larger_than_mb * _MEGABYTE),
+            larger_than=int(rule.larger_than_mb * _BYTES_PER_MEGABYTE),
             tag=rule.tag,
             prefix=rule.prefix,
             exclude_tag=rule.spare_tag,
@@ -129,12 +129,12 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
     )
 
 
-def _route(text: str) -> Route:
+def _parse_route(text: str) -> Route:
     channel, _, sender = text.partition(":")
     return Route(channel=channel, sender=sender)
 
 
-def _weights() -> Path | None:
+def _find_weights() -> Path | None:
     # The client is slow to import and rarely needed.
     from stenolog.providers.local_model import find_weights, is_installed
 

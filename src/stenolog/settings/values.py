@@ -15,44 +15,43 @@ from stenolog.settings.secrets import HIDDEN, without_password
 # A timeout is a day at most, because some systems cannot wait longer.
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
-CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
-SECRET = ("key", "headers", "keys", "token", "secret")
+SECRET_FIELDS = ("key", "headers", "keys", "token", "secret")
 """Fields whose values are never shown."""
-ADDRESSES = ("sessions", "model", "models", "base_url", "reply_url")
+ADDRESS_FIELDS = ("sessions", "model", "models", "base_url", "reply_url")
 """Fields that may contain an address with a password."""
 
-EMPTY: Mapping[str, str] = MappingProxyType({})
+EMPTY_MAPPING: Mapping[str, str] = MappingProxyType({})
 
 
-def masked(name: str, value: Any) -> Any:
+def masked_value(name: str, value: Any) -> Any:
     """Return the value of a field without secrets."""
-    if name in SECRET:
+    if name in SECRET_FIELDS:
         return dict.fromkeys(value, HIDDEN) if isinstance(value, Mapping) else value and HIDDEN
-    if name in ADDRESSES and isinstance(value, str):
+    if name in ADDRESS_FIELDS and isinstance(value, str):
         return without_password(value)
-    if name in ADDRESSES and isinstance(value, tuple):
+    if name in ADDRESS_FIELDS and isinstance(value, tuple):
         return tuple(map(without_password, value))
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def _masked_repr(self: Struct) -> str:
-    fields = ((name, masked(name, getattr(self, name))) for name in self.__struct_fields__)
+    fields = ((name, masked_value(name, getattr(self, name))) for name in self.__struct_fields__)
     return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
 
 class ContextSettings(Struct, frozen=True, kw_only=True):
     """Options for requests to the model."""
 
-    reserve: CountOrNone = 0
+    reserve: CountOrZero = 0
     """Tokens reserved for the answer. 0: a quarter of the context, at most 4,096."""
     reasoning: Literal["none", "newest", "all"] = "none"
-    """Messages whose reasoning is sent back to the model: none, those of the newest turn, or
-    all."""
+    """Messages whose reasoning is sent back to the model: none, the newest turn, or all."""
     merge_user: bool = False
-    """Merge consecutive user messages, for servers that reject them."""
+    """Merge consecutive user messages. Some servers reject consecutive user messages."""
     user_first: bool = False
-    """Start with a user message, for servers that reject any other."""
+    """Start with a user message, for servers that reject any other first message."""
     keep_fields: tuple[str, ...] = ()
     """Additional message fields to send. Many servers reject unknown fields."""
 
@@ -66,22 +65,21 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     model: str = ""
     """The model: `scripted`, `local`, `local:/path.gguf`, `ollama/NAME`, `openai/NAME`,
     `openrouter/NAME`, `http://host:port/v1#model`, or the NAME of a `[models.NAME]`. Empty: the
-    first one found by a key in the environment, an Ollama on this machine, or local weights."""
+    first model found by a key in the environment, an Ollama on this machine, or local weights."""
     models: tuple[str, ...] = ()
     """Additional models that users may select with `/model`, in the format of `model`. Each
     `[models.NAME]` can be selected anyway."""
     max_context_tokens: Annotated[int, Meta(ge=2, le=1_000_000_000)] = 32_000
     """Maximum tokens of a request: system prompt, tools, memory, history and answer."""
     max_history_messages: Count = 50
-    """Maximum number of visible messages. Above it the oldest are summarized, however short they
-    are."""
+    """Maximum number of visible messages. If there are more, the oldest are summarized."""
     system: str = ""
     """System prompt. Empty: a short default."""
     system_file: str = ""
     """File with the system prompt, instead of `system`. In a config file, a relative path starts at
     the folder of that file."""
     max_iterations: Annotated[int, Meta(ge=1, le=1_000)] = 25
-    """Maximum number of model calls per turn. Each of them may call tools."""
+    """Maximum number of model calls per turn. Each answer of the model may call tools."""
     tools: bool = True
     """Offer tools to the model. Some models and servers do not support tools."""
     tool_timeout: Seconds = 60.0
@@ -101,11 +99,11 @@ class MemorySettings(Struct, frozen=True, kw_only=True):
 
     consolidation: bool = True
     """Let the agent's model write notes about the conversation after each turn."""
-    recall_tokens: CountOrNone = 1_500
+    recall_tokens: CountOrZero = 1_500
     """Maximum tokens of notes and past messages that are shown to the model. 0: none."""
     half_life_days: Annotated[float, Meta(gt=0, le=1_000_000)] = 30.0
-    """Days after which an older note or message counts three quarters as much in recall, and never
-    less than half. Core facts do not age."""
+    """Age in days at which the recall score of a note or message is reduced by a quarter. The score
+    is never reduced by more than half. Core facts do not age."""
     zone: str = ""
     """Time zone of the users, for words such as "yesterday", for example `Europe/Zurich`. Empty:
     the zone of this machine."""
@@ -121,8 +119,8 @@ class TelegramSettings(Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...] = ()
     """Users that are answered: ids such as `123456`, or names such as `@alice`. Empty: none."""
     scope: Literal["sender", "thread", "group"] = "sender"
-    """How groups share sessions. `sender`: each user has a separate one; `thread`: each user has
-    one per topic; `group`: all users of a group share one."""
+    """How groups share sessions. `sender`: each user has a separate session; `thread`: each
+    user has a session per topic; `group`: all users of a group share a session."""
     base_url: str = ""
     """Another server with Telegram's Bot API, such as `http://localhost:8081`."""
 
@@ -158,7 +156,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """The daemon that `steno serve` starts."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Other machines can reach any address that is not a loopback address."""
+    """Address to listen on. Other machines can reach it, unless it is a loopback address."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8_787
     """Port to listen on. 0: any free port."""
     hosts: tuple[str, ...] = ()
@@ -170,9 +168,9 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """File with the access token, created at the first start. Empty: `gateway.token` in the folder
     of the user's config file."""
     store_anonymous: bool = False
-    """Store chat requests without a session, each in a new session."""
+    """Store each chat request that names no session in a new session."""
     max_turns: Annotated[int, Meta(ge=1, le=100_000)] = 256
-    """Maximum number of requests that are answered at once. Others are rejected immediately."""
+    """Maximum number of requests that are answered at once. Further requests are rejected."""
     max_streams: Annotated[int, Meta(ge=1, le=100_000)] = 256
     """Maximum number of live streams that are open at once."""
     max_body: Annotated[int, Meta(ge=1_024, le=67_108_864)] = 16_777_216
@@ -180,7 +178,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     shutdown_timeout: Seconds = 10.0
     """Seconds to wait for running answers on shutdown."""
     takeover: Seconds = 20.0
-    """Seconds after which another gateway resumes the answer of a killed one."""
+    """Seconds after which another gateway resumes the answer of a killed gateway."""
 
 
 class RetentionSettings(Struct, frozen=True, kw_only=True):
@@ -191,14 +189,13 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
 
     action: Literal["archive", "delete", "purge"] = "archive"
     """What the rule does. `archive` moves hidden messages to archives, `delete` moves the session
-    to the trash, `purge` permanently deletes sessions in the trash, and never a session that is in
-    use. A `purge` rule needs `older_than_days` and may have `prefix`; with any other condition it
-    matches nothing."""
+    to the trash, `purge` permanently deletes sessions in the trash. A `purge` rule needs
+    `older_than_days` and may have `prefix`; with any other condition it matches no session."""
     older_than_days: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     """Sessions without changes for this many days; with `purge`, sessions deleted this many days
     ago. 0: any age."""
-    keep_newest: CountOrNone = 0
-    """Spare this many of the most recently changed sessions with this prefix and tag. 0: spare
+    keep_newest: CountOrZero = 0
+    """Skip this many of the most recently changed sessions with this prefix and tag. 0: skip
     none."""
     larger_than_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     """Sessions whose live storage, without archives, exceeds this many megabytes. 0: any size."""
@@ -224,11 +221,10 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     timeout: Seconds = 120.0
     """Maximum seconds to wait for the next piece of an answer."""
     first_byte_timeout: Seconds = 300.0
-    """Maximum seconds to wait for the first piece of an answer: some servers load the model
-    first."""
+    """Maximum seconds until the first piece of an answer: some servers load the model first."""
     retries: Annotated[int, Meta(ge=0, le=100)] = 4
     """Maximum number of retries if the server is busy or unreachable."""
-    headers: Mapping[str, str] = EMPTY
+    headers: Mapping[str, str] = EMPTY_MAPPING
     """Additional HTTP headers. They are treated as secrets."""
 
     __repr__ = _masked_repr
@@ -258,7 +254,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Programs that send messages, by name."""
     retention: Mapping[str, RetentionSettings] = field(default_factory=lambda: MappingProxyType({}))
     """Retention rules by name."""
-    keys: Mapping[str, str] = EMPTY
+    keys: Mapping[str, str] = EMPTY_MAPPING
     """Environment variables for models and channels: each `…_API_KEY`, `OLLAMA_HOST`,
     `OLLAMA_CONTEXT_LENGTH`, `OPENAI_BASE_URL`, and those that a key_env, token_env or secret_env
     names."""

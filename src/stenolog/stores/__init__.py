@@ -2,42 +2,29 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.stores.async_store import AsyncStore
-    from stenolog.stores.base import Lease, SessionView, Store
-    from stenolog.stores.following import SessionChange, follow_changes
-    from stenolog.stores.in_memory import InMemoryStore
-    from stenolog.stores.jsonl import JSONLStore
-    from stenolog.stores.postgres import PostgresStore
-    from stenolog.stores.sqlite import SQLiteStore
+    from stenolog.stores.async_store import AsyncStore as AsyncStore
+    from stenolog.stores.base import Lease as Lease
+    from stenolog.stores.base import SessionView as SessionView
+    from stenolog.stores.base import Store as Store
+    from stenolog.stores.following import SessionChange as SessionChange
+    from stenolog.stores.following import follow_changes as follow_changes
+    from stenolog.stores.in_memory import InMemoryStore as InMemoryStore
+    from stenolog.stores.jsonl import JSONLStore as JSONLStore
+    from stenolog.stores.postgres import PostgresStore as PostgresStore
+    from stenolog.stores.sqlite import SQLiteStore as SQLiteStore
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "AsyncStore": "stenolog.stores.async_store",
-            "InMemoryStore": "stenolog.stores.in_memory",
-            "JSONLStore": "stenolog.stores.jsonl",
-            "Lease": "stenolog.stores.base",
-            "PostgresStore": "stenolog.stores.postgres",
-            "SQLiteStore": "stenolog.stores.sqlite",
-            "SessionChange": "stenolog.stores.following",
-            "SessionView": "stenolog.stores.base",
-            "Store": "stenolog.stores.base",
-            "follow_changes": "stenolog.stores.following",
+            "stenolog.stores.async_store": "AsyncStore",
+            "stenolog.stores.base": "Lease SessionView Store",
+            "stenolog.stores.following": "SessionChange follow_changes",
+            "stenolog.stores.in_memory": "InMemoryStore",
+            "stenolog.stores.jsonl": "JSONLStore",
+            "stenolog.stores.postgres": "PostgresStore",
+            "stenolog.stores.sqlite": "SQLiteStore",
         },
     )
-
-__all__ = [
-    "AsyncStore",
-    "InMemoryStore",
-    "JSONLStore",
-    "Lease",
-    "PostgresStore",
-    "SQLiteStore",
-    "SessionChange",
-    "SessionView",
-    "Store",
-    "follow_changes",
-]

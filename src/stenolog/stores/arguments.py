@@ -35,7 +35,7 @@ def check_count(**numbers: int | None) -> None:
             raise UsageError(f"{name} must be 0 or more, not {number}")
 
 
-def check_store(store: object, taker: str) -> None:
+def check_store(store: object, consumer: str) -> None:
     """Raise UsageError unless `store` is a Store.
 
     A `SessionStore` facade is rejected as well, because its methods return other values than those
@@ -44,7 +44,7 @@ def check_store(store: object, taker: str) -> None:
     if not hasattr(store, "add_messages"):
         name = type(store).__name__
         raise UsageError(
-            f"{taker} needs a Store, as open_store returns it, not {name}; "
+            f"{consumer} needs a Store, as open_store returns it, not {name}; "
             "the result of open_sessions has its store as .store"
         )
 
@@ -58,14 +58,14 @@ def encode_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[byt
 
 
 def check_namespace(name: str) -> None:
-    """Raise UsageError unless the name is valid as a folder name in UTF-8, on all engines."""
+    """Raise UsageError unless the name is a valid folder name. All engines have the same rule."""
     encoded = name.encode("utf-8", "replace").decode()
     if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
         raise UsageError(f"namespace {name!r} is not a valid folder name")
 
 
 def check_text(**texts: str | None) -> None:
-    """Raise UsageError unless each value is text that a key can contain, or None."""
+    """Raise UsageError unless each value is None, or text that is valid in a session key."""
     for name, text in texts.items():
         try:
             if text is not None:
@@ -87,9 +87,7 @@ class Batch(Struct, frozen=True, gc=False):
 
 
 def make_batch(
-    messages: Sequence[Message | Mapping[str, Any]],
-    once: str | None,
-    at: Sequence[datetime] | None,
+    messages: Sequence[Message | Mapping[str, Any]], once: str | None, at: Sequence[datetime] | None
 ) -> Batch:
     """Check and encode one append. Raises RefusedMessage, UsageError."""
     check_once(once)

@@ -21,18 +21,18 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
-from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed, copy_error
+from stenolog.errors import StoreBusy, StoreClosed, copy_error
 from stenolog.records import Message
 from stenolog.stores.arguments import check_store
-from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
+from stenolog.stores.base import Append, BusyTimeoutStore, GroupStore, Lease, Store, find_info
 from stenolog.stores.state import check_lease_times
 
-THREADS: Final = 32
-LOOK_UP_SECONDS: Final = 0.5
+MAX_THREADS: Final = 32
+READER_CHECK_SECONDS: Final = 0.5
 """Interval in seconds at which a follower's thread checks whether its reader still exists."""
-AHEAD: Final = 256
+MAX_READ_AHEAD: Final = 256
 """Maximum number of messages that a follower's thread reads ahead of its reader."""
-WAIT_SECONDS: Final = 5.0
+LEASE_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for a lease if neither the caller nor the store sets a limit."""
 LEASE_POLL_SECONDS: Final = 0.01
 
@@ -41,36 +41,36 @@ T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 
 
-def _awaited(
+def _async_method(
     method: Callable[Concatenate[Store, P], T],
-    by: Callable[..., Coroutine[Any, Any, T]] | None = None,
+    implementation: Callable[..., Coroutine[Any, Any, T]] | None = None,
 ) -> Callable[Concatenate["AsyncStore", P], Coroutine[Any, Any, T]]:
     """Return the AsyncStore method for this Store method, with its signature and docstring.
 
-    The method runs the Store method on a thread. If `by` is given, the method is `by` instead.
+    The method runs the Store method on a thread, or is `implementation` if that is given.
     """
     name = method.__name__
 
     async def call(self: "AsyncStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(partial(getattr(self._store, name), *args, **kwargs))
 
-    awaited = wraps(method)(by or call)
+    awaited = wraps(method)(implementation or call)
     awaited.__qualname__, awaited.__module__ = f"AsyncStore.{name}", __name__
     return awaited
 
 
 class AsyncStore:
-    """A Store with awaitable methods. Closing it closes the underlying store."""
+    """A Store with awaitable methods. Closing an AsyncStore closes the underlying store."""
 
     def __init__(self, store: Store) -> None:
         check_store(store, "AsyncStore")
         self._store = store
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stenolog")
+        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="stenolog")
         self._closing = threading.Event()
         self._closed = threading.Event()
         # Waiting appends by session key. A key is present while the store writes a group of its
         # appends.
-        self._queues: WeakKeyDictionary[Loop, dict[str, list[_Appending]]] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[Loop, dict[str, list[_PendingAppend]]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"AsyncStore({self._store!r})"
@@ -96,32 +96,32 @@ class AsyncStore:
         return await self._append(key, Append(messages=messages, once=once, at=at))
 
     # Same signatures and docstrings as Store. A new Store method needs one more line.
-    add_message = _awaited(Store.add_message, by=_add_message)
-    add_full_message = _awaited(Store.add_full_message, by=_add_full_message)
-    add_messages = _awaited(Store.add_messages, by=_add_messages)
-    get_history = _awaited(Store.get_history)
-    get_summary = _awaited(Store.get_summary)
-    set_summary = _awaited(Store.set_summary)
-    truncate_history = _awaited(Store.truncate_history)
-    clear = _awaited(Store.clear)
-    set_history = _awaited(Store.set_history)
-    hide = _awaited(Store.hide)
-    pop = _awaited(Store.pop)
-    checkpoint = _awaited(Store.checkpoint)
-    undo = _awaited(Store.undo)
-    compact = _awaited(Store.compact)
-    fork = _awaited(Store.fork)
-    delete = _awaited(Store.delete)
-    restore = _awaited(Store.restore)
-    list_trash = _awaited(Store.list_trash)
-    purge = _awaited(Store.purge)
-    stamps = _awaited(Store.stamps)
-    info = _awaited(Store.info)
-    view = _awaited(Store.view)
-    refresh = _awaited(Store.refresh)
-    list_sessions = _awaited(Store.list_sessions)
-    set_meta = _awaited(Store.set_meta)
-    health = _awaited(Store.health)
+    add_message = _async_method(Store.add_message, implementation=_add_message)
+    add_full_message = _async_method(Store.add_full_message, implementation=_add_full_message)
+    add_messages = _async_method(Store.add_messages, implementation=_add_messages)
+    get_history = _async_method(Store.get_history)
+    get_summary = _async_method(Store.get_summary)
+    set_summary = _async_method(Store.set_summary)
+    truncate_history = _async_method(Store.truncate_history)
+    clear = _async_method(Store.clear)
+    set_history = _async_method(Store.set_history)
+    hide = _async_method(Store.hide)
+    pop = _async_method(Store.pop)
+    checkpoint = _async_method(Store.checkpoint)
+    undo = _async_method(Store.undo)
+    compact = _async_method(Store.compact)
+    fork = _async_method(Store.fork)
+    delete = _async_method(Store.delete)
+    restore = _async_method(Store.restore)
+    list_trash = _async_method(Store.list_trash)
+    purge = _async_method(Store.purge)
+    stamps = _async_method(Store.stamps)
+    info = _async_method(Store.info)
+    view = _async_method(Store.view)
+    refresh = _async_method(Store.refresh)
+    list_sessions = _async_method(Store.list_sessions)
+    set_meta = _async_method(Store.set_meta)
+    health = _async_method(Store.health)
 
     async def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "AsyncLease":
         """Acquire the lease for a turn in this session: one holder at a time, across all processes.
@@ -134,19 +134,19 @@ class AsyncStore:
         check_lease_times(ttl, wait)
         if wait is None:
             store = self._store
-            wait = store.busy_timeout if isinstance(store, PatientStore) else WAIT_SECONDS
+            wait = store.busy_timeout if isinstance(store, BusyTimeoutStore) else LEASE_WAIT_SECONDS
         # Wait in the loop. Threads that wait for the lease could use up the pool, and its holder
         # could not finish.
         deadline = monotonic() + wait
         while True:
             try:
-                return AsyncLease(self, await self._take_turn(key, ttl))
+                return AsyncLease(self, await self._try_lease(key, ttl))
             except StoreBusy:
                 if (remaining := deadline - monotonic()) <= 0:
                     raise
             await asyncio.sleep(min(remaining, LEASE_POLL_SECONDS))
 
-    async def _take_turn(self, key: str, ttl: float) -> Lease:
+    async def _try_lease(self, key: str, ttl: float) -> Lease:
         leases: list[Lease] = []
         try:
             await self._call(lambda: leases.append(self._store.lease(key, ttl=ttl, wait=0)))
@@ -157,12 +157,7 @@ class AsyncStore:
         return leases[0]
 
     def follow(
-        self,
-        key: str,
-        *,
-        after: int = 0,
-        uid: str | None = None,
-        timeout: float | None = None,
+        self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> AsyncGenerator[Message, None]:
         """Yield each message after seq `after` once, by seq, as any process stores it.
 
@@ -197,20 +192,23 @@ class AsyncStore:
         await self.close()
 
     def _fenced_by(self, store: Store) -> "AsyncStore":
-        """Return an AsyncStore for a fenced view of the same store, with the same threads."""
+        """Return an AsyncStore for `store`, a view that rejects writes once a lease is lost.
+
+        Both use the same threads.
+        """
         if store is self._store:
             return self
-        other = copy.copy(self)
-        other._store, other._queues = store, WeakKeyDictionary()
-        return other
+        fenced = copy.copy(self)
+        fenced._store, fenced._queues = store, WeakKeyDictionary()
+        return fenced
 
     # --- one call, one thread ----------------------------------------------------------------
 
-    async def _call(self, call: Callable[[], T], *, always: bool = False) -> T:
-        waiting = _Waiting[T]()
+    async def _call(self, call: Callable[[], T], *, must_run: bool = False) -> T:
+        awaited_call = _AwaitedCall[T]()
         job = self._submit(call)
-        job.add_done_callback(partial(_post_outcome, asyncio.get_running_loop(), waiting))
-        return await waiting.outcome(withdraw=(lambda: False) if always else job.cancel)
+        job.add_done_callback(partial(_post_outcome, asyncio.get_running_loop(), awaited_call))
+        return await awaited_call.outcome(withdraw=(lambda: False) if must_run else job.cancel)
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
         try:
@@ -227,24 +225,24 @@ class AsyncStore:
         if key not in queues:
             queues[key] = []
             # Start the group later, so that tasks that are ready now can join the group.
-            loop.call_soon(self._hand_over, loop, key)
-        appending = _Appending(append)
-        queues[key].append(appending)
-        return await appending.outcome(withdraw=lambda: not appending.handed_over)
+            loop.call_soon(self._submit_group, loop, key)
+        pending = _PendingAppend(append)
+        queues[key].append(pending)
+        return await pending.outcome(withdraw=lambda: not pending.is_submitted)
 
-    def _hand_over(self, loop: Loop, key: str) -> None:
+    def _submit_group(self, loop: Loop, key: str) -> None:
         """Submit all waiting appends of the session as one group. Runs in the loop."""
         queues = self._queues[loop]
-        group = [appending for appending in queues.pop(key) if not appending.given_up]
+        group = [pending for pending in queues.pop(key) if not pending.is_cancelled]
         if not group:
             return
         queues[key] = []
-        for appending in group:
-            appending.handed_over = True
+        for pending in group:
+            pending.is_submitted = True
         try:
             job = self._submit(partial(self._store_group, key, [call.append for call in group]))
         except StoreClosed as error:
-            self._settle(loop, key, group, [_copy_for_caller(error) for _ in group])
+            self._finish_group(loop, key, group, [_copy_for_caller(error) for _ in group])
         else:
             job.add_done_callback(partial(self._post_group, loop, key, group))
 
@@ -253,30 +251,30 @@ class AsyncStore:
     ) -> Sequence[list[int] | BaseException]:
         if isinstance(self._store, GroupStore):
             return self._store.add_group(key, appends)
-        return [_attempt(self._store, key, append) for append in appends]
+        return [_try_append(self._store, key, append) for append in appends]
 
     def _post_group(
         self,
         loop: Loop,
         key: str,
-        group: Sequence["_Appending"],
-        job: Future[Sequence[list[int] | BaseException]],
+        group: Sequence["_PendingAppend"],
+        future: Future[Sequence[list[int] | BaseException]],
     ) -> None:
-        error = job.exception()
-        outcomes = job.result() if error is None else [_copy_for_caller(error) for _ in group]
-        _post(loop, partial(self._settle, loop, key, group, outcomes))
+        error = future.exception()
+        outcomes = future.result() if error is None else [_copy_for_caller(error) for _ in group]
+        _post(loop, partial(self._finish_group, loop, key, group, outcomes))
 
-    def _settle(
+    def _finish_group(
         self,
         loop: Loop,
         key: str,
-        group: Sequence["_Appending"],
+        group: Sequence["_PendingAppend"],
         outcomes: Sequence[list[int] | BaseException],
     ) -> None:
-        for appending, outcome in zip(group, outcomes, strict=True):
-            appending.settle(outcome)
+        for pending, outcome in zip(group, outcomes, strict=True):
+            pending.set_outcome(outcome)
         # Run after the tasks that were just woken, so that their next appends join the group.
-        loop.call_soon(self._hand_over, loop, key)
+        loop.call_soon(self._submit_group, loop, key)
 
 
 class AsyncLease:
@@ -284,9 +282,9 @@ class AsyncLease:
 
     def __init__(self, store: AsyncStore, lease: Lease) -> None:
         self._lease = lease
-        self._calls = store
+        self._async_store = store
         self.store = store._fenced_by(lease.store)
-        """The store, with writes that are fenced by the lease. See `Lease.store`."""
+        """The store, with writes that fail once the lease is lost. See `Lease.store`."""
 
     @property
     def key(self) -> str:
@@ -304,13 +302,13 @@ class AsyncLease:
         Awaitable, unlike Lease.lost, because it reads from the store.
         """
         try:
-            return await self._calls._call(lambda: self._lease.lost)
+            return await self._async_store._call(lambda: self._lease.lost)
         except StoreClosed:
             return True
 
     async def renew(self) -> None:
         """Extend the lease to ttl seconds from now. Raises LeaseLost."""
-        await self._calls._call(self._lease.renew)
+        await self._async_store._call(self._lease.renew)
 
     async def release(self) -> None:
         """Release the lease; a second call does nothing.
@@ -319,7 +317,7 @@ class AsyncLease:
         cancelled call still releases.
         """
         with suppress(StoreClosed):
-            await self._calls._call(self._lease.release, always=True)
+            await self._async_store._call(self._lease.release, must_run=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -328,57 +326,57 @@ class AsyncLease:
         await self.release()
 
 
-class _Waiting(Generic[T]):
+class _AwaitedCall(Generic[T]):
     """A running call, as seen by the task that waits for it."""
 
     def __init__(self) -> None:
-        self._wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wake_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcome: list[T | BaseException] = []
 
     @property
-    def given_up(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Whether the waiting task was cancelled, even if the task has not run since."""
-        return self._wake.cancelled()
+        return self._wake_future.cancelled()
 
-    def settle(self, outcome: T | BaseException) -> None:
+    def set_outcome(self, outcome: T | BaseException) -> None:
         self._outcome.append(outcome)
-        if not self._wake.done():
-            self._wake.set_result(None)
+        if not self._wake_future.done():
+            self._wake_future.set_result(None)
 
     async def outcome(self, withdraw: Callable[[], bool]) -> T:
-        """Wait for the outcome of the call, and return or raise it.
+        """Wait for the call, then return its result or raise its error.
 
         `withdraw` tries to cancel the call and returns whether it succeeded.
         """
-        cancelled: asyncio.CancelledError | None = None
+        cancellation: asyncio.CancelledError | None = None
         while not self._outcome:
             try:
-                await self._wake
+                await self._wake_future
             except asyncio.CancelledError as error:
                 if withdraw():
                     raise
-                cancelled = error
-                self._wake = asyncio.get_running_loop().create_future()
-        if cancelled is not None:
-            raise cancelled
+                cancellation = error
+                self._wake_future = asyncio.get_running_loop().create_future()
+        if cancellation is not None:
+            raise cancellation
         outcome = self._outcome[0]
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
 
-class _Appending(_Waiting[list[int]]):
+class _PendingAppend(_AwaitedCall[list[int]]):
     def __init__(self, append: Append) -> None:
         super().__init__()
         self.append = append
-        self.handed_over = False
+        self.is_submitted = False
 
 
 class _Follower:
     """A thread that follows a session, with a queue of new messages.
 
-    The thread follows for half a second at a time, because a store cannot notice that the reader
-    has left.
+    The thread follows for half a second at a time, because a waiting `Store.follow` cannot notice
+    that its reader is gone.
     """
 
     def __init__(
@@ -397,8 +395,8 @@ class _Follower:
         self._after = after
         self._uid = uid
         self._timeout = timeout
-        self._found: asyncio.Queue[Message | BaseException | None] = asyncio.Queue()
-        self._room = threading.Semaphore(AHEAD)
+        self._arrivals: asyncio.Queue[Message | BaseException | None] = asyncio.Queue()
+        self._free_slots = threading.Semaphore(MAX_READ_AHEAD)
         self._stopped = False
 
     async def messages(self) -> AsyncGenerator[Message, None]:
@@ -407,26 +405,26 @@ class _Follower:
         run = partial(self._run, loop, was_open=was_open)
         threading.Thread(target=run, name="stenolog-follow", daemon=True).start()
         try:
-            while (item := await self._found.get()) is not None:
+            while (item := await self._arrivals.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
-                self._room.release()
+                self._free_slots.release()
         finally:
             self._stopped = True
-            self._room.release()
+            self._free_slots.release()
 
     def _run(self, loop: Loop, *, was_open: bool) -> None:
         try:
             self._follow(loop)
         except StoreClosed as error:
-            # The store was closed before the thread's first call. End normally, as if it was closed
-            # later.
-            self._put(loop, None if was_open and self._closing.is_set() else error)
+            # The store was closed before the thread's first call. End without an error, as if the
+            # store was closed later.
+            self._put_item(loop, None if was_open and self._closing.is_set() else error)
         except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
-            self._put(loop, error)
+            self._put_item(loop, error)
         else:
-            self._put(loop, None)
+            self._put_item(loop, None)
 
     def _follow(self, loop: Loop) -> None:
         last_seq, uid = self._after, self._uid
@@ -435,21 +433,22 @@ class _Follower:
         while True:
             try:
                 # The session may be deleted and created again between two rounds.
-                uid = uid or self._current_uid()
+                if uid is None and (info := find_info(self._store, self._key)) is not None:
+                    uid = info.uid
                 arrivals = self._store.follow(
-                    self._key, after=last_seq, uid=uid, timeout=self._slice(last_arrival)
+                    self._key, after=last_seq, uid=uid, timeout=self._follow_seconds(last_arrival)
                 )
                 has_started = True
                 for message in arrivals:
                     if uid is None:
                         break  # the session exists now; read its messages once its uid is known
-                    self._room.acquire()
-                    self._put(loop, message)
+                    self._free_slots.acquire()
+                    self._put_item(loop, message)
                     if self._stopped:
                         return
                     last_seq, last_arrival = message.seq, monotonic()
                 else:
-                    if self._slice(last_arrival) <= 0:
+                    if self._follow_seconds(last_arrival) <= 0:
                         return
             except StoreClosed:
                 if has_started:
@@ -458,22 +457,16 @@ class _Follower:
             if self._stopped or loop.is_closed():
                 return
 
-    def _slice(self, last_arrival: float) -> float:
+    def _follow_seconds(self, last_arrival: float) -> float:
         if self._timeout is None:
-            return LOOK_UP_SECONDS
-        return min(LOOK_UP_SECONDS, max(last_arrival + self._timeout - monotonic(), 0))
+            return READER_CHECK_SECONDS
+        return min(READER_CHECK_SECONDS, max(last_arrival + self._timeout - monotonic(), 0))
 
-    def _current_uid(self) -> str | None:
-        try:
-            return self._store.info(self._key).uid
-        except NoSuchSession:
-            return None
-
-    def _put(self, loop: Loop, item: Message | BaseException | None) -> None:
-        _post(loop, partial(self._found.put_nowait, item))
+    def _put_item(self, loop: Loop, item: Message | BaseException | None) -> None:
+        _post(loop, partial(self._arrivals.put_nowait, item))
 
 
-def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseException:
+def _try_append(store: Store, key: str, append: Append) -> list[int] | BaseException:
     try:
         return store.add_messages(key, append.messages, once=append.once, at=append.at)
     except Exception as error:  # noqa: BLE001 - raised by the caller of this append
@@ -482,15 +475,15 @@ def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseExceptio
 
 def _copy_for_caller(error: BaseException) -> BaseException:
     """Return a copy of the exception for each caller, because raising an exception modifies it."""
-    copied = copy_error(error)
-    copied.__cause__ = error
-    return copied
+    error_copy = copy_error(error)
+    error_copy.__cause__ = error
+    return error_copy
 
 
-def _post_outcome(loop: Loop, waiting: _Waiting[T], job: Future[T]) -> None:
-    if not job.cancelled():
-        error = job.exception()
-        _post(loop, partial(waiting.settle, job.result() if error is None else error))
+def _post_outcome(loop: Loop, awaited_call: _AwaitedCall[T], future: Future[T]) -> None:
+    if not future.cancelled():
+        error = future.exception()
+        _post(loop, partial(awaited_call.set_outcome, future.result() if error is None else error))
 
 
 def _post(loop: Loop, callback: Callable[[], None]) -> None:

@@ -11,24 +11,22 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.errors import StenologError
+from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
 
 FORKED_AT: Final = "forked_at"
 """Field of a fork's meta: the last seq that was copied from the source."""
+# The fields record delivered and received answers, answered requests, the number of resumes of a
+# turn, and the session in which a chat continues. Seqs in these fields may belong to other messages
+# in the fork.
 NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
-"""Fields of a session's meta that `fork` does not copy.
-
-The fields are delivered and received answers, answered requests, the number of resumes of a turn,
-and the session in which a chat continues. These fields describe the source session, and their seqs
-belong to other messages in the fork.
-"""
+"""Fields of a session's meta that describe only this session, so that `fork` does not copy them."""
 
 
 def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
     """Return the meta of a fork that ends at the seq `upto`."""
-    copied = {name: value for name, value in meta.items() if name not in NOT_FORKED}
-    return {**copied, FORKED_AT: upto}
+    copied_fields = {name: value for name, value in meta.items() if name not in NOT_FORKED}
+    return {**copied_fields, FORKED_AT: upto}
 
 
 def forked_at(info: SessionInfo) -> int:
@@ -57,14 +55,12 @@ class SessionView(Struct, frozen=True, kw_only=True):
     info: SessionInfo
     messages: tuple[Message, ...]
     """Visible messages by seq. A tail has only the new messages."""
+    # On JSONL, while another process is in the middle of a write, `info` already counts the seqs of
+    # that write, but its messages cannot be read yet.
     upto: int
-    """Seq up to which messages were read.
-
-    The seq is `info.last_seq`, except on JSONL while another process is in the middle of a write:
-    `info` counts the seqs of that write, but its messages cannot be read yet.
-    """
+    """Seq up to which messages were read: `info.last_seq`, or less during a write on JSONL."""
     last: int | None = None
-    """Maximum number of messages that the view was requested with."""
+    """Maximum number of messages that the caller requested; None for all."""
     after: int | None = None
     """`upto` of the earlier view that a tail continues. None in a full view."""
 
@@ -98,8 +94,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
         """Whether the view holds only the messages after an earlier view."""
         return self.after is not None
 
-    def holds(self, uid: str, generation: int, change: int) -> bool:
-        """Return whether a session with these numbers is this view plus appended messages."""
+    def matches(self, uid: str, generation: int, change: int) -> bool:
+        """Return whether a session with these numbers differs from this view only by appends."""
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
@@ -123,7 +119,7 @@ class Store(Protocol):
     only the damaged records. P4 Nothing is destroyed: messages that were truncated, cleared,
     hidden, summarized, replaced or compacted stay readable with `full=True`, and `undo` makes them
     visible again. P5 Summaries do not race with appends: a checkpoint hides the messages up to the
-    seq that it names, never one that was appended later. P6 Keys are independent: any non-empty
+    seq that it names, never a later message. P6 Keys are independent: any non-empty
     text of up to 1,024 bytes of UTF-8 is a key, and no two keys share data. P7 Many writers:
     threads, tasks and processes append at the same time. Each acknowledged message is stored
     exactly once, each writer's order is kept, and readers never wait. P8 Errors are typed, and
@@ -133,9 +129,9 @@ class Store(Protocol):
     number of visible messages. P10 Lossless: messages are returned exactly as they were given. A
     message that cannot be stored exactly is rejected, and nothing is written. P11 Private: files
     have mode 0600, directories 0700; symlinks below the workspace are not followed. P12 Idempotent:
-    an append whose idempotency key (`once`) the session has is not stored again. P13 Readable in
-    all later versions: every released format stays readable. A newer format is rejected with an
-    error that names it.
+    an append is not stored again if the session already has its idempotency key (`once`). P13
+    Readable in all later versions: every released format stays readable. A newer format is rejected
+    with an error that names it.
 
     Unknown key: reads return `[]` and `""`; `pop` returns None. `info`, `view`, `refresh`,
     `delete`, `fork`, `restore`, `purge` and `lease` raise NoSuchSession, `undo` raises
@@ -148,7 +144,6 @@ class Store(Protocol):
 
         Raises the same errors as `add_full_message`.
         """
-        ...
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
@@ -161,7 +156,6 @@ class Store(Protocol):
         Raises RefusedMessage, OnceConflict, InvalidKey (nothing was written); StoreBusy, NotStored
         (certainly not stored); MaybeStored (retry with the same `once`).
         """
-        ...
 
     def add_messages(
         self,
@@ -177,15 +171,9 @@ class Store(Protocol):
         that were first stored elsewhere [default: now]. Raises the same errors as
         `add_full_message`.
         """
-        ...
 
     def get_history(
-        self,
-        key: str,
-        *,
-        last: int | None = None,
-        after: int | None = None,
-        full: bool = False,
+        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the visible messages by seq.
 
@@ -193,15 +181,12 @@ class Store(Protocol):
         these messages. `full=True`: every message, including hidden, replaced and archived ones,
         each with its `hidden` flag.
         """
-        ...
 
     def get_summary(self, key: str) -> str:
         """Return the summary of the messages up to the floor; may be empty."""
-        ...
 
     def set_summary(self, key: str, text: str) -> None:
         """Replace the summary and nothing else. Raises the same errors as `add_full_message`."""
-        ...
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all visible messages except the last `keep_last`.
@@ -209,14 +194,12 @@ class Store(Protocol):
         A `keep_last` of 0 or less hides all messages. If at most `keep_last` messages are visible,
         nothing changes.
         """
-        ...
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary, as one operation for `undo`.
 
         `upto`: hide only messages up to this seq.
         """
-        ...
 
     def set_history(
         self,
@@ -232,15 +215,12 @@ class Store(Protocol):
         the session differs, because a message was appended since the caller read the session. 0
         expects a session without messages.
         """
-        ...
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`, both included."""
-        ...
 
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
-        ...
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
@@ -251,21 +231,18 @@ class Store(Protocol):
         StaleCheckpoint if the floor differs. Raises UsageError if `upto` is greater than the last
         seq.
         """
-        ...
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
         Messages that were appended since then stay visible. `answered`: first and last seq of the
-        answer to the history that a replace left visible; `undo` of that replace hides the answer
-        in the same step. The last eight operations can be undone; there is no redo. Raises
+        answer to a replaced history. If the newest operation is that replace, `undo` hides the
+        answer in the same step. The last eight operations can be undone; there is no redo. Raises
         NothingToUndo.
         """
-        ...
 
     def compact(self, key: str) -> Compacted:
         """Move the messages up to the floor out of the live storage, into an archive."""
-        ...
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a session `new_key` from the visible messages up to `at`, inclusive.
@@ -277,11 +254,9 @@ class Store(Protocol):
         the last seq, or below the floor: the summary would describe messages that the fork should
         not have.
         """
-        ...
 
     def delete(self, key: str) -> Trashed:
         """Move the session into the trash, in one step. Raises NoSuchSession."""
-        ...
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid.
@@ -289,11 +264,9 @@ class Store(Protocol):
         `as_key`: restore the session under this key. Raises NoSuchSession if the session is not in
         the trash, SessionExists if the key is in use.
         """
-        ...
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
-        ...
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete a session or its messages permanently. Raises NoSuchSession.
@@ -311,7 +284,6 @@ class Store(Protocol):
         loses its lease, and later writes of the lease holder do not create the session again. If
         the purge fails without effect, the turn continues.
         """
-        ...
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "Lease":
         """Acquire the lease for a turn in this session: one holder at a time, across all processes.
@@ -320,53 +292,41 @@ class Store(Protocol):
         `wait` seconds for the current holder [default: the store's busy_timeout]. Raises
         NoSuchSession, also if the session is deleted during the wait; StoreBusy.
         """
-        ...
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session; every change by any process changes the stamp.
 
         An index compares stamps to find the sessions that changed.
         """
-        ...
 
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
-        ...
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment. Raises NoSuchSession.
 
         `last`: return at most this number of messages, the newest.
         """
-        ...
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return the changes since a view was taken. Raises NoSuchSession.
+        """Return a view of what changed since `view` was taken. Raises NoSuchSession.
 
         If uid, generation and change number equal those of `view`, the result is a tail: the
         current info, and the messages appended since the view. Otherwise the result is a full view
         with the same `last`, possibly of another session with this key. `view.merged(result)`
         returns the full view in both cases.
         """
-        ...
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return the session keys in byte order. `after`: the last key of the previous page."""
-        ...
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of the session's meta (title, tags …). None removes a field."""
-        ...
 
     def follow(
-        self,
-        key: str,
-        *,
-        after: int = 0,
-        uid: str | None = None,
-        timeout: float | None = None,
+        self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yield each message after seq `after` once, by seq, as any process stores it.
 
@@ -376,18 +336,15 @@ class Store(Protocol):
         then follows the session until it is deleted. If `after` comes from an earlier read, pass
         `uid` too: a session that was created again counts its messages from 1.
         """
-        ...
 
     def health(self) -> Health:
         """Return whether writes are expected to work, and the problems if not."""
-        ...
 
     def close(self) -> None:
         """Close the store and release its resources. Later calls raise StoreClosed.
 
         Closing a store twice does nothing.
         """
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -411,7 +368,6 @@ class Lease(Protocol):
     @property
     def key(self) -> str:
         """Key of the session."""
-        ...
 
     @property
     def epoch(self) -> int:
@@ -420,7 +376,6 @@ class Lease(Protocol):
         The number also grows if the session was deleted or purged and another session has the key
         now.
         """
-        ...
 
     @property
     def store(self) -> Store:
@@ -430,20 +385,16 @@ class Lease(Protocol):
         session was purged. Writes still work if only the ttl has passed, and if the session is
         deleted or restored.
         """
-        ...
 
     @property
     def lost(self) -> bool:
         """Whether the lease was released, expired or taken over, or the session was purged."""
-        ...
 
     def renew(self) -> None:
         """Extend the lease to ttl seconds from now. Raises LeaseLost."""
-        ...
 
     def release(self) -> None:
         """Release the lease; later writes through `store` fail. A second call does nothing."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -464,13 +415,12 @@ class Append(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class PatientStore(Protocol):
+class BusyTimeoutStore(Protocol):
     """A store that reports how long its calls wait for locks."""
 
     @property
     def busy_timeout(self) -> float:
         """Maximum wait for a lock, in seconds."""
-        ...
 
 
 @runtime_checkable
@@ -479,10 +429,9 @@ class GroupStore(Protocol):
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """Store each append completely or not at all; return its seqs or its error."""
-        ...
 
 
-Deleted = tuple[str, datetime]
+DeletedSession = tuple[str, datetime]
 """Uid and deletion time of a session in the trash."""
 
 
@@ -490,28 +439,25 @@ Deleted = tuple[str, datetime]
 class PurgingStore(Protocol):
     """A store that can purge selected sessions and finish interrupted purges."""
 
-    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge exactly these deleted sessions of a key.
 
         Sessions that were restored, deleted again or created since then stay. Raises NoSuchSession,
         and changes nothing, if one of the `entries` is not in the trash.
         """
-        ...
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the sessions that an interrupted purge hid permanently but did not yet delete.
 
-        An unknown key or uid is empty. `finish_purge`, or another purge of the key, finishes the
-        purge.
+        A key or uid that is unknown is returned as an empty text. `finish_purge`, or another purge
+        of the key, finishes the purge.
         """
-        ...
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purge of the session with this uid, and change no other session.
 
         Raises NoSuchSession if no purge of that session is unfinished.
         """
-        ...
 
 
 @runtime_checkable
@@ -520,7 +466,6 @@ class LeaseListStore(Protocol):
 
     def leased(self, keys: Collection[str]) -> set[str]:
         """Return the subset of `keys` whose sessions any process has leased now."""
-        ...
 
 
 def leased_keys(store: Store, keys: Collection[str]) -> set[str]:
@@ -528,17 +473,31 @@ def leased_keys(store: Store, keys: Collection[str]) -> set[str]:
     return store.leased(keys) if isinstance(store, LeaseListStore) else set()
 
 
+def find_info(store: Store, key: str) -> SessionInfo | None:
+    """Return the info of a session; None if the session does not exist."""
+    try:
+        return store.info(key)
+    except NoSuchSession:
+        return None
+
+
+def find_view(store: Store, key: str, last: int | None = None) -> SessionView | None:
+    """Return a view of a session; None if the session does not exist."""
+    try:
+        return store.view(key, last)
+    except NoSuchSession:
+        return None
+
+
 @runtime_checkable
-class MarkedStore(Protocol):
+class ChangeMarkerStore(Protocol):
     """A store whose change markers show all processes that derived data is out of date."""
 
-    def mark(self, name: str) -> str:
+    def read_marker(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
-        ...
 
-    def change_mark(self, name: str) -> None:
+    def update_marker(self, name: str) -> None:
         """Give the change marker `name` a new value, durably. Raises StoreUnavailable, ReadOnly."""
-        ...
 
 
 def conversation_times(
@@ -547,15 +506,16 @@ def conversation_times(
     """Return the times at which a conversation started and was last continued.
 
     The meta of an imported session contains receipts (`imported`) with the times of the
-    conversation in the other program. The conversation started at the time in the receipts. It was
-    last continued at the time in the receipts, until a message is added in this store.
+    conversation in the other program. The conversation started at the time in the receipts. The
+    conversation was last continued at the time in the receipts, unless a message was added in this
+    store.
     """
     if "imported" not in meta:
         return created, updated
     times = list(_imported_times(meta["imported"]))
-    began = min([created, *(first for first, _, _ in times)])
-    imported = [last for _, last, end in times if end == last_seq]
-    return began, max([began, *imported]) if imported else max(began, updated)
+    started = min([created, *(first for first, _, _ in times)])
+    import_ends = [last for _, last, end in times if end == last_seq]
+    return started, max([started, *import_ends]) if import_ends else max(started, updated)
 
 
 def _imported_times(receipts: object) -> Iterator[tuple[datetime, datetime, object]]:

@@ -14,11 +14,11 @@ from typing import Final, Protocol, runtime_checkable
 
 from stenolog.stores.disk import open_descriptor, sync_folder, wait_for_lock
 
-NAME: Final = "catalog.db"
+CATALOG_NAME: Final = "catalog.db"
 """File name of the catalog in a folder of logs."""
 
-_SUFFIX: Final = ".catalog"
-_PLAIN: Final = re.compile(r"[a-z0-9_-]{1,64}")
+_CATALOG_SUFFIX: Final = ".catalog"
+_PLAIN_NAMESPACE: Final = re.compile(r"[a-z0-9_-]{1,64}")
 """Namespaces that a file name can contain unchanged, even on a file system that ignores case."""
 
 
@@ -28,7 +28,6 @@ class CatalogFileStore(Protocol):
 
     def catalog_file(self) -> Path | None:
         """Return the path of the catalog; None if this store can have no catalog file."""
-        ...
 
 
 def journal_name(name: str) -> str:
@@ -44,12 +43,12 @@ def lock_name(name: str) -> str:
 def catalog_path(file: Path, namespace: str) -> Path:
     """Return the path of the catalog of a namespace in this database file."""
     name = namespace
-    if not _PLAIN.fullmatch(namespace):
+    if not _PLAIN_NAMESPACE.fullmatch(namespace):
         # This module is slow to import and rarely needed.
         from hashlib import blake2b
 
         name = f"~{blake2b(namespace.encode(), digest_size=16).hexdigest()}"
-    return file.with_name(f"{file.name}-{name}{_SUFFIX}")
+    return file.with_name(f"{file.name}-{name}{_CATALOG_SUFFIX}")
 
 
 def find_catalogs(file: Path) -> list[Path]:
@@ -62,7 +61,7 @@ def find_catalogs(file: Path) -> list[Path]:
     return [
         file.with_name(name)
         for name in sorted(names)
-        if name.startswith(prefix) and name.endswith(_SUFFIX)
+        if name.startswith(prefix) and name.endswith(_CATALOG_SUFFIX)
     ]
 
 

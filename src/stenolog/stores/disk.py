@@ -5,8 +5,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ if sys.platform != "win32":
     EXCLUSIVE_NOWAIT: Final = fcntl.LOCK_EX | fcntl.LOCK_NB  # guard: append-lock
     """Flags for flock: exclusive and non-blocking, because `lock_until` limits the wait itself."""
 
-LOCK_POLL: Final = 0.0002
+LOCK_POLL: Final = 0.0002  # seconds between two attempts to acquire a lock
 READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or use another folder"
 
 
@@ -70,13 +70,14 @@ def open_descriptor(
     path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Descriptor:
     """Open a file or a folder. Raises OSError."""
-    # The interpreter handles signals after each call in bytecode, but not inside this C call.
-    opened = map(partial(os.open, dir_fd=dir_fd), (path,), (flags,), (mode,))
-    (descriptor,) = map(Descriptor, opened)
+    # Ctrl-C must not strike between the two calls, or the descriptor would be lost. The interpreter
+    # handles signals only between bytecode instructions, not between the calls that `map` makes.
+    descriptors = map(partial(os.open, dir_fd=dir_fd), (path,), (flags,), (mode,))
+    (descriptor,) = map(Descriptor, descriptors)
     return descriptor
 
 
-def duplicate(descriptor: int) -> Descriptor:
+def duplicate_descriptor(descriptor: int) -> Descriptor:
     """Open the same file or folder again. Raises OSError."""
     (copy,) = map(Descriptor, map(os.dup, (descriptor,)))
     return copy
@@ -109,29 +110,29 @@ def sync_file(descriptor: int) -> None:
         os.fdatasync(descriptor)  # guard: fdatasync
 
 
-def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
-    """Overwrite lines of a file by lines of the same length, and return the number of lines.
+def overwrite_lines(path: Path, replace_line: Callable[[bytes], bytes]) -> int:
+    """Overwrite lines of a file by lines of the same length; return how many lines changed.
 
     Other processes may append at the same time, and descriptors of the file stay valid. Raises
     OSError; FileNotFoundError if the file does not exist.
     """
     descriptor = open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    changed = offset = 0
+    changed_lines = offset = 0
     try:
         text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         for line in text.splitlines(keepends=True):
-            bare = line.rstrip(b"\r\n")
-            other = instead(bare)
-            assert len(other) == len(bare), "the lines after it must keep their offsets"
-            if other != bare:
-                os.pwrite(descriptor, other, offset)
-                changed += 1
+            content = line.rstrip(b"\r\n")
+            new_content = replace_line(content)
+            assert len(new_content) == len(content), "the lines after it must keep their offsets"
+            if new_content != content:
+                os.pwrite(descriptor, new_content, offset)
+                changed_lines += 1
             offset += len(line)
-        if changed:
+        if changed_lines:
             sync_file(descriptor)
     finally:
         descriptor.close()
-    return changed
+    return changed_lines
 
 
 def sync_folder(descriptor: int) -> None:
@@ -147,11 +148,11 @@ def sync_folder(descriptor: int) -> None:
             raise
 
 
-def make_private(path: Path) -> None:
+def create_private_folder(path: Path) -> None:
     """Create a folder and its parents with mode 0700, durably."""
     if path.is_dir():
         return
-    make_private(path.parent)
+    create_private_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     sync_entries(path.parent)
@@ -181,27 +182,45 @@ def sync_entries(path: Path) -> None:
         folder.close()
 
 
+def create_private_file(folder: int, name: str) -> Descriptor:
+    """Create a file that only its owner may read, replacing an existing file. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open_descriptor(name, flags, dir_fd=folder)
+
+
+@contextmanager
+def temporary_file(folder: int, name: str) -> Iterator[Descriptor]:
+    """Create a private file to be renamed inside the `with`. Raises OSError.
+
+    If the `with` fails, the file is deleted: for example, it must not outlive a purge.
+    """
+    descriptor = create_private_file(folder, name)
+    try:
+        yield descriptor
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        raise
+    finally:
+        descriptor.release()
+
+
 def replace_file(folder: int, name: str, text: bytes) -> None:
     """Replace the file `name` atomically, with mode 0600.
 
     Raises OSError. After an error the previous file is still there, unless only the last sync
     failed.
     """
-    temporary = f".{name[:180]}.new"
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=folder)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = open_descriptor(temporary, flags, dir_fd=folder)
-    try:
+    temporary_name = f".{name[:180]}.new"
+    with temporary_file(folder, temporary_name) as descriptor:
         write_all(descriptor, text)
         sync_file(descriptor)  # guard: fallback-store-sync
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
-    finally:
-        descriptor.close()
-    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        # Closing a descriptor drops all locks of this process on the file. A thread may open the
+        # new file, for example a database, as soon as the file has its final name.
+        descriptor.close()  # guard: closed-before-rename
+        os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
 
 
@@ -234,41 +253,41 @@ def release_lock(descriptor: int) -> None:
 
 # --- network file systems, whose locks and syncs are not reliable ------------------------------
 
-_NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
+_NETWORK_TYPES: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
 _MOUNT_TABLE: Final = "/proc/self/mounts"
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
-_filesystem_kinds: dict[int, str] = {}
+_filesystem_types: dict[int, str] = {}
 """File system type by device number, cached: the lookup takes longer than opening a store."""
 
 
-def network_kind(folder: Path) -> str:
+def network_filesystem(folder: Path) -> str:
     """Return the network file system type of a folder; empty if the folder is local or unknown.
 
     Raises OSError if the folder does not exist.
     """
     device = folder.stat().st_dev
-    if device not in _filesystem_kinds:
-        _filesystem_kinds[device] = _find_kind(folder)
-    return _filesystem_kinds[device] if _filesystem_kinds[device] in _NETWORK else ""
+    if device not in _filesystem_types:
+        _filesystem_types[device] = _find_filesystem_type(folder)
+    return _filesystem_types[device] if _filesystem_types[device] in _NETWORK_TYPES else ""
 
 
-def _find_kind(folder: Path) -> str:
+def _find_filesystem_type(folder: Path) -> str:
     try:
         mounts = Path(_MOUNT_TABLE).read_text(encoding="utf-8", errors="replace")
-        return kind_at(str(folder.resolve()), mounts)
+        return filesystem_type_at(str(folder.resolve()), mounts)
     except OSError:
         return ""  # Only Linux has /proc/mounts.
 
 
-def kind_at(path: str, mounts: str) -> str:
+def filesystem_type_at(path: str, mounts: str) -> str:
     """Return the type of the innermost mount that holds a path, from a table like /proc/mounts."""
-    best, kind = "", ""
+    innermost, kind = "", ""
     for fields in (line.split(" ") for line in mounts.splitlines()):
         if len(fields) > 2:
-            point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), fields[1])
-            inside = path == point or path.startswith(point.rstrip("/") + "/")
+            mount_point = _OCTAL_ESCAPE.sub(lambda code: chr(int(code[1], 8)), fields[1])
+            is_inside = path == mount_point or path.startswith(mount_point.rstrip("/") + "/")
             # A later mount at the same mount point covers the earlier mount.
-            if inside and len(point) >= len(best):
-                best, kind = point, fields[2]
+            if is_inside and len(mount_point) >= len(innermost):
+                innermost, kind = mount_point, fields[2]
     return kind

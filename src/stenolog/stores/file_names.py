@@ -6,30 +6,30 @@ The mapping is reversible even on file systems that ignore case or normalise Uni
 import re
 from typing import Final
 
-_LONGEST: Final = 200
-_KEPT_OF_LONG: Final = 120
-_ESCAPED: Final = re.compile(rb"[^a-z0-9_.-]|^\.")  # guard: key-escaped
-_SAFE: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
+_MAX_STEM_LENGTH: Final = 200
+_LONG_KEY_PREFIX: Final = 120
+_UNSAFE_BYTES: Final = re.compile(rb"[^a-z0-9_.-]|^\.")  # guard: key-escaped
+_ESCAPED_STEM: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
 
 
 def escape_key(key: str) -> str:
     """Return the key as part of a file name. A key that is too long ends in its sha256."""
-    text = _ESCAPED.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
-    if len(text) > _LONGEST:
+    text = _UNSAFE_BYTES.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
+    if len(text) > _MAX_STEM_LENGTH:
         # `hashlib` is rarely needed and slow to import.
         from hashlib import sha256
 
-        return f"{text[:_KEPT_OF_LONG]}~{sha256(key.encode()).hexdigest()}"
+        return f"{text[:_LONG_KEY_PREFIX]}~{sha256(key.encode()).hexdigest()}"
     return text
 
 
 def unescape_key(stem: str) -> str | None:
     """Return the session key that a file stem encodes; None if the stem is not an encoded key."""
-    if not _SAFE.fullmatch(stem):
+    if not _ESCAPED_STEM.fullmatch(stem):
         return None
-    raw = re.sub(rb"%(..)", lambda code: bytes([int(code[1], 16)]), stem.encode())
+    raw_key = re.sub(rb"%(..)", lambda code: bytes([int(code[1], 16)]), stem.encode())
     try:
-        key = raw.decode()
+        key = raw_key.decode()
     except UnicodeDecodeError:
         return None
     return key if key and escape_key(key) == stem else None
@@ -55,13 +55,12 @@ def key_of_log(name: str) -> str | None:
 
 
 def has_long_key(name: str) -> bool:
-    """Return whether a log name contains only a hash of the key, which the file itself contains."""
+    """Return whether a log name contains only a hash of its key; the file then has the key."""
     return bool(re.fullmatch(r"[a-z0-9_.%A-F-]{120}~[0-9a-f]{64}\.jsonl", name))
 
 
 def reference_names(key: str) -> set[str]:
-    """Return the file names that the reference systems would use for the same session."""
-    return {
-        re.sub(r"[:/\\]", "_", key) + LOG_SUFFIX,
-        re.sub(r"[^\w-]", "_", key) + LOG_SUFFIX,
-    } - {log_name(key)}
+    """Return the file names that other programs with JSONL sessions would use for this key."""
+    return {re.sub(r"[:/\\]", "_", key) + LOG_SUFFIX, re.sub(r"[^\w-]", "_", key) + LOG_SUFFIX} - {
+        log_name(key)
+    }

@@ -46,40 +46,40 @@ class Report(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
 
-def lost_before(key: str, where: str, lost: Sequence[Span]) -> Finding:
+def lost_messages_finding(key: str, place: str, lost: Sequence[Span]) -> Finding:
     """Return the finding for messages that were already lost when the session was copied."""
     return Finding(
         kind="lost message",
         key=key,
-        where=where,
+        where=place,
         meaning=f"{spans.size(lost):,} messages were already damaged where it was copied from.",
         advice="Run `steno doctor` there while you still have it, then copy again.",
         lost=tuple(lost),
     )
 
 
-def unreadable(
-    key: str, where: str, missing: Sequence[Span], broken: Sequence[Span], *, advice: str
+def unreadable_findings(
+    key: str, place: str, missing: Sequence[Span], damaged: Sequence[Span], *, advice: str
 ) -> Iterator[Finding]:
     """Yield the findings for missing messages and for damaged ones."""
-    for kind, lost in (("missing message", missing), ("damaged message", broken)):
+    for kind, lost in (("missing message", missing), ("damaged message", damaged)):
         if lost:
             yield Finding(
                 kind=kind,
                 key=key,
-                where=where,
+                where=place,
                 meaning=f"{spans.size(lost):,} messages cannot be read.",
                 advice=advice,
                 lost=tuple(lost),
             )
 
 
-def damaged_state(key: str, where: str) -> Finding:
+def damaged_state_finding(key: str, place: str) -> Finding:
     """Return the finding for a session whose state cannot be read."""
     return Finding(
         kind="damaged state",
         key=key,
-        where=where,
+        where=place,
         meaning="The state of the session (hidden messages, summary, meta) cannot be read. Its "
         "messages can. The state is rebuilt from the recorded changes.",
         advice="--repair stores the rebuilt state. To save the messages first: "
@@ -88,12 +88,12 @@ def damaged_state(key: str, where: str) -> Finding:
     )
 
 
-def damaged_changes(key: str, where: str, numbers: Sequence[int]) -> Finding:
+def damaged_changes_finding(key: str, place: str, numbers: Sequence[int]) -> Finding:
     """Return the finding for unreadable changes that `undo` needs."""
     return Finding(
         kind="damaged change",
         key=key,
-        where=where,
+        where=place,
         meaning=f"Undo needs change {', '.join(map(str, numbers))}, which cannot be read. "
         "No message is missing.",
         advice="--repair removes the undo steps that cannot be undone any more.",
@@ -101,12 +101,12 @@ def damaged_changes(key: str, where: str, numbers: Sequence[int]) -> Finding:
     )
 
 
-def past_the_end(key: str, where: str, count: int, last_seq: int, *, advice: str) -> Finding:
+def stray_rows_finding(key: str, place: str, count: int, last_seq: int, *, advice: str) -> Finding:
     """Return the finding for messages whose seqs were never assigned."""
     return Finding(
         kind="stray row",
         key=key,
-        where=where,
+        where=place,
         meaning=f"{count:,} messages have a seq above the last one, {last_seq:,}.",
         advice=advice,
     )

@@ -11,21 +11,19 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from stenolog.errors import NoSuchSession, SessionDeleted, StoreClosed
+from stenolog.errors import SessionDeleted, StoreClosed
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import spans
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, find_info
 
 CHECK_SECONDS: Final = 0.5
 
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
-Kind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
-"""Kind of a change.
 
-checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other messages
-were hidden. summary: only the summary changed. meta: only the meta changed.
-"""
+# checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other
+# messages were hidden. summary: only the summary changed. meta: only the meta changed.
+ChangeKind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
 
 
 def poll_messages(
@@ -47,13 +45,13 @@ def poll_messages(
     idle_since = monotonic()
     while True:
         try:
-            new = fetch(after)
+            result = fetch(after)
         except StoreClosed:
             return
-        if uid is not None and (new is None or new[0] != uid):
-            raise SessionDeleted(key, recreated=new is not None)  # guard: follow-one-session
-        if new is not None:
-            uid, end, messages = new
+        if uid is not None and (result is None or result[0] != uid):
+            raise SessionDeleted(key, recreated=result is not None)  # guard: follow-one-session
+        if result is not None:
+            uid, end, messages = result
             yield from messages
             if end > after:
                 after = end
@@ -70,26 +68,21 @@ def poll_messages(
 class SessionChange(Struct, frozen=True, kw_only=True):
     """A change of a session other than a new message."""
 
-    kind: Kind
+    kind: ChangeKind
     info: SessionInfo
     """Info of the session after the change."""
 
 
 def follow_changes(
-    store: Store,
-    key: str,
-    *,
-    after: int = 0,
-    uid: str | None = None,
-    timeout: float | None = None,
+    store: Store, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
 ) -> Iterator[Message | SessionChange]:
     """Yield messages like `store.follow`, and each change of floor, visibility, summary and meta.
 
     Changes that were made and undone between two polls are not reported. Raises SessionDeleted.
     """
-    known = find_info(store, key)
-    if uid is not None and (known is None or known.uid != uid):
-        raise SessionDeleted(key, recreated=known is not None)
+    last_info = find_info(store, key)
+    if uid is not None and (last_info is None or last_info.uid != uid):
+        raise SessionDeleted(key, recreated=last_info is not None)
     active = checked = monotonic()
     while True:
         wait_seconds = (
@@ -97,17 +90,17 @@ def follow_changes(
         )
         if wait_seconds <= 0:
             return
-        if known is None:
+        if last_info is None:
             # Wait for the session. Its messages are read once its uid is known.
-            waited = next(store.follow(key, after=after, timeout=wait_seconds), None)
+            first_message = next(store.follow(key, after=after, timeout=wait_seconds), None)
             try:
-                known = find_info(store, key)
+                last_info = find_info(store, key)
             except StoreClosed:
                 return
-            if waited is not None:
+            if first_message is not None:
                 active = monotonic()
             continue
-        for message in store.follow(key, after=after, uid=known.uid, timeout=wait_seconds):
+        for message in store.follow(key, after=after, uid=last_info.uid, timeout=wait_seconds):
             yield message
             after, active = message.seq, monotonic()
             if active - checked > CHECK_SECONDS:
@@ -117,12 +110,12 @@ def follow_changes(
         except StoreClosed:
             return
         checked = monotonic()
-        if info is None or info.uid != known.uid:
+        if info is None or info.uid != last_info.uid:
             raise SessionDeleted(key, recreated=info is not None)
-        for change in changes_between(known, info):
+        for change in changes_between(last_info, info):
             active = monotonic()
             yield change
-        known = info
+        last_info = info
 
 
 def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
@@ -133,24 +126,16 @@ def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list
     if before is None or now is None or before.uid != now.uid:
         return []
     # New messages are reported separately.
-    old, new = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
-    kinds: list[Kind] = []
-    if spans.minus(new, old):
+    old_visible, new_visible = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
+    kinds: list[ChangeKind] = []
+    if spans.minus(new_visible, old_visible):
         kinds.append("undo")
     elif now.floor > before.floor:
         kinds.append("checkpoint")
-    elif spans.minus(old, new):
+    elif spans.minus(old_visible, new_visible):
         kinds.append("hide")
     elif now.summary != before.summary:
         kinds.append("summary")
     if now.meta != before.meta:
         kinds.append("meta")
     return [SessionChange(kind=kind, info=now) for kind in kinds]
-
-
-def find_info(store: Store, key: str) -> SessionInfo | None:
-    """Return the info of a session, or None if the session does not exist."""
-    try:
-        return store.info(key)
-    except NoSuchSession:
-        return None

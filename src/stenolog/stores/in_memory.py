@@ -36,7 +36,7 @@ from stenolog.records import (
 )
 from stenolog.stores import spans
 from stenolog.stores.arguments import check_count, check_int, check_optional_int, encode_messages
-from stenolog.stores.base import Deleted, SessionView, conversation_times, forked_meta
+from stenolog.stores.base import DeletedSession, SessionView, conversation_times, forked_meta
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import (
     Snapshot,
@@ -46,7 +46,7 @@ from stenolog.stores.snapshots import (
     token_of,
 )
 
-BUSY_TIMEOUT: Final = 5.0
+BUSY_TIMEOUT_SECONDS: Final = 5.0
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_RANGES: Final = 1_000
 MAX_META_BYTES: Final = 64 * 1024
@@ -61,31 +61,31 @@ class _Step(Struct, frozen=True):
 
     number: int
     op: str
-    newly: set[int]
-    added: set[int]
-    was: str | None
+    newly_hidden: set[int]
+    added_seqs: set[int]
+    summary_before: str | None
 
 
 class _Session(Struct):
     uid: str = field(default_factory=lambda: os.urandom(8).hex())
-    created: datetime = field(default_factory=lambda: _now())
+    created: datetime = field(default_factory=_now)
     updated: datetime | None = None
     messages: dict[int, Message] = {}
     last_seq: int = 0
     hidden: set[int] = set()
     summary: str = ""
     meta: bytes = b"{}"
-    steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=UNDO_DEPTH))
+    undo_steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=UNDO_DEPTH))
     tokens: dict[str, tuple[list[int], list[bytes]]] = {}
-    archived: int = 0
+    archived_upto: int = 0
     generation: int = 1
     forked_from: str | None = None
     version: int = 0
-    number: int = 0
+    change_number: int = 0
     """Number of the newest change."""
-    lost: list[Span] = []
-    void: list[Span] = []
-    copied: int = -1
+    lost_spans: list[Span] = []
+    void_spans: list[Span] = []
+    copied_version: int = -1
     """Version of the session right after a copy was written; -1 if the session is not a copy."""
 
     def visible(self) -> list[int]:
@@ -95,12 +95,12 @@ class _Session(Struct):
         """Return the floor: the seq up to which every message is hidden."""
         return next(seq for seq in count() if seq + 1 not in self.hidden)
 
-    def read(self, seq: int) -> Message:
+    def message(self, seq: int) -> Message:
         """Return a copy of the message, with the current `hidden` flag."""
         return replace(self.messages[seq], hidden=seq in self.hidden)
 
     def live_bytes(self) -> int:
-        return sum(len(m.to_json()) for seq, m in self.messages.items() if seq > self.archived)
+        return sum(len(m.to_json()) for seq, m in self.messages.items() if seq > self.archived_upto)
 
     def append(self, payloads: Sequence[bytes], times: Sequence[str] | None = None) -> list[int]:
         self.updated = _now()
@@ -130,8 +130,8 @@ class _Session(Struct):
             raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
         self.hidden = hidden
         self.summary = self.summary if summary is None else summary
-        self.number += 1
-        self.steps.append(_Step(self.number, op, newly, set(self.append(append)), was))
+        self.change_number += 1
+        self.undo_steps.append(_Step(self.change_number, op, newly, set(self.append(append)), was))
 
     def fork(self, key: str, upto: int) -> "_Session":
         """Return a new session with the visible messages, sharing nothing mutable."""
@@ -149,7 +149,7 @@ class _Session(Struct):
             summary=self.summary,
             meta=codec.encode_object(forked_meta(records.decode_object(self.meta), upto)),
             forked_from=key,
-            number=self.number + 1,
+            change_number=self.change_number + 1,
         )
 
     def purge(self, before: int) -> list[int]:
@@ -160,15 +160,21 @@ class _Session(Struct):
         purged = sorted(purged_seqs.intersection(self.messages))
         self.messages = {seq: m for seq, m in self.messages.items() if seq not in purged_seqs}
         self.hidden = self.hidden | purged_seqs
-        steps, self.steps = self.steps, deque(maxlen=UNDO_DEPTH)
+        steps, self.undo_steps = self.undo_steps, deque(maxlen=UNDO_DEPTH)
         for step in steps:
-            self.steps.append(step)
-            if step.was or purged_seqs & (step.newly | step.added):
-                self.steps.clear()  # undoing only earlier steps would not restore any former state
-        self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in purged_seqs}
-        self.archived = 0 if self.archived < before else self.archived
-        self.lost = spans.clipped(self.lost, before, self.last_seq)
-        self.void = spans.clipped(self.void, before, self.last_seq)
+            self.undo_steps.append(step)
+            if step.summary_before or purged_seqs & (step.newly_hidden | step.added_seqs):
+                # Drop all earlier steps, too: undoing only these would not restore any former
+                # state.
+                self.undo_steps.clear()
+        self.tokens = {
+            once: (seqs, payloads)
+            for once, (seqs, payloads) in self.tokens.items()
+            if seqs[0] not in purged_seqs
+        }
+        self.archived_upto = 0 if self.archived_upto < before else self.archived_upto
+        self.lost_spans = spans.clipped(self.lost_spans, before, self.last_seq)
+        self.void_spans = spans.clipped(self.void_spans, before, self.last_seq)
         self.generation += 1
         self.updated = _now()
         return purged
@@ -182,7 +188,7 @@ class InMemoryStore:
         self._trash: list[tuple[Trashed, _Session]] = []
         self._leases: dict[str, InMemoryLease] = {}
         self._epochs = count(1)
-        self._marks: dict[str, int] = {}
+        self._markers: dict[str, int] = {}
         self._closed = threading.Event()
         self._changed = threading.Condition(ThreadLock())
         self._lease: InMemoryLease | None = None
@@ -209,12 +215,12 @@ class InMemoryStore:
         codec.check_once(once)
         payloads = encode_messages(messages)
         times = None if at is None else codec.check_times(at, len(payloads))
-        with self._writing(key) as session:
+        with self._session_to_change(key) as session:
             if not payloads:
                 return []
             if once is not None and once in session.tokens:
-                seqs, stored = session.tokens[once]
-                if stored != payloads:
+                seqs, stored_payloads = session.tokens[once]
+                if stored_payloads != payloads:
                     raise errors.OnceConflict(key, once, seqs[0])
                 return list(seqs)
             seqs = session.append(payloads, times)
@@ -228,26 +234,26 @@ class InMemoryStore:
         """Return the visible messages by seq; with `full` every message."""
         check_count(last=last)
         check_optional_int(after=after)
-        with self._using(key) as session:
+        with self._locked_session(key) as session:
             seqs = list(session.messages) if full else session.visible()
             seqs = [seq for seq in seqs if after is None or seq > after]
             skipped = 0 if last is None else max(len(seqs) - last, 0)
-            return [session.read(seq) for seq in seqs[skipped:]]
+            return [session.message(seq) for seq in seqs[skipped:]]
 
     def get_summary(self, key: str) -> str:
         """Return the summary; may be empty."""
-        with self._using(key) as session:
+        with self._locked_session(key) as session:
             return session.summary
 
     def set_summary(self, key: str, text: str) -> None:
         """Replace the summary and nothing else."""
-        with self._writing(key) as session:
-            session.change("summary", summary=_text(text))
+        with self._session_to_change(key) as session:
+            session.change("summary", summary=_check_summary(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all visible messages except the last ones."""
         check_int(keep_last=keep_last)
-        with self._writing(key) as session:
+        with self._session_to_change(key) as session:
             visible = session.visible()
             seqs = visible[max(len(visible) - max(keep_last, 0), 0) :]
             session.change("truncate", hide=range(1, seqs[0] if seqs else session.last_seq + 1))
@@ -255,7 +261,7 @@ class InMemoryStore:
     def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
         check_optional_int(upto=upto)
-        with self._writing(key) as session:
+        with self._session_to_change(key) as session:
             last = session.last_seq if upto is None else min(upto, session.last_seq)
             session.change("clear", hide=range(1, last + 1), summary="")
 
@@ -269,34 +275,34 @@ class InMemoryStore:
         """Make exactly these messages visible; the summary stays."""
         check_optional_int(expect_last=expect_last)
         payloads = encode_messages(messages)
-        with self._writing(key) as session:
+        with self._session_to_change(key) as session:
             if expect_last is not None and expect_last != session.last_seq:
                 raise errors.StaleHistory(key, expect_last, session.last_seq)
             visible = session.visible()
-            same = 0
+            prefix_length = 0
             for seq, payload in zip(visible, payloads, strict=False):
                 # Compare the encoded bytes, because different objects may be equal: 1, 1.0 and
                 # True.
                 if session.messages[seq].to_json() != payload:
                     break
-                same += 1
-            session.change("replace", hide=visible[same:], append=payloads[same:])
+                prefix_length += 1
+            session.change("replace", hide=visible[prefix_length:], append=payloads[prefix_length:])
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`, both included."""
         check_int(first=first, last=last)
         if first > last:
             raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
-        with self._writing(key) as session:
+        with self._session_to_change(key) as session:
             seqs = range(max(first, 1), min(last, session.last_seq) + 1)
             session.change("hide", hide=seqs)
 
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
-        with self._writing(key) as session:
+        with self._session_to_change(key) as session:
             newest = session.visible()[-1:]
             session.change("hide", hide=newest)
-            return session.read(newest[0]) if newest else None
+            return session.message(newest[0]) if newest else None
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
@@ -304,62 +310,62 @@ class InMemoryStore:
         """Replace the summary and hide everything up to this seq, in one step."""
         check_int(upto=upto)
         check_optional_int(expect_floor=expect_floor)
-        with self._writing(key) as session:
+        with self._session_to_change(key) as session:
             if upto > session.last_seq:
                 raise errors.UsageError(f"upto must be at most {session.last_seq}, not {upto}")
             if expect_floor is not None and expect_floor != session.floor():
                 raise errors.StaleCheckpoint(key, expect_floor, session.floor())
-            session.change("checkpoint", hide=range(1, upto + 1), summary=_text(summary))
+            session.change("checkpoint", hide=range(1, upto + 1), summary=_check_summary(summary))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Undo the newest operation: show the messages it hid, hide the messages it appended."""
-        with self._writing(key) as session:
-            if not session.steps:
+        with self._session_to_change(key) as session:
+            if not session.undo_steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
-            step = session.steps.pop()
-            going = set(step.added)
+            step = session.undo_steps.pop()
+            hidden_again = set(step.added_seqs)
             if step.op == "replace" and answered is not None:
-                end = max(step.newly | step.added, default=answered[1])
-                later = range(max(answered[0], end + 1), answered[1] + 1)
-                going |= session.messages.keys() & set(later)
-            withdrawn = going - session.hidden
-            session.hidden = (session.hidden - step.newly) | withdrawn
-            if step.was is not None:
-                session.summary = step.was
-            session.number += 1
+                last_replaced = max(step.newly_hidden | step.added_seqs, default=answered[1])
+                answer_seqs = range(max(answered[0], last_replaced + 1), answered[1] + 1)
+                hidden_again |= session.messages.keys() & set(answer_seqs)
+            withdrawn = hidden_again - session.hidden
+            session.hidden = (session.hidden - step.newly_hidden) | withdrawn
+            if step.summary_before is not None:
+                session.summary = step.summary_before
+            session.change_number += 1
             session.updated = _now()
             return Undone(
                 op=step.op,
-                shown=len(step.newly),
+                shown=len(step.newly_hidden),
                 hid=len(withdrawn),
-                summary_restored=step.was is not None,
+                summary_restored=step.summary_before is not None,
             )
 
     def compact(self, key: str) -> Compacted:
         """Mark the messages up to the floor as archived, without moving them."""
-        with self._writing(key) as session:
-            before, live = session.archived, session.live_bytes()
-            session.archived = max(before, session.floor())
-            moved = sum(before < seq <= session.archived for seq in session.messages)
-            session.generation += moved > 0
-            return Compacted(archived=moved, bytes_before=live, bytes_after=session.live_bytes())
+        with self._session_to_change(key) as session:
+            old_upto, size = session.archived_upto, session.live_bytes()
+            session.archived_upto = max(old_upto, session.floor())
+            count = sum(old_upto < seq <= session.archived_upto for seq in session.messages)
+            session.generation += count > 0
+            return Compacted(archived=count, bytes_before=size, bytes_after=session.live_bytes())
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a session from the visible messages up to the seq `at`."""
         codec.check_key(new_key)
         check_optional_int(at=at)
-        with self._writing(key, known=True) as session:
+        with self._session_to_change(key, must_exist=True) as session:
             self._check_free(new_key)
             self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
 
     def delete(self, key: str) -> Trashed:
         """Move the session into the trash."""
-        with self._writing(key, known=True):
+        with self._session_to_change(key, must_exist=True):
             session = self._sessions.pop(key)
             # The time is later than all others, so that the last deleted session is listed first
             # even if the clock was set back.
-            earlier = [entry.deleted + timedelta(microseconds=1) for entry, _ in self._trash]
-            deleted = max([_now(), *earlier])
+            later_times = [entry.deleted + timedelta(microseconds=1) for entry, _ in self._trash]
+            deleted = max([_now(), *later_times])
             count = len(session.messages)
             trashed = Trashed(key=key, uid=session.uid, deleted=deleted, count=count)
             self._trash.insert(0, (trashed, session))
@@ -368,23 +374,24 @@ class InMemoryStore:
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid."""
         target = key if as_key is None else as_key
-        with self._using(key), self._writing(target):
-            entries = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
-            if not entries:
-                raise errors.NoSuchSession(key, "it is not in the trash")
-            self._check_free(target)
-            self._trash.remove(entries[0])
-            self._sessions[target] = entries[0][1]
+        with self._locked_session(key), self._session_to_change(target):
+            for pair in self._trash:
+                if pair[0].key == key and uid in (None, pair[0].uid):
+                    self._check_free(target)
+                    self._trash.remove(pair)
+                    self._sessions[target] = pair[1]
+                    return
+            raise errors.NoSuchSession(key, "it is not in the trash")
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
-        with self._open():
+        with self._locked_store():
             return [trashed for trashed, _ in self._trash]
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete permanently: all sessions of the key, or the messages below a seq."""
         check_optional_int(before=before)
-        with self._writing(key) as live:
+        with self._session_to_change(key) as live:
             trashed = [session for entry, session in self._trash if entry.key == key]
             if key not in self._sessions and (before is not None or not trashed):
                 raise errors.NoSuchSession(key)
@@ -398,38 +405,36 @@ class InMemoryStore:
                 purged_seqs = live.purge(before)
                 sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
                 sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
-            sentences += self._forks_of(key)
-            return Purged(
-                messages=len(purged_seqs),
-                first=min(purged_seqs, default=0),
-                last=max(purged_seqs, default=0),
-                not_reached=tuple(sentences),
-            )
+            return self._describe_purge(key, purged_seqs, sentences)
 
-    def _forks_of(self, key: str) -> list[str]:
-        every = [*self._sessions.items(), *((entry.key, session) for entry, session in self._trash)]
-        return [f"the fork {name!r} stays" for name, session in every if session.forked_from == key]
+    def _describe_purge(
+        self, key: str, purged_seqs: Collection[int], sentences: Iterable[str] = ()
+    ) -> Purged:
+        deleted = ((entry.key, session) for entry, session in self._trash)
+        sessions = [*self._sessions.items(), *deleted]
+        forks = [name for name, session in sessions if session.forked_from == key]
+        return Purged(
+            messages=len(purged_seqs),
+            first=min(purged_seqs, default=0),
+            last=max(purged_seqs, default=0),
+            not_reached=(*sentences, *(f"the fork {fork!r} stays" for fork in forks)),
+        )
 
-    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
-        with self._writing(key):
+        with self._session_to_change(key):
             pairs = [pair for pair in self._trash if pair[0].key == key]
-            meant = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in entries]
-            if not meant or len(meant) != len(set(entries)):
+            selected = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in entries]
+            if not selected or len(selected) != len(set(entries)):
                 raise errors.NoSuchSession(
                     key, "it is not in the trash; it may have been restored or deleted again"
                 )
-            uids = {trashed.uid for trashed, _ in meant}
+            uids = {trashed.uid for trashed, _ in selected}
             self._trash[:] = [pair for pair in self._trash if pair[0].uid not in uids]
             if key not in self._sessions:
                 self._leases.pop(key, None)
-            purged_seqs = [seq for _, session in meant for seq in session.messages]
-            return Purged(
-                messages=len(purged_seqs),
-                first=min(purged_seqs, default=0),
-                last=max(purged_seqs, default=0),
-                not_reached=tuple(self._forks_of(key)),
-            )
+            purged_seqs = [seq for _, session in selected for seq in session.messages]
+            return self._describe_purge(key, purged_seqs)
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return an empty list: a purge in memory cannot be interrupted."""
@@ -445,18 +450,18 @@ class InMemoryStore:
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
         """Acquire the lease for a turn in this session: one holder at a time."""
-        wait = BUSY_TIMEOUT if wait is None else wait
+        wait = BUSY_TIMEOUT_SECONDS if wait is None else wait
         if not (0 < ttl < inf and wait >= 0):
             raise errors.UsageError(f"ttl and wait must be seconds, not {ttl} and {wait}")
         deadline = monotonic() + wait
-        with self._writing(key, known=True):
-            while (before := self._leases.get(key)) is not None and not before.lost:
+        with self._session_to_change(key, must_exist=True):
+            while (current := self._leases.get(key)) is not None and not current.lost:
                 if (remaining := deadline - monotonic()) <= 0:
                     raise errors.StoreBusy(
-                        f"{key!r}: the lease is held by {before.holder}; try again"
+                        f"{key!r}: the lease is held by {current.holder}; try again"
                     )
                 self._changed.wait(
-                    min(remaining, before.expires - monotonic(), threading.TIMEOUT_MAX)
+                    min(remaining, current.expires - monotonic(), threading.TIMEOUT_MAX)
                 )
                 self._check_open()
                 if key not in self._sessions:
@@ -466,24 +471,24 @@ class InMemoryStore:
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session; every change changes the stamp."""
-        with self._open():
+        with self._locked_store():
             return {
                 key: f"{session.uid}:{session.version}" for key, session in self._sessions.items()
             }
 
-    def mark(self, name: str) -> str:
+    def read_marker(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
-        with self._open():
-            return str(self._marks.get(name, ""))
+        with self._locked_store():
+            return str(self._markers.get(name, ""))
 
-    def change_mark(self, name: str) -> None:
+    def update_marker(self, name: str) -> None:
         """Give the change marker `name` a new value."""
-        with self._open():
-            self._marks[name] = self._marks.get(name, 0) + 1
+        with self._locked_store():
+            self._markers[name] = self._markers.get(name, 0) + 1
 
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
-        with self._using(key) as session:
+        with self._locked_session(key) as session:
             if key not in self._sessions:
                 raise errors.NoSuchSession(key)
             meta = records.decode_object(session.meta)
@@ -503,71 +508,66 @@ class InMemoryStore:
                 floor=session.floor(),
                 visible=len(visible),
                 count=len(session.messages),
-                lost=spans.size(session.lost),
+                lost=spans.size(session.lost_spans),
                 damaged=0,
                 void_bytes=0,
-                archived=session.archived,
+                archived=session.archived_upto,
                 generation=session.generation,
                 bytes=session.live_bytes(),
-                undoable=len(session.steps),
+                undoable=len(session.undo_steps),
                 summary=session.summary,
                 meta=meta,
                 forked_from=session.forked_from,
-                in_sight=tuple(spans.union((seq, seq) for seq in visible)),
-                change=session.number,
+                in_sight=tuple(spans.from_seqs(visible)),
+                change=session.change_number,
             )
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
-        with self._open():
+        with self._locked_store():
             info = self.info(key)
             messages = self.get_history(key, last=last)
             return SessionView(info=info, messages=tuple(messages), upto=info.last_seq, last=last)
 
     def refresh(self, view: SessionView) -> SessionView:
         """Return the messages since a view was taken, or a full view."""
-        with self._open():
-            new = self.view(view.key, view.last)
-            if (new.uid, new.generation, new.change) != (view.uid, view.generation, view.change):
-                return new
-            tail = tuple(message for message in new.messages if message.seq > view.upto)
-            return replace(new, messages=tail, after=view.upto)
+        with self._locked_store():
+            new_view = self.view(view.key, view.last)
+            if not view.matches(new_view.uid, new_view.generation, new_view.change):
+                return new_view
+            tail = tuple(message for message in new_view.messages if message.seq > view.upto)
+            return replace(new_view, messages=tail, after=view.upto)
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return the session keys in byte order, which is the order of their code points."""
         check_count(limit=limit)
-        with self._open():
+        with self._locked_store():
             keys = sorted(key for key in self._sessions if key.startswith(prefix))
             return [key for key in keys if after is None or key > after][:limit]
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of the session's meta; None removes a field."""
-        with self._writing(key) as session:
-            merged = records.decode_object(session.meta) | fields
-            meta = codec.encode_object({name: v for name, v in merged.items() if v is not None})
+        with self._session_to_change(key) as session:
+            new_fields = records.decode_object(session.meta) | fields
+            meta = codec.encode_object({name: v for name, v in new_fields.items() if v is not None})
             if len(meta) > MAX_META_BYTES:
                 raise errors.UsageError(f"meta must have at most {MAX_META_BYTES:,} bytes")
             if meta != session.meta:
                 session.meta = meta
-                session.number += 1
+                session.change_number += 1
                 session.updated = _now()
 
     def follow(
-        self,
-        key: str,
-        *,
-        after: int = 0,
-        uid: str | None = None,
-        timeout: float | None = None,
+        self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yield each message after seq `after` once, by seq, as it arrives."""
         check_int(after=after)
-        with self._using(key):
-            return self._arrivals(key, after, uid, timeout)
+        with self._locked_session(key):
+            return self._new_messages(key, after, uid, timeout)
 
-    def _arrivals(
+    def _new_messages(
         self, key: str, last_seq: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
         while True:
@@ -580,7 +580,7 @@ class InMemoryStore:
                         raise errors.SessionDeleted(key, recreated=session is not None)
                     if session is not None:
                         uid = session.uid
-                        new = [session.read(seq) for seq in session.messages if seq > last_seq]
+                        new = [session.message(seq) for seq in session.messages if seq > last_seq]
                     if not new and (remaining := deadline - monotonic()) <= 0:
                         return
                     if not new:
@@ -594,40 +594,42 @@ class InMemoryStore:
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return all sessions: those in the trash, then the others."""
-        with self._open():
-            deleted = [_mark(trashed.key, session, trashed) for trashed, session in self._trash]
-            living = [_mark(key, session) for key, session in self._sessions.items()]
-            return sorted(deleted, key=_key_of) + sorted(living, key=_key_of)
+        with self._locked_store():
+            deleted = [
+                _snapshot_mark(trashed.key, session, trashed) for trashed, session in self._trash
+            ]
+            live = [_snapshot_mark(key, session) for key, session in self._sessions.items()]
+            return sorted(deleted, key=_sort_key) + sorted(live, key=_sort_key)
 
     @contextmanager
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read a session while no other call changes it."""
-        with self._open():
-            yield self._reading(mark, 0)
+        with self._locked_store():
+            yield self._read_by_uid(mark, 0)
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        """Read a session at this moment."""
-        with self._open():
-            reading = self._reading(mark, after)
+        """Read the current content of a session."""
+        with self._locked_store():
+            reading = self._read_by_uid(mark, after)
         yield reading
 
-    def _reading(self, mark: SnapshotMark, after: int) -> SnapshotReading:
+    def _read_by_uid(self, mark: SnapshotMark, after: int) -> SnapshotReading:
         entry = self._find_by_uid(mark.uid)
         if entry is None:
             raise errors.NoSuchSession(mark.key, "it was purged")
         key, session, trashed = entry
         return SnapshotReading(
-            snapshot=_snapshot(key, session, trashed),
-            messages=iter(_carried(session, after)),
-            stamp=_mark(key, session, trashed).stamp,
-            untouched=session.copied == session.version,
+            snapshot=_snapshot_of(key, session, trashed),
+            messages=iter(_messages_after(session, after)),
+            stamp=_snapshot_mark(key, session, trashed).stamp,
+            untouched=session.copied_version == session.version,
         )
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several sessions."""
-        with self._open():
+        with self._locked_store():
             yield _SnapshotWriter(self)
             self._changed.notify_all()
 
@@ -642,7 +644,7 @@ class InMemoryStore:
 
     def health(self) -> Health:
         """Report that the store works: memory has nothing that could fail."""
-        with self._open():
+        with self._locked_store():
             return Health(ok=True, free_bytes=None, problems=())
 
     def close(self) -> None:
@@ -658,7 +660,7 @@ class InMemoryStore:
         self.close()
 
     @contextmanager
-    def _open(self) -> Iterator[None]:
+    def _locked_store(self) -> Iterator[None]:
         with self._changed:
             self._check_open()
             yield
@@ -672,27 +674,27 @@ class InMemoryStore:
             raise errors.SessionExists(key)
 
     @contextmanager
-    def _using(self, key: str) -> Iterator[_Session]:
+    def _locked_session(self, key: str) -> Iterator[_Session]:
         """Hold the lock, and yield the session with this key, or a new session."""
         codec.check_key(key)
-        with self._open():
+        with self._locked_store():
             yield self._sessions.get(key) or _Session()
 
     @contextmanager
-    def _writing(self, key: str, *, known: bool = False) -> Iterator[_Session]:
+    def _session_to_change(self, key: str, *, must_exist: bool = False) -> Iterator[_Session]:
         """Yield the session for a change.
 
         A new session is kept only if the change stored something.
         """
-        with self._using(key) as session:
-            new = key not in self._sessions
+        with self._locked_session(key) as session:
+            is_new = key not in self._sessions
             if self._lease is not None and self._lease.taken_over:
                 raise errors.LeaseLost(self._lease.key, self._lease.epoch)
-            if known and new:
+            if must_exist and is_new:
                 raise errors.NoSuchSession(key)
             yield session
             session.version += 1
-            if new and session.updated is not None:
+            if is_new and session.updated is not None:
                 self._sessions[key] = session
             self._changed.notify_all()
 
@@ -725,12 +727,12 @@ class InMemoryLease:
     @property
     def lost(self) -> bool:
         """Whether the lease ended or expired, or its session or store is gone."""
-        ended = self.store._closed.is_set() or self.expires <= monotonic()
-        return ended or self.taken_over
+        is_over = self.store._closed.is_set() or self.expires <= monotonic()
+        return is_over or self.taken_over
 
     def renew(self) -> None:
         """Extend the lease to ttl seconds from now."""
-        with self.store._writing(self.key):
+        with self.store._session_to_change(self.key):
             self.expires = monotonic() + self._ttl
 
     def release(self) -> None:
@@ -747,7 +749,7 @@ class InMemoryLease:
         self.release()
 
 
-def _text(summary: str) -> str:
+def _check_summary(summary: str) -> str:
     if not isinstance(summary, str):
         raise errors.UsageError(f"summary must be text, not {type(summary).__name__}")
     codec.encode_object({"summary": summary})
@@ -768,20 +770,20 @@ class _SnapshotWriter:
     ) -> None:
         """Write this session with all of its messages."""
         store = self._store
-        old = store._find_by_uid(snapshot.uid)
-        if old is None and instead_of:
+        entry = store._find_by_uid(snapshot.uid)
+        if entry is None and instead_of:
             raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace is gone; try again")
-        if old is not None and not instead_of:
+        if entry is not None and not instead_of:
             raise errors.SessionExists(snapshot.key)
-        if old is not None and _mark(*old).stamp != instead_of:
+        if entry is not None and _snapshot_mark(*entry).stamp != instead_of:
             raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")
-        other = store._sessions.get(snapshot.key)
-        if snapshot.deleted is None and other is not None and other.uid != snapshot.uid:
+        same_key = store._sessions.get(snapshot.key)
+        if snapshot.deleted is None and same_key is not None and same_key.uid != snapshot.uid:
             raise errors.SessionExists(snapshot.key)
-        session = _session(snapshot, list(messages))
-        session.version = session.copied = 0 if old is None else old[1].version + 1
-        if old is not None and old[2] is None:
-            del store._sessions[old[0]]
+        session = _session_from_snapshot(snapshot, list(messages))
+        session.version = session.copied_version = 0 if entry is None else entry[1].version + 1
+        if entry is not None and entry[2] is None:
+            del store._sessions[entry[0]]
         store._trash[:] = [pair for pair in store._trash if pair[1].uid != snapshot.uid]
         if snapshot.deleted is None:
             store._sessions[snapshot.key] = session
@@ -793,19 +795,21 @@ class _SnapshotWriter:
             store._trash.sort(key=lambda pair: pair[0].deleted, reverse=True)
 
 
-def _key_of(mark: SnapshotMark) -> tuple[str, str]:
+def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
     return mark.key, mark.uid
 
 
-def _mark(key: str, session: _Session, trashed: Trashed | None = None) -> SnapshotMark:
+def _snapshot_mark(key: str, session: _Session, trashed: Trashed | None = None) -> SnapshotMark:
     deleted = None if trashed is None else records.timestamp(trashed.deleted)
     stamp = f"{session.uid}:{session.version}:{deleted}:{key}"
     return SnapshotMark(key=key, uid=session.uid, deleted=deleted, stamp=stamp)
 
 
-def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
+def _snapshot_of(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
     floor, end = session.floor(), session.last_seq
-    known = spans.union(session.lost, session.void, _runs(session.messages))
+    known_spans = spans.union(
+        session.lost_spans, session.void_spans, spans.from_seqs(session.messages)
+    )
     return Snapshot(
         key=key,
         uid=session.uid,
@@ -814,24 +818,24 @@ def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
         deleted=None if trashed is None else records.timestamp(trashed.deleted),
         last_seq=end,
         floor=floor,
-        hidden=_runs(seq for seq in session.hidden if seq > floor),
-        number=session.number,
+        hidden=spans.from_seqs(seq for seq in session.hidden if seq > floor),
+        number=session.change_number,
         summary=session.summary,
         meta=records.decode_object(session.meta),
         undo=[
             Undo(
                 number=step.number,
                 op=step.op,
-                newly=_runs(step.newly),
-                added=(min(step.added), max(step.added)) if step.added else None,
-                was=step.was,
+                newly=spans.from_seqs(step.newly_hidden),
+                added=(min(step.added_seqs), max(step.added_seqs)) if step.added_seqs else None,
+                was=step.summary_before,
             )
-            for step in session.steps
+            for step in session.undo_steps
         ],
-        lost=session.lost,
-        void=session.void,
-        purged=spans.minus([(1, end)], known) if end else [],
-        archived=session.archived,
+        lost=session.lost_spans,
+        void=session.void_spans,
+        purged=spans.minus([(1, end)], known_spans) if end else [],
+        archived=session.archived_upto,
         forked_from=session.forked_from,
         tokens=[
             Token(once, seqs[0], len(seqs), "")
@@ -841,7 +845,7 @@ def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
     )
 
 
-def _carried(session: _Session, after: int) -> list[Message]:
+def _messages_after(session: _Session, after: int) -> list[Message]:
     """Return the messages after a seq, with their idempotency keys."""
     token_starts = {seqs[0]: (once, len(seqs)) for once, (seqs, _) in session.tokens.items()}
     messages = []
@@ -853,20 +857,20 @@ def _carried(session: _Session, after: int) -> list[Message]:
     return messages
 
 
-def _session(snapshot: Snapshot, messages: Sequence[Message]) -> _Session:
-    plain = {m.seq: Message(seq=m.seq, _at=m._at, _body=Raw(m.to_json())) for m in messages}
+def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _Session:
+    by_seq = {m.seq: Message(seq=m.seq, _at=m._at, _body=Raw(m.to_json())) for m in messages}
     token_starts = [(*start, m.seq) for m in messages if (start := token_of(m)) is not None]
     token_starts += [(token.token, token.count, token.first) for token in snapshot.tokens]
     tokens = {}
     for once, length, first in token_starts:
         seqs = list(range(first, first + length))
-        tokens[once] = (seqs, [plain[seq].to_json() for seq in seqs if seq in plain])
+        tokens[once] = (seqs, [by_seq[seq].to_json() for seq in seqs if seq in by_seq])
     steps = [
         _Step(
             entry.number,
             entry.op,
-            _seqs(entry.newly),
-            _seqs([entry.added] if entry.added else []),
+            _expand_spans(entry.newly),
+            _expand_spans([entry.added] if entry.added else []),
             entry.was,
         )
         for entry in snapshot.undo
@@ -875,24 +879,20 @@ def _session(snapshot: Snapshot, messages: Sequence[Message]) -> _Session:
         uid=snapshot.uid,
         created=datetime.fromisoformat(snapshot.created),
         updated=datetime.fromisoformat(snapshot.updated),
-        messages=plain,
+        messages=by_seq,
         last_seq=snapshot.last_seq,
-        hidden=_seqs([(1, snapshot.floor), *snapshot.hidden]),
+        hidden=_expand_spans([(1, snapshot.floor), *snapshot.hidden]),
         summary=snapshot.summary,
         meta=codec.encode_object(snapshot.meta),
-        steps=deque(steps, maxlen=UNDO_DEPTH),
+        undo_steps=deque(steps, maxlen=UNDO_DEPTH),
         tokens=tokens,
-        archived=snapshot.archived,
+        archived_upto=snapshot.archived,
         forked_from=snapshot.forked_from,
-        number=snapshot.number,
-        lost=snapshot.lost,
-        void=snapshot.void,
+        change_number=snapshot.number,
+        lost_spans=snapshot.lost,
+        void_spans=snapshot.void,
     )
 
 
-def _runs(seqs: Iterable[int]) -> list[Span]:
-    return spans.union((seq, seq) for seq in seqs)
-
-
-def _seqs(runs: Iterable[Span]) -> set[int]:
-    return {seq for first, last in runs for seq in range(first, last + 1)}
+def _expand_spans(seq_spans: Iterable[Span]) -> set[int]:
+    return {seq for first, last in seq_spans for seq in range(first, last + 1)}

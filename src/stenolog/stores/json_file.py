@@ -23,14 +23,14 @@ SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
 """Suffix of a metadata file of picoclaw's newer store. Such a file is not a session."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""An earlier time means "no time", because Go writes its zero time."""
+"""A time before this one means "no time": Go writes the first day of year 1."""
 
 
 class NotASession(ValueError):
     """The file does not contain a session; the text has the reason."""
 
-    def __init__(self, reason: str, *, something_else: bool = False) -> None:
-        self.something_else = something_else
+    def __init__(self, reason: str, *, is_other_json: bool = False) -> None:
+        self.is_other_json = is_other_json
         """Whether the file is valid JSON of another kind."""
         super().__init__(reason)
 
@@ -53,11 +53,11 @@ class JSONSession(Struct, frozen=True, kw_only=True):
     key: str | None
     messages: tuple[JSONMessage, ...] = ()
     summary: str = ""
-    began_with: str = ""
+    first_summary: str = ""
     """Summary of the session when the fallback store first wrote the file."""
     created: datetime | None = None
     updated: datetime | None = None
-    ours: bool = False
+    is_ours: bool = False
     """Whether stenolog wrote the file, not picoclaw."""
     dropped: int = 0
     """Number of messages in the file that could not be read or stored."""
@@ -74,7 +74,7 @@ class JSONSession(Struct, frozen=True, kw_only=True):
         return visible[0] - 1 if visible else len(self.messages)
 
 
-def time_of(text: object) -> datetime | None:
+def parse_go_time(text: object) -> datetime | None:
     """Parse a time as Go writes it (RFC 3339, up to nanoseconds).
 
     Return None for Go's zero time and for any other value.
@@ -97,7 +97,7 @@ def parse(text: bytes) -> JSONSession:
         raise NotASession(f"it is not JSON: {error}") from error
     if not isinstance(data, dict) or not isinstance(data.get("messages", ""), list | None):
         raise NotASession(
-            "it is JSON, but not a session: it has no list of messages", something_else=True
+            "it is JSON, but not a session: it has no list of messages", is_other_json=True
         )
     problems: list[str] = []
     key = data.get("key")
@@ -105,37 +105,39 @@ def parse(text: bytes) -> JSONSession:
     visible = [
         message
         for number, value in enumerate(messages, 1)
-        if (message := _message(value, f"message {number}", problems)) is not None
+        if (message := _parse_message(value, f"message {number}", problems)) is not None
     ]
     session = JSONSession(
         key=key if isinstance(key, str) and key else None,
         messages=tuple(visible),
         summary=data["summary"] if isinstance(data.get("summary"), str) else "",
-        created=time_of(data.get("created")),
-        updated=time_of(data.get("updated")),
+        created=parse_go_time(data.get("created")),
+        updated=parse_go_time(data.get("updated")),
         dropped=len(messages) - len(visible),
         problems=tuple(problems),
     )
     extra = data.get("stenolog")
-    return session if extra is None else _with_ours(session, extra)
+    return session if extra is None else _add_stenolog_field(session, extra)
 
 
-def compose(session: JSONSession) -> bytes:
+def compose_file(session: JSONSession) -> bytes:
     """Return the content of a session's file."""
     visible = [message for message in session.messages if not message.hidden]
     hidden = [(seq, m) for seq, m in enumerate(session.messages, 1) if m.hidden]
     fields = {
         "key": session.key,
         "messages": [Raw(message.payload) for message in visible],
-        "summary": _text(session.summary),
-        "created": _written(session.created),
-        "updated": _written(session.updated),
+        "summary": _encode_text(session.summary),
+        "created": _format_time(session.created),
+        "updated": _format_time(session.updated),
         "stenolog": {
             "first": session.floor() + 1,
-            "tokens": [_text(m.once) for m in visible],
-            "times": [_written(m.at) for m in visible],
-            "hidden": [[seq, _text(m.once), _written(m.at), Raw(m.payload)] for seq, m in hidden],
-            "began_with": _text(session.began_with),
+            "tokens": [_encode_text(m.once) for m in visible],
+            "times": [_format_time(m.at) for m in visible],
+            "hidden": [
+                [seq, _encode_text(m.once), _format_time(m.at), Raw(m.payload)] for seq, m in hidden
+            ],
+            "began_with": _encode_text(session.first_summary),
         },
     }
     return msgspec.json.encode(fields) + b"\n"
@@ -152,7 +154,7 @@ def is_session_name(name: str) -> bool:
     return name.endswith(SUFFIX) and not name.endswith(META_SUFFIX) and not name.startswith(".")
 
 
-def _message(value: object, place: str, problems: list[str]) -> JSONMessage | None:
+def _parse_message(value: object, place: str, problems: list[str]) -> JSONMessage | None:
     if not isinstance(value, dict):
         problems.append(f"{place} is not an object")
         return None
@@ -161,50 +163,54 @@ def _message(value: object, place: str, problems: list[str]) -> JSONMessage | No
     except RefusedMessage as error:
         problems.append(f"{place}: {error}")
         return None
-    return JSONMessage(payload, time_of(value.get("created_at")))
+    return JSONMessage(payload, parse_go_time(value.get("created_at")))
 
 
-def _with_ours(session: JSONSession, extra: object) -> JSONSession:
+def _add_stenolog_field(session: JSONSession, extra: object) -> JSONSession:
     """Add the content of the field `stenolog`. A malformed field only adds a problem."""
     try:
-        return _placed(session, extra)
+        return _add_hidden_messages(session, extra)
     except (KeyError, TypeError, ValueError, StopIteration, UsageError):
         problem = "the field `stenolog` is malformed: its tokens and hidden messages are skipped"
         return replace(session, problems=(*session.problems, problem))
 
 
-def _placed(session: JSONSession, extra: Any) -> JSONSession:
+def _add_hidden_messages(session: JSONSession, extra: Any) -> JSONSession:
     visible = [
-        JSONMessage(message.payload, time_of(at), _token(once))
+        JSONMessage(message.payload, parse_go_time(at), _check_token(once))
         for message, once, at in zip(session.messages, extra["tokens"], extra["times"], strict=True)
     ]
     hidden: dict[int, JSONMessage] = {}
     for seq, once, at, fields in extra["hidden"]:
         if type(seq) is not int or type(fields) is not dict:
             raise TypeError("a hidden message is a seq, a token, a time and an object")
-        hidden[seq] = JSONMessage(encode_object(fields), time_of(at), _token(once), True)
+        hidden[seq] = JSONMessage(
+            encode_object(fields), parse_go_time(at), _check_token(once), True
+        )
     rest = iter(visible)
     total = len(visible) + len(extra["hidden"])
     messages = [hidden.pop(seq) if seq in hidden else next(rest) for seq in range(1, total + 1)]
     if hidden or not isinstance(extra["began_with"], str):
         raise ValueError("a seq occurs twice, or is above the last one")
-    placed = replace(session, messages=tuple(messages), began_with=extra["began_with"], ours=True)
-    if extra["first"] != placed.floor() + 1:
+    complete = replace(
+        session, messages=tuple(messages), first_summary=extra["began_with"], is_ours=True
+    )
+    if extra["first"] != complete.floor() + 1:
         raise ValueError("the first visible message has another seq")
-    return placed
+    return complete
 
 
-def _token(once: Any) -> str | None:
+def _check_token(once: Any) -> str | None:
     check_once(once)
     return once if isinstance(once, str) else None
 
 
-def _text(text: str | None) -> Raw | None:
+def _encode_text(text: str | None) -> Raw | None:
     """Encode text as JSON, including lone surrogates, which msgspec alone would reject."""
     if text is None:
         return None
     return Raw(encode_object({"": text})[4:-1])
 
 
-def _written(moment: datetime | None) -> str | None:
+def _format_time(moment: datetime | None) -> str | None:
     return None if moment is None else timestamp(moment)

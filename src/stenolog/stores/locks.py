@@ -65,7 +65,7 @@ class InUseCounter:
     def end(self) -> None:
         """Reject new calls, and run `release` if no call is inside.
 
-        A second call does nothing new.
+        A second call has no further effect.
         """
         self.entry = _CLOSED
         self._ended = True
@@ -123,11 +123,11 @@ class _Immortal(Struct, gc=False):
     garbage collector, so Python never clears it.
     """
 
-    what: object
-    itself: object = None
+    kept_object: object
+    self_reference: object = None
 
 
 def keep_forever(connection: object) -> None:
     """Keep a connection of the parent open in a forked child."""
     immortal = _Immortal(connection)
-    immortal.itself = immortal  # guard: sqlite-fork
+    immortal.self_reference = immortal  # guard: sqlite-fork

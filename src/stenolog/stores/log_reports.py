@@ -34,8 +34,8 @@ class DamageReports:
 
     def __init__(self) -> None:
         self._mutex = ThreadLock()
-        self._reported: set[str] = set()
-        self._lost: dict[str, list[Span]] = {}
+        self._reported_subjects: set[str] = set()
+        self._lost_by_uid: dict[str, list[Span]] = {}
 
     def record_read(self, uid: str, lost: Sequence[Span], intact: Iterable[Message]) -> None:
         """Record the lost seqs and the intact messages of one read of a session.
@@ -43,26 +43,26 @@ class DamageReports:
         A seq that is intact now no longer counts as lost: a backup may have replaced the database
         file.
         """
-        if not lost and uid not in self._lost:
+        if not lost and uid not in self._lost_by_uid:
             return
         with self._mutex:
-            known = self._lost.pop(uid, [])
-            read = spans.union((message.seq, message.seq) for message in intact)
-            missing = spans.union(spans.minus(known, read), lost)
+            known_lost = self._lost_by_uid.pop(uid, [])
+            intact_seqs = spans.from_seqs(message.seq for message in intact)
+            missing = spans.union(spans.minus(known_lost, intact_seqs), lost)
             if missing:
-                self._lost[uid] = missing
-        for first, last in spans.minus(lost, known):
+                self._lost_by_uid[uid] = missing
+        for first, last in spans.minus(lost, known_lost):
             seqs = f"message {first}" if first == last else f"messages {first} to {last}"
             warning("session %s: skipped %s, damaged; run `steno doctor` for details", uid, seqs)
 
-    def report_once(self, subject: str, *, done: str = "skipped") -> None:
+    def report_once(self, subject: str, *, action_taken: str = "skipped") -> None:
         """Report once that data other than a message is damaged, and the action that was taken."""
         with self._mutex:
-            known = subject in self._reported
-            self._reported.add(subject)
-        if not known:
-            warning("%s cannot be read: %s; run `steno doctor` for details", subject, done)
+            is_known = subject in self._reported_subjects
+            self._reported_subjects.add(subject)
+        if not is_known:
+            warning("%s cannot be read: %s; run `steno doctor` for details", subject, action_taken)
 
     def lost_seqs(self, uid: str) -> list[Span]:
         """Return the known damaged or missing seqs of the session with this uid."""
-        return list(self._lost.get(uid, ()))
+        return list(self._lost_by_uid.get(uid, ()))

@@ -13,10 +13,10 @@ from msgspec import Struct
 from stenolog.errors import StenologError, UsageError
 from stenolog.stores.base import Store
 
-_DATABASE: Final = b"SQLite format 3\0"
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
 """First bytes of an SQLite database file."""
-_DATABASES: Final = (".db", ".sqlite", ".sqlite3")
-_EXAMPLES: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
+_DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
+_EXAMPLE_PATHS: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
 
 _CONNECTION_STRING: Final = re.compile(r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=")
 
@@ -42,10 +42,10 @@ def open_store(
     `postgresql://…?schema=NAME&connections=32` options of PostgresStore. No data is migrated.
     Raises StoreUnavailable if the store cannot be opened, UsageError if the address is invalid.
     """
-    parsed = address(where)
+    parsed = parse_address(where)
     match parsed.engine:
         case "jsonl":
-            return _folder(parsed.path, namespace, read_only=read_only)
+            return _open_jsonl(parsed.path, namespace=namespace, read_only=read_only)
         case "sqlite":
             return _open_sqlite(parsed, namespace=namespace, read_only=read_only)
         case "postgresql":
@@ -58,7 +58,7 @@ def open_store(
             return InMemoryStore()
 
 
-def address(where: str | os.PathLike[str]) -> Address:
+def parse_address(where: str | os.PathLike[str]) -> Address:
     """Parse the address of a store. Raises UsageError if it is invalid."""
     plain = os.fspath(where) if isinstance(where, os.PathLike) else where
     if not isinstance(plain, str):
@@ -85,7 +85,7 @@ def address(where: str | os.PathLike[str]) -> Address:
             return Address(engine="sqlite", path=path, parameters=parameters)
         case "postgresql" | "postgres":
             return Address(engine="postgresql", path=where)
-    path = _at_home(where)
+    path = _expand_user(where)
     if not os.path.lexists(path):
         _check_new_folder(where, scheme if colon else "", rest)
     return Address(engine="jsonl", path=path)
@@ -105,7 +105,7 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
         raise UsageError(
             f"unknown engine '{scheme}:'; use jsonl:, sqlite:, postgresql: or memory:{advice}"
         )
-    if not scheme and where.endswith(_DATABASES):
+    if not scheme and where.endswith(_DATABASE_SUFFIXES):
         raise UsageError(
             f"there is no folder {where}; for a database write sqlite:{where}, and for a new "
             f"folder of that name jsonl:{where}"
@@ -123,7 +123,7 @@ def _plain_path(scheme: str, path: str) -> str:
     if path == ":memory:":
         raise UsageError("sqlite: needs a file; use memory: to keep sessions only in this process")
     if not path:
-        raise UsageError(f"{scheme}: needs a path, for example {scheme}:{_EXAMPLES[scheme]}")
+        raise UsageError(f"{scheme}: needs a path, for example {scheme}:{_EXAMPLE_PATHS[scheme]}")
     if path.startswith("//"):
         # Three slashes are ambiguous: some programs read an absolute path, others a relative path.
         plain = path.lstrip("/")
@@ -131,10 +131,10 @@ def _plain_path(scheme: str, path: str) -> str:
             f"{scheme}:PATH takes a plain path, without //: {scheme}:./{plain} from here, "
             f"or {scheme}:/{plain} from the root"
         )
-    return _at_home(path)
+    return _expand_user(path)
 
 
-def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -> Store:
+def _open_jsonl(place: str | os.PathLike[str], *, namespace: str, read_only: bool) -> Store:
     from stenolog.stores.jsonl import JSONLStore
 
     try:
@@ -145,18 +145,18 @@ def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -
 
 
 def check_no_file(place: str | os.PathLike[str]) -> None:
-    """Raise UsageError if `path` should be a folder but is a file."""
+    """Raise UsageError if `place` should be a folder but is a file."""
     if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
         return
     header, name = b"", os.fspath(place)
     with suppress(OSError), open(place, "rb") as file:  # noqa: PTH123
-        header = file.read(len(_DATABASE))
-    if header == _DATABASE:
+        header = file.read(len(_SQLITE_MAGIC))
+    if header == _SQLITE_MAGIC:
         raise UsageError(f"{name} is a database, not a folder; use sqlite:{name}")
     raise UsageError(f"{name} is a file, not a folder; give a folder")
 
 
-def _at_home(place: str) -> str:
+def _expand_user(place: str) -> str:
     # `pathlib` is slow to import.
     return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111
 
@@ -172,7 +172,7 @@ def _open_sqlite(parsed: Address, *, namespace: str, read_only: bool) -> Store:
     )
 
 
-_POSTGRES: Final = ("schema", "connections", "busy_timeout", "answer_timeout")
+_POSTGRES_OPTIONS: Final = ("schema", "connections", "busy_timeout", "answer_timeout")
 """Options of PostgresStore. The driver gets all other parameters of the URL."""
 
 
@@ -192,7 +192,7 @@ def _open_postgres(parsed: Address, *, namespace: str, read_only: bool) -> Store
             options[name] = int(value)
         elif name in ("busy_timeout", "answer_timeout") and _is_number(value):
             options[name] = float(value)
-        elif name in _POSTGRES:
+        elif name in _POSTGRES_OPTIONS:
             raise UsageError(
                 f"postgresql: invalid parameter {part!r}; use schema=NAME, connections=NUMBER, "
                 "busy_timeout=SECONDS or answer_timeout=SECONDS"

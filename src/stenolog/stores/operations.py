@@ -1,18 +1,18 @@
 """Operations that change visibility, summary or meta, for engines that decide inside a transaction.
 
-Each function here checks the arguments of one Store call and returns a `Decide` function, which
-runs once the session is open. stores/state.py computes the change. The engine opens the session and
-stores the change.
+The engine opens the session and stores the change; stores/state.py computes the change.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from stenolog.codec import encode_object
-from stenolog.errors import UsageError
+from stenolog.errors import NothingToUndo, UsageError
 from stenolog.records import Change, Message, Span, State, Undo, Undone
+from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
 
@@ -30,10 +30,10 @@ class OpenSession(Protocol):
     def last_seq(self) -> int:
         """Last assigned seq of the session; 0 if the session does not exist."""
 
-    def visible(self, *, last: int | None = None) -> list[Message]:
+    def visible_messages(self, *, last: int | None = None) -> list[Message]:
         """Return the visible messages, or only the last `last` of them."""
 
-    def complete(self, step: Undo) -> Undo:
+    def complete_undo_step(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits. Raises DamagedStore."""
 
 
@@ -52,103 +52,109 @@ Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
 """Function that decides on one open session. A retried transaction calls the function again."""
 
 
-def set_summary(text: str) -> Decide[None]:
-    """Replace the summary, and hide no messages."""
-    states.check_summary(text)
-    return lambda session: Decision(states.decide_summary(session.state, text), None)
+class SessionOperations(ABC):
+    """The Store calls that change visibility, summary or meta; the base class of the engines.
 
+    Each method checks its arguments and passes a function to `_change` that decides on the open
+    session.
+    """
 
-def truncate(keep_last: int) -> Decide[None]:
-    """Hide all but the last visible messages."""
-    check_int(keep_last=keep_last)
-    return lambda session: Decision(
-        states.decide_truncate(session.state, session.last_seq, keep_last), None
-    )
+    @abstractmethod
+    def _change(self, key: str, decide: Decide[T]) -> T:
+        """Open the session, call `decide` on it, and store the decided change in one write."""
 
+    def _change_state(self, key: str, decide: Callable[[State, int], Change | None]) -> None:
+        """Store the change that `decide` returns for the state and the last seq."""
+        self._change(key, lambda session: Decision(decide(session.state, session.last_seq), None))
 
-def clear(upto: int | None) -> Decide[None]:
-    """Hide all messages, or all messages up to a seq, and empty the summary."""
-    check_optional_int(upto=upto)
+    def set_summary(self, key: str, text: str) -> None:
+        """Replace the summary and nothing else."""
+        states.check_summary(text)
+        self._change_state(
+            key, lambda state, end: states.decide_hide(state, end, [], op="summary", summary=text)
+        )
 
-    def decide(session: OpenSession) -> Decision[None]:
-        end = session.last_seq
-        last = end if upto is None else min(upto, end)
-        state = session.state
-        return Decision(
-            states.decide_checkpoint(
-                state, end, key=state.key, summary="", upto=last, expect_floor=None, op="clear"
+    def truncate_history(self, key: str, keep_last: int) -> None:
+        """Hide all visible messages except the last `keep_last`."""
+        check_int(keep_last=keep_last)
+        self._change_state(key, lambda state, end: states.decide_truncate(state, end, keep_last))
+
+    def clear(self, key: str, *, upto: int | None = None) -> None:
+        """Hide all messages, or all messages up to a seq, and empty the summary."""
+        check_optional_int(upto=upto)
+
+        def decide(state: State, end: int) -> Change | None:
+            last = end if upto is None else min(upto, end)
+            return states.decide_checkpoint(state, end, summary="", upto=last, op="clear")
+
+        self._change_state(key, decide)
+
+    def hide(self, key: str, first: int, last: int) -> None:
+        """Hide the messages from seq `first` to seq `last`."""
+        check_int(first=first, last=last)
+        if first > last:
+            raise UsageError(f"first must not be greater than last, but {first} > {last}")
+        self._change_state(key, lambda state, end: states.decide_hide(state, end, [(first, last)]))
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> None:
+        """Replace the summary and hide everything up to this seq."""
+        states.check_summary(summary)
+        check_int(upto=upto)
+        check_optional_int(expect_floor=expect_floor)
+        self._change_state(
+            key,
+            lambda state, end: states.decide_checkpoint(
+                state, end, summary=summary, upto=upto, expect_floor=expect_floor
             ),
-            None,
         )
 
-    return decide
+    def set_meta(self, key: str, /, **fields: Any) -> None:
+        """Set fields of the session's meta; None removes a field."""
+        encode_object({name: value for name, value in fields.items() if value is not None})
+        self._change_state(key, lambda state, _: states.decide_meta(state, fields))
 
+    def pop(self, key: str) -> Message | None:
+        """Hide the last visible message and return it."""
 
-def hide(first: int, last: int) -> Decide[None]:
-    """Hide the messages from seq `first` to seq `last`."""
-    check_int(first=first, last=last)
-    if first > last:
-        raise UsageError(f"first must not be greater than last, but {first} > {last}")
-    return lambda session: Decision(
-        states.decide_hide(session.state, session.last_seq, [(first, last)]), None
-    )
+        def decide(session: OpenSession) -> Decision[Message | None]:
+            popped = session.visible_messages(last=1)
+            seqs = spans.from_seqs(message.seq for message in popped)
+            change = states.decide_hide(session.state, session.last_seq, seqs)
+            return Decision(change, popped[0] if popped else None)
 
+        return self._change(key, decide)
 
-def checkpoint(*, summary: str, upto: int, expect_floor: int | None) -> Decide[None]:
-    """Replace the summary and hide everything up to this seq."""
-    states.check_summary(summary)
-    check_int(upto=upto)
-    check_optional_int(expect_floor=expect_floor)
+    def set_history(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        expect_last: int | None = None,
+    ) -> None:
+        """Make exactly these messages visible."""
+        check_optional_int(expect_last=expect_last)
+        payloads = encode_messages(messages)
 
-    def decide(session: OpenSession) -> Decision[None]:
-        state, end = session.state, session.last_seq
-        return Decision(
-            states.decide_checkpoint(
-                state, end, key=state.key, summary=summary, upto=upto, expect_floor=expect_floor
-            ),
-            None,
-        )
+        def decide(session: OpenSession) -> Decision[None]:
+            state, end, visible = session.state, session.last_seq, session.visible_messages()
+            change, new_payloads = states.decide_replace(
+                state, end, visible, payloads, expect_last=expect_last
+            )
+            return Decision(change, None, new_payloads)
 
-    return decide
+        self._change(key, decide)
 
+    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
+        """Undo the newest operation that can be undone."""
 
-def set_meta(fields: Mapping[str, Any]) -> Decide[None]:
-    """Set fields of the session's meta; None removes a field."""
-    encode_object({name: value for name, value in fields.items() if value is not None})
-    return lambda session: Decision(states.decide_meta(session.state, fields), None)
+        def decide(session: OpenSession) -> Decision[Undone]:
+            state = session.state
+            if not state.undo:
+                raise NothingToUndo(f"{state.key!r}: there is nothing to undo")
+            step = session.complete_undo_step(state.undo[-1])
+            change = states.decide_undo(state, step, answered)
+            return Decision(change, states.undo_result(state, step, change, answered))
 
-
-def pop(session: OpenSession) -> Decision[Message | None]:
-    """Hide the last visible message and return it."""
-    popped = session.visible(last=1)
-    seqs = [(message.seq, message.seq) for message in popped]
-    change = states.decide_hide(session.state, session.last_seq, seqs)
-    return Decision(change, popped[0] if popped else None)
-
-
-def set_history(
-    messages: Sequence[Message | Mapping[str, Any]], *, expect_last: int | None
-) -> Decide[None]:
-    """Make exactly these messages visible."""
-    check_optional_int(expect_last=expect_last)
-    payloads = encode_messages(messages)
-
-    def decide(session: OpenSession) -> Decision[None]:
-        change, added = states.decide_replace(
-            session.state, session.last_seq, session.visible(), payloads, expect_last=expect_last
-        )
-        return Decision(change, None, added)
-
-    return decide
-
-
-def undo(answered: Span | None) -> Decide[Undone]:
-    """Undo the newest operation that can be undone."""
-
-    def decide(session: OpenSession) -> Decision[Undone]:
-        state = session.state
-        step = session.complete(states.newest_undo(state, state.key))
-        change = states.decide_undo(state, step, answered)
-        return Decision(change, states.undo_result(state, step, change, answered))
-
-    return decide
+        return self._change(key, decide)

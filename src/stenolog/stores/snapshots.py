@@ -29,15 +29,11 @@ class SnapshotMark(Struct, frozen=True, kw_only=True):
 
     key: str
     uid: str
-    """Uid of the session; empty if the session is too damaged or cannot be opened."""
+    """Uid of the session; empty if the uid cannot be read."""
     deleted: str | None = None
     """Deletion time in stored form; None if the session is not in the trash."""
     stamp: str
-    """Stamp of the session, which only the store can interpret.
-
-    The stamp differs after every change by any process, and after a purged session was written
-    again.
-    """
+    """Stamp that differs after every change by any process. Only comparable within one store."""
     last_seq: int | None = None
     """Last assigned seq, as in `Snapshot.last_seq`; None if the listing has no seqs."""
     problem: str = ""
@@ -47,17 +43,15 @@ class SnapshotMark(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct, frozen=True, kw_only=True):
     """Everything about one session except its messages.
 
-    A Snapshot has no values that depend on the engine, such as generation and bytes.
+    A Snapshot has no values that depend on the engine, such as generation and bytes. All times are
+    in stored form: UTC, microseconds, `Z`.
     """
 
     key: str
     """Key of the session; for a session in the trash, its key when it was deleted."""
     uid: str
     created: str
-    """Time at which the session was created in the store; meta may have an earlier time.
-
-    All times are in stored form: UTC, microseconds, `Z`.
-    """
+    """Time at which the session was created in the store; meta may have an earlier time."""
     updated: str
     deleted: str | None = None
     last_seq: int = 0
@@ -70,13 +64,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     summary: str = ""
     meta: dict[str, Any] = {}
     undo: list[Undo] = []
-    """Complete undo steps, oldest first: no step is `elsewhere`."""
+    """Undo steps, oldest first, each with all of its data (`Undo.elsewhere` is False)."""
     lost: list[Span] = []
-    """Seqs of messages known to be damaged before the messages are read.
-
-    A missing seq that is neither listed here, nor void, nor purged is lost as well. A
-    SnapshotWriter receives all lost seqs.
-    """
+    """Seqs of lost messages. A read lists the seqs already known to be lost; a write needs all."""
     void: list[Span] = []
     purged: list[Span] = []
     archived: int = 0
@@ -87,16 +77,17 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotReading(Struct, frozen=True, kw_only=True):
-    """The content of a session at one moment; valid only inside the `with` that returned it."""
+    """The content of a session at one moment; valid only inside the `with` that returned it.
+
+    `messages` can be iterated once, and skips damaged messages. A seq that is missing there, and is
+    neither void nor purged, is lost. The first message of an idempotency key (P12) has `_once`, and
+    `_part` is `(1, count)` if the key covers more than one message: see `token_of`. Other values of
+    `_part`, and `_joined` and `hidden`, have no meaning here.
+    """
 
     snapshot: Snapshot
     messages: Iterator[Message]
-    """Iterator over the messages after the requested seq, including hidden and archived ones.
-
-    The iterator can be used once, and skips damaged messages. The first message of an idempotency
-    key (P12) has `_once`, and `_part` is `(1, count)` if the key covers more than one message: see
-    `token_of`. Other values of `_part`, and `_joined` and `hidden`, have no meaning here.
-    """
+    """Messages after the requested seq, including hidden and archived ones."""
     stamp: str
     """Stamp of exactly this content, or an older stamp, so that no change is missed."""
     untouched: bool = False
@@ -119,7 +110,6 @@ class SnapshotWriter(Protocol):
         MaybeStored, ReadOnly like an append; any error that `messages` raises. Except after
         MaybeStored, an error leaves the store unchanged.
         """
-        ...
 
 
 @runtime_checkable
@@ -131,7 +121,6 @@ class SnapshotStore(Protocol):
 
         Purged sessions are not included.
         """
-        ...
 
     def read_snapshot(
         self, mark: SnapshotMark, *, after: int = 0
@@ -146,14 +135,12 @@ class SnapshotStore(Protocol):
         session was listed may also raise NoSuchSession if the session was deleted, restored or
         renamed since then.
         """
-        ...
 
     def hold_snapshot(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading]:
         """Read a session while no other caller can append to it, change, delete or restore it.
 
         A store that was opened read-only acquires no lock.
         """
-        ...
 
     def snapshot_writer(self) -> AbstractContextManager[SnapshotWriter]:
         """Return a writer for several sessions.
@@ -164,7 +151,6 @@ class SnapshotStore(Protocol):
         `with` ends with an error, some sessions may have been written, each completely. A store has
         at most one writer at a time. A read inside the `with` may or may not see the new sessions.
         """
-        ...
 
 
 @runtime_checkable
@@ -173,7 +159,6 @@ class NamespacedStore(Protocol):
 
     def namespaces(self) -> list[str]:
         """Return the names of all namespaces with a session, even if only in the trash, sorted."""
-        ...
 
 
 @runtime_checkable
@@ -182,7 +167,6 @@ class SharedPlace(Protocol):
 
     def is_same_place(self, other: Any) -> bool:
         """Return whether another store of the same engine uses the same tables."""
-        ...
 
 
 # --- conversion between a Snapshot and the State of an engine -----------------------------------
@@ -228,7 +212,7 @@ def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change
 
     An undo step that is too long for the state is stored in a change of the same number.
     """
-    state = states.blank(snapshot.key, snapshot.uid, generation, snapshot.created)
+    state = states.blank_state(snapshot.key, snapshot.uid, generation, snapshot.created)
     state.floor, state.hidden, state.number = snapshot.floor, list(snapshot.hidden), snapshot.number
     state.summary, state.meta = snapshot.summary, snapshot.meta
     state.lost, state.void, state.purged = (
@@ -240,7 +224,7 @@ def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change
     changes = []
     for entry in snapshot.undo:
         change = states.change_of_step(entry)
-        short = states.blank("", "", 1, "")
+        short = states.blank_state("", "", 1, "")
         states.apply_change(short, change)
         state.undo = [*state.undo, *short.undo]
         if short.undo[-1].elsewhere:

@@ -8,6 +8,11 @@ from itertools import chain
 from stenolog.records import Span
 
 
+def from_seqs(seqs: Iterable[int]) -> list[Span]:
+    """Return these seqs as spans."""
+    return union((seq, seq) for seq in seqs)
+
+
 def union(*sets: Iterable[Span]) -> list[Span]:
     """Return the union of several sets of spans; adjacent spans become one span."""
     result: list[Span] = []
@@ -20,10 +25,10 @@ def union(*sets: Iterable[Span]) -> list[Span]:
     return result
 
 
-def minus(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
-    """Return the seqs of `spans` that are not in `holes`; both are sorted and disjoint."""
+def minus(spans: Iterable[Span], excluded: Iterable[Span]) -> list[Span]:
+    """Return the seqs of `spans` that are not in `excluded`; both are sorted and disjoint."""
     result: list[Span] = []
-    gaps = list(holes)
+    gaps = list(excluded)
     place = 0
     for first, last in spans:
         start = first
@@ -58,7 +63,7 @@ def clipped(spans: Iterable[Span], low: int, high: int) -> list[Span]:
     ]
 
 
-def last_of(spans: Sequence[Span], count: int) -> list[Span]:
+def last_seqs(spans: Sequence[Span], count: int) -> list[Span]:
     """Return the last `count` seqs of the spans."""
     last_spans: list[Span] = []
     for first, last in reversed(spans):

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.codec import encode_object
-from stenolog.errors import NothingToUndo, RefusedMessage, StaleCheckpoint, StaleHistory, UsageError
+from stenolog.errors import RefusedMessage, StaleCheckpoint, StaleHistory, UsageError
 from stenolog.records import (
     FORMAT,
     Change,
@@ -34,7 +34,7 @@ MAX_HIDDEN_SPANS: Final = 1_000
 MAX_META_BYTES: Final = 64 * 1024
 _MAX_ENTRY_BYTES: Final = 4 * 1024
 
-_UNDOABLE: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summary"}
+_UNDOABLE_OPERATIONS: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summary"}
 
 
 # --- applying records ------------------------------------------------------------------------
@@ -42,7 +42,7 @@ _UNDOABLE: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summa
 
 def apply_change(state: State, change: Change) -> None:
     """Apply a change to the state."""
-    known = change.number <= state.number
+    is_known = change.number <= state.number
     state.floor = change.floor
     state.hidden = change.hidden
     state.number = max(state.number, change.number)
@@ -54,7 +54,7 @@ def apply_change(state: State, change: Change) -> None:
         # Find the step by its number, so that reading an undo record twice removes only one step.
         # guard: undo-once
         state.undo = [entry for entry in state.undo if entry.number < change.undoes]
-    if change.op in _UNDOABLE and not known:
+    if change.op in _UNDOABLE_OPERATIONS and not is_known:
         state.undo = [*state.undo, _short_step(change)][-UNDO_DEPTH:]
 
 
@@ -72,9 +72,9 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
     match record:
         case StateRecord():
             # The new state keeps damage that was found earlier.
-            lost, state = state.lost, copy(record.body)
+            lost, state = state.lost, copy_state(record.body)
             state.lost = spans.union(lost, state.lost)
-            state.deleted_as = None  # the archive is valid only for this file
+            state.deleted_as = None  # this field describes only the file in the trash
         case ChangeRecord():
             apply_change(state, record.body)
         case VoidRecord():
@@ -82,18 +82,18 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
     return state
 
 
-def replay(state: State, changes: Iterable[Change]) -> None:
+def replay_changes(state: State, changes: Iterable[Change]) -> None:
     """Apply changes, in the order of their numbers, to a blank state.
 
-    After a purge or a copy, the remaining changes may lack the floor. Messages hidden by such
-    changes stay hidden, because their undo steps are still there.
+    The changes that a purge or a copy leaves may lack the floor. So every message that a remaining
+    change hid, and that no later change undid, is hidden in the resulting state.
     """
     hidden: dict[int, list[Span]] = {}
     for change in changes:
         apply_change(state, change)
         if change.undoes is not None:
             hidden = {number: seqs for number, seqs in hidden.items() if number < change.undoes}
-        if change.op in _UNDOABLE:
+        if change.op in _UNDOABLE_OPERATIONS:
             hidden[change.number] = change.newly
     state.floor, state.hidden = _split_floor(spans.union(_all_hidden(state), *hidden.values()))
 
@@ -101,11 +101,7 @@ def replay(state: State, changes: Iterable[Change]) -> None:
 def undo_step_of(change: Change) -> Undo:
     """Return the complete undo step of a change."""
     return Undo(
-        number=change.number,
-        op=change.op,
-        newly=change.newly,
-        added=change.added,
-        was=change.was,
+        number=change.number, op=change.op, newly=change.newly, added=change.added, was=change.was
     )
 
 
@@ -120,27 +116,20 @@ def _short_step(change: Change) -> Undo:
 # --- visibility ------------------------------------------------------------------------------
 
 
-def missing(state: State) -> list[Span]:
+def missing_seqs(state: State) -> list[Span]:
     """Return the seqs without a readable message."""
     if not (state.lost or state.void or state.purged):
         return []
     return spans.union(state.lost, state.void, state.purged)
 
 
-def visible(state: State, end: int) -> list[Span]:
-    """Return the visible seqs of a session whose last assigned seq is `end`."""
-    if end <= state.floor:
+def visible_seqs(state: State, last_seq: int) -> list[Span]:
+    """Return the visible seqs of a session whose last assigned seq is `last_seq`."""
+    if last_seq <= state.floor:
         return []
-    return spans.minus([(state.floor + 1, end)], spans.union(state.hidden, missing(state)))
-
-
-def last_visible(state: State, end: int, count: int) -> int:
-    """Return the seq of the count-th visible message from the end; 0 if too few are visible."""
-    for first, last in reversed(visible(state, end)):
-        if last - first + 1 >= count:
-            return last - count + 1
-        count -= last - first + 1
-    return 0
+    return spans.minus(
+        [(state.floor + 1, last_seq)], spans.union(state.hidden, missing_seqs(state))
+    )
 
 
 def _split_floor(hidden: Sequence[Span]) -> tuple[int, list[Span]]:
@@ -159,8 +148,8 @@ def _all_hidden(state: State) -> list[Span]:
 
 def decide_hide(
     state: State,
-    end: int,
-    wanted_spans: Sequence[Span],
+    last_seq: int,
+    spans_to_hide: Sequence[Span],
     *,
     op: str = "hide",
     summary: str | None = None,
@@ -169,12 +158,12 @@ def decide_hide(
     """Hide these seqs, and replace the summary if `summary` is given."""
     if summary is not None and summary == state.summary:
         summary = None
-    before = _all_hidden(state)
-    after = spans.union(before, spans.clipped(wanted_spans, 1, end))
-    newly = spans.minus(spans.minus(after, before), missing(state))
-    if not newly and summary is None and added is None:
+    hidden_before = _all_hidden(state)
+    hidden_after = spans.union(hidden_before, spans.clipped(spans_to_hide, 1, last_seq))
+    newly_hidden = spans.minus(spans.minus(hidden_after, hidden_before), missing_seqs(state))
+    if not newly_hidden and summary is None and added is None:
         return None
-    floor, hidden = _split_floor(after) if newly else (state.floor, state.hidden)
+    floor, hidden = _split_floor(hidden_after) if newly_hidden else (state.floor, state.hidden)
     if len(hidden) > MAX_HIDDEN_SPANS:
         raise UsageError(
             f"more than {MAX_HIDDEN_SPANS:,} separate ranges would be hidden; "
@@ -185,7 +174,7 @@ def decide_hide(
         number=state.number + 1,
         floor=floor,
         hidden=hidden,
-        newly=newly,
+        newly=newly_hidden,
         added=added,
         summary=summary,
         was=None if summary is None else state.summary,
@@ -194,68 +183,60 @@ def decide_hide(
 
 def decide_replace(
     state: State,
-    end: int,
-    before: Sequence[Message],
+    last_seq: int,
+    visible_messages: Sequence[Message],
     payloads: Sequence[bytes],
     *,
     expect_last: int | None = None,
 ) -> tuple[Change | None, Sequence[bytes]]:
     """Make exactly these payloads visible; return the change and the payloads to append.
 
-    `before` are the visible messages. The common prefix is not touched; the other visible messages
-    are hidden. Raises StaleHistory if the last seq differs from `expect_last`.
+    The common prefix is not touched; the other visible messages are hidden. Raises StaleHistory if
+    the last seq differs from `expect_last`.
     """
-    if expect_last is not None and expect_last != end:  # guard: replace-unseen-message
-        raise StaleHistory(state.key, expect_last, end)
-    same = 0
-    for old, new in zip(before, payloads, strict=False):
-        if old.to_json() != new:
+    if expect_last is not None and expect_last != last_seq:  # guard: replace-unseen-message
+        raise StaleHistory(state.key, expect_last, last_seq)
+    prefix_length = 0
+    for message, payload in zip(visible_messages, payloads, strict=False):
+        if message.to_json() != payload:
             break
-        same += 1
-    added = payloads[same:]
+        prefix_length += 1
+    new_payloads = payloads[prefix_length:]
     change = decide_hide(
         state,
-        end,
-        spans.union((message.seq, message.seq) for message in before[same:]),
+        last_seq,
+        spans.from_seqs(message.seq for message in visible_messages[prefix_length:]),
         op="replace",
-        added=(end + 1, end + len(added)) if added else None,
+        added=(last_seq + 1, last_seq + len(new_payloads)) if new_payloads else None,
     )
-    return change, added
+    return change, new_payloads
 
 
-def decide_truncate(state: State, end: int, keep_last: int) -> Change | None:
+def decide_truncate(state: State, last_seq: int, keep_last: int) -> Change | None:
     """Hide all visible messages except the last `keep_last`."""
-    if keep_last <= 0:
-        upto = end
-    else:
-        first_kept = last_visible(state, end, keep_last)
-        upto = first_kept - 1
-    return decide_hide(state, end, [(1, upto)], op="truncate") if upto > 0 else None
+    kept = spans.last_seqs(visible_seqs(state, last_seq), keep_last)
+    return decide_hide(state, last_seq, [(1, kept[0][0] - 1 if kept else last_seq)], op="truncate")
 
 
 def decide_checkpoint(
     state: State,
-    end: int,
+    last_seq: int,
     *,
-    key: str,
     summary: str,
     upto: int,
-    expect_floor: int | None,
+    expect_floor: int | None = None,
     op: str = "checkpoint",
 ) -> Change | None:
     """Move the floor and replace the summary in one change. Raises UsageError, StaleCheckpoint."""
-    if upto > end:
-        raise UsageError(f"{key!r}: upto must be at most {end}, the last seq, not {upto}")
+    if upto > last_seq:
+        raise UsageError(
+            f"{state.key!r}: upto must be at most {last_seq}, the last seq, not {upto}"
+        )
     if expect_floor is not None and expect_floor != state.floor:
-        raise StaleCheckpoint(key, expect_floor, state.floor)
+        raise StaleCheckpoint(state.key, expect_floor, state.floor)
     return decide_hide(  # guard: checkpoint-by-seq
-        state, end, [(1, upto)] if upto > state.floor else [], op=op, summary=summary
+        state, last_seq, [(1, upto)] if upto > state.floor else [], op=op, summary=summary
     )
-
-
-def decide_summary(state: State, text: str) -> Change | None:
-    """Replace the summary only."""
-    return decide_hide(state, 0, [], op="summary", summary=text)
 
 
 def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
@@ -267,32 +248,28 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
     if payload == encode_object(state.meta):
         return None
     return Change(
-        op="meta",
-        number=state.number + 1,
-        floor=state.floor,
-        hidden=state.hidden,
-        meta=meta,
+        op="meta", number=state.number + 1, floor=state.floor, hidden=state.hidden, meta=meta
     )
 
 
 def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
-    """Undo exactly the operation of the entry.
+    """Undo exactly the operation of this undo step.
 
-    If the operation is a replace, also hide the answer to the replaced history, because its
-    question disappears.
+    If the operation is a replace, also hide the answer to the replaced history, because the undo
+    hides its question.
     """
-    after = spans.minus(_all_hidden(state), entry.newly)
-    after = spans.union(after, _withdrawn(entry, answered))
-    floor, hidden = _split_floor(after)
-    changed = entry.was is not None and entry.was != state.summary
+    hidden_after = spans.minus(_all_hidden(state), entry.newly)
+    hidden_after = spans.union(hidden_after, _seqs_hidden_by_undo(entry, answered))
+    floor, hidden = _split_floor(hidden_after)
+    summary_changes = entry.was is not None and entry.was != state.summary
     return Change(
         op="undo",
         number=state.number + 1,
         floor=floor,
         hidden=hidden,
         undoes=entry.number,
-        summary=entry.was if changed else None,
-        was=state.summary if changed else None,
+        summary=entry.was if summary_changes else None,
+        was=state.summary if summary_changes else None,
     )
 
 
@@ -300,79 +277,82 @@ class Fork(Struct, frozen=True):
     """Content of a fork."""
 
     state: State
-    taken: list[Span]
+    copied: list[Span]
     """Seqs of the messages that are copied."""
     next_seq: int
 
 
 def decide_fork(
-    state: State, end: int, *, new_key: str, at: int | None, uid: str, now: str
+    state: State, last_seq: int, *, new_key: str, at: int | None, uid: str, now: str
 ) -> Fork:
     """Fork a session from its visible messages up to `at`. Raises UsageError."""
-    upto = end if at is None else at
-    if upto > end:
-        raise UsageError(f"{state.key!r}: at must be at most {end}, the last seq, not {upto}")
+    upto = last_seq if at is None else at
+    if upto > last_seq:
+        raise UsageError(f"{state.key!r}: at must be at most {last_seq}, the last seq, not {upto}")
     if upto < state.floor:
         raise UsageError(
             f"{state.key!r}: cannot fork at seq {upto}: the summary covers all messages up to seq "
             f"{state.floor}; fork at {state.floor} or later, or undo the summary first"
         )
-    copied = spans.clipped(visible(state, end), 1, upto)
-    forked = blank(new_key, uid, 1, now)
-    forked.floor = state.floor
+    copied_spans = spans.clipped(visible_seqs(state, last_seq), 1, upto)
+    fork_state = blank_state(new_key, uid, 1, now)
+    fork_state.floor = state.floor
     # A fork starts with a change: an empty fork without a change would not count as a session. The
     # number of the change is new, because numbers are not reused.
-    forked.number = state.number + 1
-    forked.summary, forked.meta = state.summary, forked_meta(state.meta, upto)
-    forked.purged = not_copied(copied, upto)
-    forked.forked_from = state.key
-    return Fork(forked, copied, upto + 1)
+    fork_state.number = state.number + 1
+    fork_state.summary, fork_state.meta = state.summary, forked_meta(state.meta, upto)
+    fork_state.purged = not_copied(copied_spans, upto)
+    fork_state.forked_from = state.key
+    return Fork(fork_state, copied_spans, upto + 1)
 
 
-def not_copied(copied: Sequence[Span], end: int) -> list[Span]:
-    """Return the seqs up to `end` that a fork did not copy."""
-    return spans.minus([(1, end)], copied) if end > 0 else []
+def not_copied(copied: Sequence[Span], last_seq: int) -> list[Span]:
+    """Return the seqs up to `last_seq` that a fork did not copy."""
+    return spans.minus([(1, last_seq)], copied) if last_seq > 0 else []
 
 
-def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], Undo]) -> State:
+def decide_purge(
+    state: State, last_seq: int, before: int, complete_step: Callable[[Undo], Undo]
+) -> State:
     """Return the state without the messages below a seq, and without their undo steps.
 
     An undo step is dropped if it would bring back such a message, or an older summary, which may
     describe purged messages. All earlier steps are dropped, too, because undoing only these steps
-    would not restore any former state. `look_up` completes an entry that is stored elsewhere.
+    would not restore any former state. `complete_step` returns a step with all of its data, even if
+    the state has only a part of them.
     """
-    purged = copy(state)
-    upto = min(before - 1, end)
+    purged = copy_state(state)
+    upto = min(before - 1, last_seq)
     if upto < 1:
         return purged
     purged_spans = [(1, upto)]
     purged.floor, purged.hidden = _split_floor(spans.union(_all_hidden(state), purged_spans))
     purged.purged = spans.union(state.purged, purged_spans)
-    purged.lost = spans.clipped(state.lost, upto + 1, end)
-    purged.void = spans.clipped(state.void, upto + 1, end)
+    purged.lost = spans.clipped(state.lost, upto + 1, last_seq)
+    purged.void = spans.clipped(state.void, upto + 1, last_seq)
     purged.void_bytes = 0
     purged.undo = []
     for entry in state.undo:
         # guard: purge-ends-undo
-        purged.undo = [] if _reaches(look_up(entry), upto) else [*purged.undo, entry]
+        purged.undo = [] if _touches_purged(complete_step(entry), upto) else [*purged.undo, entry]
     return purged
 
 
-def _reaches(entry: Undo, upto: int) -> bool:
-    touched = entry.newly if entry.added is None else [*entry.newly, entry.added]
+def _touches_purged(entry: Undo, upto: int) -> bool:
+    touched_spans = entry.newly if entry.added is None else [*entry.newly, entry.added]
     # guard: purge-drops-old-summaries
-    return bool(entry.was) or any(first <= upto for first, _ in touched)
+    return bool(entry.was) or any(first <= upto for first, _ in touched_spans)
 
 
-def present(state: State, end: int) -> list[Span]:
+def present_seqs(state: State, last_seq: int) -> list[Span]:
     """Return the seqs that have a message, visible or hidden."""
-    return spans.minus([(1, end)], missing(state)) if end > 0 else []
+    return spans.minus([(1, last_seq)], missing_seqs(state)) if last_seq > 0 else []
 
 
-def not_reached(
+def describe_remaining(
     key: str, *, forks: Sequence[str], summary: str = "", trashed: int = 0
 ) -> tuple[str, ...]:
-    """Return sentences about data that may describe purged messages and that a purge keeps."""
+    """Return sentences about data that a purge keeps although they may describe purged messages."""
     sentences = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
     if summary:
         sentences.append(f"the summary of {key!r} is kept; replace it and purge again")
@@ -426,7 +406,7 @@ def change_of_step(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) 
 def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
     """Return changes that lead to this state, for a session whose changes are missing.
 
-    `steps` are the complete undo steps of the session. An unchanged state needs no changes.
+    `steps` are the complete undo steps of the session. Empty for a session without changes.
     """
     changes = [change_of_step(step, floor=state.floor, hidden=state.hidden) for step in steps]
     if state.number > max((change.number for change in changes), default=0):
@@ -440,16 +420,16 @@ def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
 
 def undo_result(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:
     """Return the result of an undo, for the caller."""
-    going = spans.minus(_withdrawn(entry, answered), missing(state))
+    hidden_again = spans.minus(_seqs_hidden_by_undo(entry, answered), missing_seqs(state))
     return Undone(
         op=entry.op,
         shown=spans.size(entry.newly),
-        hid=spans.size(spans.minus(going, _all_hidden(state))),
+        hid=spans.size(spans.minus(hidden_again, _all_hidden(state))),
         summary_restored=change.summary is not None,
     )
 
 
-def _withdrawn(entry: Undo, answered: Span | None) -> list[Span]:
+def _seqs_hidden_by_undo(entry: Undo, answered: Span | None) -> list[Span]:
     """Return the seqs that undoing this entry hides."""
     added = [entry.added] if entry.added is not None else []
     if entry.op != "replace" or answered is None:
@@ -457,13 +437,6 @@ def _withdrawn(entry: Undo, answered: Span | None) -> list[Span]:
     # An answer always comes after all messages that the replace hid or appended.
     end = max((last for _, last in (*entry.newly, *added)), default=answered[1])
     return spans.union(added, spans.clipped([answered], end + 1, answered[1]))
-
-
-def newest_undo(state: State, key: str) -> Undo:
-    """Return the entry that `undo` would undo now. Raises NothingToUndo."""
-    if not state.undo:
-        raise NothingToUndo(f"{key!r}: there is nothing to undo")
-    return state.undo[-1]
 
 
 def check_summary(text: str) -> None:
@@ -476,11 +449,11 @@ def check_summary(text: str) -> None:
         raise UsageError(str(error)) from error
 
 
-def blank(key: str, uid: str, generation: int, created: str) -> State:
+def blank_state(key: str, uid: str, generation: int, created: str) -> State:
     """Return the state of a session before its first record."""
     return State(format=FORMAT, key=key, uid=uid, generation=generation, created=created)
 
 
-def copy(state: State) -> State:
+def copy_state(state: State) -> State:
     """Return a shallow copy: fields are replaced, never changed in place."""
     return msgspec.structs.replace(state)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from stenolog.records import Span
 from stenolog.stores import spans
 
-META: Final = "taken_back"
+META_FIELD: Final = "taken_back"
 """Field of a session's meta: a sorted list of [first, last] ranges that do not touch."""
 MAX_RANGES: Final = 200
 """Maximum number of ranges, to keep meta small; the oldest are dropped first."""
@@ -22,21 +22,21 @@ def withdrawn_seqs(meta: Mapping[str, Any]) -> list[Span]:
     The list covers hidden messages up to the floor. Above the floor, every hidden message was
     withdrawn. A listed message that is visible again is not withdrawn.
     """
-    listed = meta.get(META)
-    if not isinstance(listed, list | tuple):
+    ranges = meta.get(META_FIELD)
+    if not isinstance(ranges, list | tuple):
         return []
-    return spans.union(span for item in listed if (span := _span(item)) is not None)
+    return spans.union(span for item in ranges if (span := _parse_span(item)) is not None)
 
 
 def updated_field(
     meta: Mapping[str, Any], withdrawn: Iterable[Span] = (), *, visible: Iterable[Span] = ()
 ) -> list[list[int]] | None:
-    """Return the field with `withdrawn` added and `visible` removed; None if it is empty."""
-    known = spans.union(spans.minus(withdrawn_seqs(meta), visible), withdrawn)[-MAX_RANGES:]
-    return [[first, last] for first, last in known] or None
+    """Return the meta field with `withdrawn` added and `visible` removed; None without ranges."""
+    ranges = spans.union(spans.minus(withdrawn_seqs(meta), visible), withdrawn)[-MAX_RANGES:]
+    return [[first, last] for first, last in ranges] or None
 
 
-def _span(item: Any) -> Span | None:
+def _parse_span(item: Any) -> Span | None:
     if not isinstance(item, list | tuple) or len(item) != 2:
         return None
     first, last = item

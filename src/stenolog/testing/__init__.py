@@ -24,42 +24,30 @@ The contracts need pytest and hypothesis (extra `[testing]`); the models do not.
 import sys
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 # The contracts are imported on first use, so that the models work without pytest.
 if pytest := sys.modules.get("pytest"):
     pytest.register_assert_rewrite("stenolog.testing.contract", "stenolog.testing.crash")
 
 if TYPE_CHECKING:
-    from stenolog.testing.contract import DamageContract, DamagedRecord, StoreContract
-    from stenolog.testing.crash import CrashContract
-    from stenolog.testing.model_server import ModelServer
-    from stenolog.testing.model_server_plays import ScriptedResponse
-    from stenolog.testing.scripted_model import ScriptedCompletion, ScriptedModel, tool_call
+    from stenolog.testing.contract import DamageContract as DamageContract
+    from stenolog.testing.contract import DamagedRecord as DamagedRecord
+    from stenolog.testing.contract import StoreContract as StoreContract
+    from stenolog.testing.crash import CrashContract as CrashContract
+    from stenolog.testing.model_server import ModelServer as ModelServer
+    from stenolog.testing.model_server_plays import ScriptedResponse as ScriptedResponse
+    from stenolog.testing.scripted_model import ScriptedCompletion as ScriptedCompletion
+    from stenolog.testing.scripted_model import ScriptedModel as ScriptedModel
+    from stenolog.testing.scripted_model import tool_call as tool_call
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "CrashContract": "stenolog.testing.crash",
-            "DamageContract": "stenolog.testing.contract",
-            "DamagedRecord": "stenolog.testing.contract",
-            "ModelServer": "stenolog.testing.model_server",
-            "ScriptedCompletion": "stenolog.testing.scripted_model",
-            "ScriptedModel": "stenolog.testing.scripted_model",
-            "ScriptedResponse": "stenolog.testing.model_server_plays",
-            "StoreContract": "stenolog.testing.contract",
-            "tool_call": "stenolog.testing.scripted_model",
+            "stenolog.testing.contract": "DamageContract DamagedRecord StoreContract",
+            "stenolog.testing.crash": "CrashContract",
+            "stenolog.testing.model_server": "ModelServer",
+            "stenolog.testing.model_server_plays": "ScriptedResponse",
+            "stenolog.testing.scripted_model": "ScriptedCompletion ScriptedModel tool_call",
         },
     )
-
-__all__ = [
-    "CrashContract",
-    "DamageContract",
-    "DamagedRecord",
-    "ModelServer",
-    "ScriptedCompletion",
-    "ScriptedModel",
-    "ScriptedResponse",
-    "StoreContract",
-    "tool_call",
-]

@@ -1,8 +1,9 @@
 """The process that the crash contract kills.
 
-It is run as a program with a factory (`module:function`) and a place. It makes the calls from its
-standard input, one JSON line each, and reports on its standard output when each starts and what it
-returned. It is run by its path, so that it does not import pytest and hypothesis.
+The arguments of this program are a factory (`module:function`) and a place. The program reads calls
+from its standard input, one JSON line each. On its standard output it reports the start and the
+result of each call. The test runs this file by its path, so that neither pytest nor hypothesis is
+imported.
 """
 
 import importlib
@@ -12,7 +13,7 @@ import sys
 
 
 def main(factory: str, where: str) -> None:
-    """Open the store and make the calls."""
+    """Open the store and make the calls that the lines of stdin describe."""
     module, _, function = factory.partition(":")
     store = getattr(importlib.import_module(module), function)(where)
     for number, line in enumerate(sys.stdin):
@@ -22,8 +23,8 @@ def main(factory: str, where: str) -> None:
         _report("done", number, result if isinstance(result, int | list) else None)
 
 
-def _report(word: str, number: int, result: object) -> None:
-    os.write(1, json.dumps([word, number, result]).encode() + b"\n")
+def _report(event: str, number: int, result: object) -> None:
+    os.write(1, json.dumps([event, number, result]).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A scripted model with an HTTP API, for tests, docs and the demo: no network, no API key.
 
-It rejects what a strict provider would reject, records its requests, and plays scripted faults.
-`python -m stenolog.testing.model_server` starts one and prints its address as one line.
+The server rejects requests that a strict provider would reject, records its requests, and plays
+scripted faults. `python -m stenolog.testing.model_server` starts a server and prints its address as
+one line.
 """
 
 import argparse
@@ -18,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import FrameType
 from typing import Any, Final, Self
 
 import msgspec
@@ -40,8 +40,8 @@ from stenolog.testing.scripted_model import (
 from stenolog.testing.strict_requests import find_fault
 
 MODEL: Final = "scripted"
-_MAX_BODY: Final = 64 * 2**20
-_DEFAULT_CONTEXT: Final = 8_192
+_MAX_BODY_BYTES: Final = 64 * 2**20
+_DEFAULT_CONTEXT_TOKENS: Final = 8_192
 _STALL_SECONDS: Final = 3_600.0
 _NO_FAULTS: Final = ScriptedResponse()
 
@@ -50,10 +50,10 @@ class ModelServer:
     """A model server on this machine. It runs until it is closed.
 
     `answer`: a function from a request to the answer. `plays`: behaviour for the first requests,
-    one each; later ones are answered without faults, with `pause` seconds between pieces.
+    one play each. Later requests are answered without faults, with `pause` seconds between pieces.
     `context`: maximum estimated tokens of a request; `dialect`: the format of the error for a
-    longer one. `key`: the required API key. `lacks`: request fields that it rejects as unknown.
-    Thread-safe.
+    longer request. `key`: the required API key. `rejected_fields`: request fields that it rejects
+    as unknown. Thread-safe.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class ModelServer:
         dialect: str = "openai",
         pause: float = 0.0,
         key: str = "",
-        lacks: Iterable[str] = (),
+        rejected_fields: Iterable[str] = (),
         models: Iterable[str] = (MODEL,),
         port: int = 0,
-        most_kept: int = 1_000,
+        max_requests: int = 1_000,
     ) -> None:
         if dialect not in OVERFLOWS:
             raise UsageError(f"unknown dialect {dialect!r}; known: {', '.join(OVERFLOWS)}")
@@ -78,11 +78,11 @@ class ModelServer:
         self._dialect = dialect
         self._pause = pause
         self._key = key
-        self._lacks = frozenset(lacks)
+        self._rejected_fields = frozenset(rejected_fields)
         self._models = list(models)
         self._lock = threading.Condition()
-        self._requests: deque[dict[str, Any]] = deque(maxlen=most_kept)
-        self._refusals: deque[str] = deque(maxlen=most_kept)
+        self._requests: deque[dict[str, Any]] = deque(maxlen=max_requests)
+        self._refusals: deque[str] = deque(maxlen=max_requests)
         self._counts = {"asked": 0, "refused": 0, "left": 0}
         self._closing = threading.Event()
         self._http = _Http(("127.0.0.1", port), self)
@@ -109,18 +109,18 @@ class ModelServer:
             return list(self._requests)
 
     @property
-    def refusals(self) -> list[str]:
+    def request_faults(self) -> list[str]:
         """Faults of the requests that a strict provider would reject."""
         with self._lock:
             return list(self._refusals)
 
     @property
-    def asked(self) -> int:
+    def request_count(self) -> int:
         """Number of requests, including those that are no longer kept."""
         return self._counts["asked"]
 
     @property
-    def refused(self) -> int:
+    def rejected_count(self) -> int:
         """Number of requests that were answered with 400 because of a fault.
 
         Played faults do not count.
@@ -128,7 +128,7 @@ class ModelServer:
         return self._counts["refused"]
 
     @property
-    def left(self) -> int:
+    def disconnect_count(self) -> int:
         """Number of clients that disconnected during an answer."""
         return self._counts["left"]
 
@@ -137,13 +137,10 @@ class ModelServer:
         with self._lock:
             self._plays.extend(plays)
 
-    def wait_until(self, met: Callable[[], bool], *, timeout: float = 10.0) -> bool:
-        """Wait until `met()` is true, for example of the counters above.
-
-        Return False on timeout.
-        """
+    def wait_until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> bool:
+        """Wait until `condition()` is true, such as a comparison of a counter; False on timeout."""
         with self._lock:
-            return self._lock.wait_for(met, timeout)
+            return self._lock.wait_for(condition, timeout)
 
     def close(self) -> None:
         """End all answers and stop. A second call does nothing."""
@@ -163,13 +160,13 @@ class ModelServer:
             self._counts[name] += 1
             self._lock.notify_all()
 
-    def refuse(self, fault: str) -> None:
+    def record_fault(self, fault: str) -> None:
         """Record a fault."""
         with self._lock:
             self._refusals.append(fault)
         self.count("refused")
 
-    def take(self, request: Any) -> ScriptedResponse:
+    def record_request(self, request: Any) -> ScriptedResponse:
         """Record a request and return the behaviour for it."""
         with self._lock:
             self._requests.append(request)
@@ -179,45 +176,45 @@ class ModelServer:
             return msgspec.structs.replace(play, pause=self._pause)
         return play
 
-    def fault(self, request: Any) -> str | None:
+    def find_fault(self, request: Any) -> str | None:
         """Return the fault that a strict provider would report, or None."""
-        named = set(request) if isinstance(request, Mapping) else set()
-        if lacking := sorted(self._lacks & named):
-            return f"Unrecognized request argument supplied: {lacking[0]}"
+        names = set(request) if isinstance(request, Mapping) else set()
+        if rejected := sorted(self._rejected_fields & names):
+            return f"Unrecognized request argument supplied: {rejected[0]}"
         return find_fault(request)
 
-    def overflow(
+    def overflow_error(
         self, request: Mapping[str, Any], play: ScriptedResponse
     ) -> tuple[int, str] | None:
         """Return the error for a request that is, or is played to be, too long."""
-        counted = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
+        prompt_tokens = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
-            limit = self._context or _DEFAULT_CONTEXT
-            return overflow_error(play.overflow, limit=limit, asked=max(counted, limit + 1))
-        if self._context is not None and counted > self._context:
-            return overflow_error(self._dialect, limit=self._context, asked=counted)
+            limit = self._context or _DEFAULT_CONTEXT_TOKENS
+            return overflow_error(play.overflow, limit=limit, asked=max(prompt_tokens, limit + 1))
+        if self._context is not None and prompt_tokens > self._context:
+            return overflow_error(self._dialect, limit=self._context, asked=prompt_tokens)
         return None
 
-    def answered(self, request: Mapping[str, Any], play: ScriptedResponse) -> dict[str, Any]:
+    def make_answer(self, request: Mapping[str, Any], play: ScriptedResponse) -> dict[str, Any]:
         """Return the answer as an assistant message."""
         return as_message(self._answer(request) if play.answer is None else play.answer)
 
     def is_allowed(self, authorization: str) -> bool:
         """Whether the API key is correct."""
         # Bytes, because compare_digest accepts only ASCII text.
-        wanted = f"Bearer {self._key}".encode()
-        return not self._key or hmac.compare_digest(authorization.encode(), wanted)
+        expected = f"Bearer {self._key}".encode()
+        return not self._key or hmac.compare_digest(authorization.encode(), expected)
 
     def is_closing(self) -> bool:
         """Whether all answers must end."""
         return self._closing.is_set()
 
-    def told(self) -> dict[str, Any]:
+    def counters_body(self) -> dict[str, Any]:
         """Return the response of `/told`, for a parent process."""
         with self._lock:
             return {**self._counts, "refusals": list(self._refusals)}
 
-    def listed(self) -> dict[str, Any]:
+    def models_body(self) -> dict[str, Any]:
         """Return the response of `/v1/models`."""
         models = [{"id": name, "object": "model", "owned_by": "script"} for name in self._models]
         return {"object": "list", "data": models}
@@ -228,32 +225,32 @@ class _Disconnected(Exception):
 
 
 class _Http(ThreadingHTTPServer):
-    # `close` waits for the threads, so that none is left running.
+    # `close` waits for the threads, so that no thread is left running.
     daemon_threads = False
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], model: ModelServer) -> None:
         self.model = model
         self._open: set[socket.socket] = set()
-        self._held = threading.Lock()
+        self._lock = threading.Lock()
         super().__init__(address, _Connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        with self._held:
+        with self._lock:
             self._open.add(request)
         try:
             if self.model.is_closing():
-                # It arrived too late for `end_connections`.
+                # The connection may have been opened after `end_connections` ran.
                 self.shutdown_request(request)
             else:
                 super().process_request_thread(request, client_address)
         finally:
-            with self._held:
+            with self._lock:
                 self._open.discard(request)
 
     def end_connections(self) -> None:
         """Wake threads that wait for a client's next request."""
-        with self._held:
+        with self._lock:
             for connection in self._open:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -279,20 +276,20 @@ class _Connection(BaseHTTPRequestHandler):
         model = self.server.model
         match self.path.rstrip("/"):
             case "/v1/models":
-                self._send(200, json.dumps(model.listed()))
+                self._send(200, json.dumps(model.models_body()))
             case "/told":
-                self._send(200, json.dumps(model.told()))
+                self._send(200, json.dumps(model.counters_body()))
             case "/requests":
                 self._send(200, json.dumps(model.requests))
             case _:
-                self._send(404, _error(f"Invalid URL (GET {self.path})"))
+                self._send(404, _error_body(f"Invalid URL (GET {self.path})"))
 
     def do_POST(self) -> None:  # name required by the library
         """Return an answer of the model."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > _MAX_BODY:
+        if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
             self.close_connection = True
-            self._send(413, _error("Request entity too large"))
+            self._send(413, _error_body("Request entity too large"))
             return
         body = self.rfile.read(int(length))
         if len(body) < int(length):
@@ -301,55 +298,51 @@ class _Connection(BaseHTTPRequestHandler):
             self.server.model.count("left")
             return
         if self.path.partition("?")[0].rstrip("/") != "/v1/chat/completions":
-            self._send(404, _error(f"Invalid URL (POST {self.path})"))
+            self._send(404, _error_body(f"Invalid URL (POST {self.path})"))
             return
         try:
-            self._chat(body)
+            self._answer_chat(body)
         except (_Disconnected, ConnectionError, TimeoutError):
             self.close_connection = True
 
-    def _chat(self, body: bytes) -> None:
+    def _answer_chat(self, body: bytes) -> None:
         model = self.server.model
         try:
             request = json.loads(body)
         except (ValueError, RecursionError):
             request = None
-        play = model.take(request)
+        play = model.record_request(request)
         self._wait(play.first_byte)
         if play.reset:
-            self._reset()
+            self._reset_connection()
         if not model.is_allowed(self.headers.get("Authorization", "")):
-            self._send(401, _error("Incorrect API key provided.", code="invalid_api_key"))
+            self._send(401, _error_body("Incorrect API key provided.", code="invalid_api_key"))
             return
         # Requests are checked even if a fault is played.
-        if (fault := model.fault(request)) is not None:
-            model.refuse(fault)
-            self._send(400, _error(fault))
-        elif (error := model.overflow(request, play)) is not None:
+        if (fault := model.find_fault(request)) is not None:
+            model.record_fault(fault)
+            self._send(400, _error_body(fault))
+        elif (error := model.overflow_error(request, play)) is not None:
             self._send(*error)
         elif play.status != 200 or play.body is not None:
-            text = (
-                _error(_DEFAULT_ERRORS.get(play.status, "Error"))
-                if play.body is None
-                else play.body
-            )
+            default = _error_body(_DEFAULT_ERRORS.get(play.status, "Error"))
+            text = default if play.body is None else play.body
             self._send(play.status, text, kind=play.content_type, retry_after=play.retry_after)
         else:
-            self._say(request, play)
+            self._send_answer(request, play)
 
-    def _say(self, request: Mapping[str, Any], play: ScriptedResponse) -> None:
-        message = self.server.model.answered(request, play)
+    def _send_answer(self, request: Mapping[str, Any], play: ScriptedResponse) -> None:
+        message = self.server.model.make_answer(request, play)
         usage = estimated_usage(request["messages"], request.get("tools") or (), message)
         if not request.get("stream") or play.whole:
-            self._send(
-                200, json.dumps(_completion(request, message, usage if play.usage else None))
-            )
+            answer = _completion(request, message, usage if play.usage else None)
+            self._send(200, json.dumps(answer))
             return
         options = request.get("stream_options") or {}
         sent_usage = usage if play.usage and options.get("include_usage") else None
-        self._stream(request, play, message, sent_usage)
+        self._stream_answer(request, play, message, sent_usage)
 
-    def _stream(
+    def _stream_answer(
         self,
         request: Mapping[str, Any],
         play: ScriptedResponse,
@@ -363,38 +356,38 @@ class _Connection(BaseHTTPRequestHandler):
         self._wait(play.first_piece)
         choices = list(_choices(message, play))
         for sent, choice in enumerate(choices):
-            self._fault(play, sent, sent)
+            self._play_faults(play, sent, sent)
             if sent == play.end_after:
                 self._write(b"0\r\n\r\n")
                 return
             self._wait(play.pause if sent else 0.0)
-            self._event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
+            self._send_event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
         # Faults after more pieces than the answer has happen at the end.
-        self._fault(play, len(choices), sys.maxsize)
+        self._play_faults(play, len(choices), sys.maxsize)
         if usage is not None:
-            self._event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
+            self._send_event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
         if play.done:
-            self._event("[DONE]")
+            self._send_event("[DONE]")
         self._write(b"0\r\n\r\n")
 
-    def _fault(self, play: ScriptedResponse, first: int, last: int) -> None:
-        """Play the faults that are due after these pieces. Raises _Left if nothing can follow."""
+    def _play_faults(self, play: ScriptedResponse, first: int, last: int) -> None:
+        """Play the faults that are due after these pieces. Raises _Disconnected after the last."""
 
         def is_due(after: int | None) -> bool:
             return after is not None and first <= after <= last
 
         if is_due(play.error_after):
-            self._event(f'{{"error":{play.error}}}')
+            self._send_event(f'{{"error":{play.error}}}')
             self._write(b"0\r\n\r\n")
             raise _Disconnected
         if is_due(play.malformed_after):
-            self._event(play.malformed)
+            self._send_event(play.malformed)
         if is_due(play.stall_after):
             self._wait(_STALL_SECONDS)
         if is_due(play.cut_after):
             raise _Disconnected
         if is_due(play.reset_after):
-            self._reset()
+            self._reset_connection()
 
     # --- bytes -------------------------------------------------------------------------------
 
@@ -410,7 +403,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.end_headers()
         self._write(encoded)
 
-    def _event(self, data: str) -> None:
+    def _send_event(self, data: str) -> None:
         event = "".join(f"data: {line}\n" for line in data.split("\n")) + "\n"
         encoded = event.encode()
         self._write(f"{len(encoded):x}\r\n".encode() + encoded + b"\r\n")
@@ -423,7 +416,7 @@ class _Connection(BaseHTTPRequestHandler):
             raise _Disconnected from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait, at most until the client disconnects. Raises _Left."""
+        """Wait, at most until the client disconnects. Raises _Disconnected."""
         until = time.monotonic() + seconds
         while (rest := until - time.monotonic()) > 0:
             ready, _, _ = select.select([self.connection], [], [], min(rest, 0.05))
@@ -436,7 +429,7 @@ class _Connection(BaseHTTPRequestHandler):
                 # The next request has already arrived; only a disconnect matters.
                 time.sleep(min(rest, 0.01))
 
-    def _reset(self) -> None:
+    def _reset_connection(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         raise _Disconnected
@@ -450,18 +443,18 @@ _DEFAULT_ERRORS: Final = {
 }
 
 
-def _error(message: str, *, code: str | None = None) -> str:
+def _error_body(message: str, *, code: str | None = None) -> str:
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     return json.dumps({"error": error})
 
 
-def _head(request: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _response_head(request: Mapping[str, Any], kind: str) -> dict[str, Any]:
     model = request.get("model")
     return {"id": "chatcmpl-script", "object": kind, "created": int(time.time()), "model": model}
 
 
 def _chunk(request: Mapping[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {**_head(request, "chat.completion.chunk"), "choices": choices}
+    return {**_response_head(request, "chat.completion.chunk"), "choices": choices}
 
 
 def _completion(
@@ -470,7 +463,7 @@ def _completion(
     finish = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": message, "finish_reason": finish}
     counts = {"usage": _usage_body(usage)} if usage else {}
-    return {**_head(request, "chat.completion"), "choices": [choice], **counts}
+    return {**_response_head(request, "chat.completion"), "choices": [choice], **counts}
 
 
 def _usage_body(usage: Usage) -> dict[str, int]:
@@ -488,7 +481,7 @@ def _choices(message: Mapping[str, Any], play: ScriptedResponse) -> Iterator[dic
     yield _choice({"role": "assistant", "content": ""})
     for delta in split_message(sent):
         if not delta.finish:
-            yield _choice(_fields(delta, play))
+            yield _choice(_split_delta(delta, play))
     for index, call in enumerate(calls if play.calls != "parts" else ()):
         sent_call = {"index": 0 if play.calls == "zero_index" else index, **call}
         if play.calls in ("no_index", "no_id"):
@@ -504,7 +497,7 @@ def _choice(delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str,
     return {"index": 0, "delta": delta, "finish_reason": finish}
 
 
-def _fields(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
+def _split_delta(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
     if delta.reasoning:
         return {play.reasoning_field: delta.reasoning}
     if delta.details:
@@ -512,10 +505,12 @@ def _fields(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
     if not delta.calls:
         return {"content": delta.text}
     part = delta.calls[0]
-    begins = {"id": part.id, "type": "function"} if part.id else {}
-    named = {"name": part.name} if part.name else {}
-    function = {**named, "arguments": part.arguments}
-    return {"tool_calls": [{"index": part.index, **part.extra, **begins, "function": function}]}
+    first_fields = {"id": part.id, "type": "function"} if part.id else {}
+    name = {"name": part.name} if part.name else {}
+    function = {**name, "arguments": part.arguments}
+    return {
+        "tool_calls": [{"index": part.index, **part.extra, **first_fields, "function": function}]
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -526,49 +521,24 @@ def main(arguments: list[str] | None = None) -> None:
         description="A scripted model behind HTTP; the first line that it prints is its address.",
         epilog=f"Fields of --play: {fields}. Dialects: {', '.join(OVERFLOWS)}.",
     )
-    parser.add_argument(
-        "--port", type=int, default=0, help="port to listen on [default: any free port]"
-    )
-    parser.add_argument(
-        "--context", type=int, help="maximum tokens of a request; longer ones get an error"
-    )
-    parser.add_argument(
-        "--dialect",
-        default="openai",
-        choices=OVERFLOWS,
-        help="format of that error",
-    )
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two pieces")
-    parser.add_argument("--key", default="", help="API key that requests must have")
-    parser.add_argument(
-        "--play",
-        action="append",
-        default=[],
-        help="behaviour for the next request, as JSON",
-    )
-    options = parser.parse_args(arguments)
+    option = parser.add_argument
+    option("--port", type=int, default=0, help="port to listen on [default: any free port]")
+    option("--context", type=int, help="maximum tokens of a request; longer ones get an error")
+    option("--dialect", default="openai", choices=OVERFLOWS, help="format of that error")
+    option("--pause", type=float, default=0.0, help="seconds between two pieces")
+    option("--key", default="", help="API key that requests must have")
+    option("--play", action="append", default=[], help="behaviour for the next request, as JSON")
+    options = vars(parser.parse_args(arguments))
     try:
-        plays = [msgspec.json.decode(play, type=ScriptedResponse) for play in options.play]
+        plays = [msgspec.json.decode(play, type=ScriptedResponse) for play in options.pop("play")]
     except msgspec.DecodeError as error:
         parser.error(f"--play takes a JSON object, as in '{{\"pause\": 0.5}}': {error}")
-    ended = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        ended.set()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
-    with ModelServer(
-        plays=plays,
-        context=options.context,
-        dialect=options.dialect,
-        pause=options.pause,
-        key=options.key,
-        port=options.port,
-    ) as server:
+    # Block the signals before the server's threads start, so that only `sigwait` receives them.
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    with ModelServer(plays=plays, **options) as server:
         print(server.url, flush=True)
-        ended.wait()
+        signal.sigwait(signals)
 
 
 if __name__ == "__main__":

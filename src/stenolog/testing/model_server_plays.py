@@ -5,7 +5,13 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from stenolog.testing.scripted_model import ScriptedMessage, calls_in, tool_call
+from stenolog.testing.scripted_model import (
+    ScriptedMessage,
+    content_text,
+    last_question,
+    parse_calls,
+    tool_call,
+)
 
 Calls = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
 
@@ -19,7 +25,7 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     status: int = 200
     """HTTP status. Other than 200: an error with this status."""
     body: str | None = None
-    """Body of the error, instead of the default one. With status 200: the complete body."""
+    """Body of the error, instead of the default body. With status 200: the complete body."""
     content_type: str = "application/json"
     """Content type of `body`."""
     retry_after: str = ""
@@ -43,7 +49,7 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     error_after: int | None = None
     """Send an error instead of a chunk after this many pieces."""
     error: str = '{"message":"The server had an error","type":"server_error","code":500}'
-    """JSON of that error."""
+    """JSON of the error that `error_after` sends."""
     malformed_after: int | None = None
     """Send a malformed chunk after this many pieces."""
     malformed: str = '{"choices":[{"delta":{"content":"half'
@@ -90,10 +96,7 @@ OVERFLOWS: Final[Mapping[str, tuple[int, str]]] = {
         500,
         '{"error":{"code":500,"message":"context size has been exceeded","type":"server_error"}}',
     ),
-    "ollama": (
-        400,
-        '{"error":"prompt too long; exceeded max context length by %(over)d tokens"}',
-    ),
+    "ollama": (400, '{"error":"prompt too long; exceeded max context length by %(over)d tokens"}'),
     "openrouter": (
         400,
         '{"error":{"message":"Provider returned error","code":400,"metadata":{"raw":"{\\"error\\":'
@@ -153,27 +156,14 @@ def answer_by_rule(request: Mapping[str, Any]) -> ScriptedMessage:
     for message in reversed(messages):
         if message.get("role") != "tool":
             break
-        results.append(_text(message.get("content")))
+        results.append(content_text(message))
     if results:
         return "The tools said: " + " | ".join(reversed(results))
-    question = next(
-        (_text(m.get("content")) for m in reversed(messages) if m.get("role") == "user"), ""
-    )
-    wanted = calls_in(question)
-    if not wanted:
+    question = last_question(messages)
+    calls = parse_calls(question)
+    if not calls:
         return f"You said: {question}"
     earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
-    return {
-        "content": None,
-        "tool_calls": [
-            tool_call(name, arguments, id=f"call_{earlier + number}")
-            for number, (name, arguments) in enumerate(wanted, start=1)
-        ],
-    }
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    return " ".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+    numbered = enumerate(calls, start=earlier + 1)
+    tool_calls = [tool_call(*call, id=f"call_{number}") for number, call in numbered]
+    return {"content": None, "tool_calls": tool_calls}

@@ -26,7 +26,7 @@ class ScriptedCompletion:
     def __init__(self, answers: Iterable[CompletionStep]) -> None:
         self._answers: Iterator[CompletionStep] = iter(answers)
         self._lock = threading.Lock()
-        self.asked: list[list[Mapping[str, Any]]] = []
+        self.calls: list[list[Mapping[str, Any]]] = []
         """The messages of each call, oldest call first."""
 
     def __call__(
@@ -38,9 +38,9 @@ class ScriptedCompletion:
     ) -> str:
         """Return the next answer of the script. `schema` and `max_tokens` are ignored."""
         del schema, max_tokens
-        # Concurrent calls get different answers, and one entry each in `asked`.
+        # Concurrent calls get different answers, and one entry each in `calls`.
         with self._lock:
-            self.asked.append([dict(message) for message in messages])
+            self.calls.append([dict(message) for message in messages])
             answer = next(self._answers, None)
         if answer is None:
             raise UsageError("the script has no answer left; give ScriptedCompletion one more")
@@ -71,7 +71,7 @@ class RecordedRequest(Struct, frozen=True, kw_only=True):
 class ScriptedModel:
     """A ChatModel that streams the next answer of its script for each request, in small pieces.
 
-    `script`: a sequence of answers, or one function from messages and tools that makes all of them.
+    `script`: a sequence of answers, or a function that makes every answer from messages and tools.
     `pause`: seconds between two pieces. Raises UsageError if it is called more often than the
     script has answers.
     """
@@ -84,7 +84,7 @@ class ScriptedModel:
         pause: float = 0.0,
     ) -> None:
         self._script = script if callable(script) else None
-        self._scenes: Iterator[ScriptStep] = iter(()) if callable(script) else iter(script)
+        self._steps: Iterator[ScriptStep] = iter(()) if callable(script) else iter(script)
         self._name = name
         self._pause = pause
         self.asked: list[RecordedRequest] = []
@@ -113,7 +113,7 @@ class ScriptedModel:
         )
         self.asked.append(request)
         message = as_message(self._answer(request))
-        # Sleeps even without a pause, so that other tasks run between two pieces, as with a server.
+        # Sleep even without a pause, so that other tasks run between two pieces, as with a server.
         for delta in split_message(message):
             await asyncio.sleep(self._pause)
             yield delta
@@ -132,12 +132,12 @@ class ScriptedModel:
     def _answer(self, request: RecordedRequest) -> ScriptedMessage:
         if self._script is not None:
             return self._script(request.messages, request.tools)
-        scene = next(self._scenes, None)
-        if scene is None:
+        step = next(self._steps, None)
+        if step is None:
             raise UsageError("the script has no answer left; give ScriptedModel one more")
-        if isinstance(scene, Exception):
-            raise scene
-        return scene(request.messages) if callable(scene) else scene
+        if isinstance(step, Exception):
+            raise step
+        return step(request.messages) if callable(step) else step
 
 
 def as_message(answer: ScriptedMessage) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def as_message(answer: ScriptedMessage) -> dict[str, Any]:
     message = {"role": "assistant", "content": None, **answer}
     if message.get("tool_calls"):
         message["tool_calls"] = [
-            _as_call(call, number) for number, call in enumerate(message["tool_calls"], start=1)
+            _call_body(call, number) for number, call in enumerate(message["tool_calls"], start=1)
         ]
     return message
 
@@ -163,59 +163,57 @@ _AND: Final = re.compile(r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNO
 _BRACE: Final = re.compile(r"\s*\{")
 
 
-def calls_in(text: str) -> list[tuple[str, str]]:
+def parse_calls(text: str) -> list[tuple[str, str]]:
     """Return the tool calls that a text asks for: names, and arguments as JSON text."""
-    found: list[tuple[str, str]] = []
-    begin = _CALL.match(text)
-    while begin is not None:
-        place, arguments = begin.end(), "{}"
-        brace = _BRACE.match(text, place)
+    calls: list[tuple[str, str]] = []
+    name = _CALL.match(text)
+    while name is not None:
+        end, arguments = name.end(), "{}"
+        brace = _BRACE.match(text, end)
         if brace is not None:
             try:
-                _, place = json.JSONDecoder().raw_decode(text, brace.end() - 1)
+                _, end = json.JSONDecoder().raw_decode(text, brace.end() - 1)
             except ValueError:
                 break
-            arguments = text[brace.end() - 1 : place]
-        found.append((begin[1], arguments))
-        begin = _AND.match(text, place)
-    return found
+            arguments = text[brace.end() - 1 : end]
+        calls.append((name[1], arguments))
+        name = _AND.match(text, end)
+    return calls
 
 
-def _as_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _call_body(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     function = call.get("function") or call
     arguments = function.get("arguments", "{}")
-    call_body = tool_call(
-        str(function["name"]), arguments, id=str(call.get("id") or f"call_{number}")
-    )
-    return {**_extra(call), **call_body}
+    id = str(call.get("id") or f"call_{number}")
+    return {**_extra_fields(call), **tool_call(str(function["name"]), arguments, id=id)}
 
 
-def _extra(call: Mapping[str, Any]) -> dict[str, Any]:
-    known = ("id", "type", "function", "name", "arguments")
-    return {field: value for field, value in call.items() if field not in known}
+def _extra_fields(call: Mapping[str, Any]) -> dict[str, Any]:
+    known_fields = ("id", "type", "function", "name", "arguments")
+    return {field: value for field, value in call.items() if field not in known_fields}
 
 
 def split_message(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
     """Yield a message in pieces of at most `size` characters, then the reason for its end."""
-    for piece in _pieces(message.get("reasoning_content") or "", size):
+    for piece in _split_text(message.get("reasoning_content") or "", size):
         yield Delta(reasoning=piece)
     for detail in message.get("reasoning_details") or ():
         yield Delta(details=(detail,))
-    for piece in _pieces(message.get("content") or "", size):
+    for piece in _split_text(message.get("content") or "", size):
         yield Delta(text=piece)
     calls = message.get("tool_calls") or ()
     for index, call in enumerate(calls):
         function = call["function"]
-        begins = ToolCallDelta(
-            index=index, id=call["id"], name=function["name"], extra=_extra(call)
+        first_part = ToolCallDelta(
+            index=index, id=call["id"], name=function["name"], extra=_extra_fields(call)
         )
-        yield Delta(calls=(begins,))
-        for piece in _pieces(function["arguments"], size):
+        yield Delta(calls=(first_part,))
+        for piece in _split_text(function["arguments"], size):
             yield Delta(calls=(ToolCallDelta(index=index, arguments=piece),))
     yield Delta(finish="tool_calls" if calls else "stop")
 
 
-def _pieces(text: str, size: int) -> Iterator[str]:
+def _split_text(text: str, size: int) -> Iterator[str]:
     for start in range(0, len(text), size):
         yield text[start : start + size]
 
@@ -275,36 +273,30 @@ def offline_script(
 ) -> ScriptedMessage:
     """Return the answer of `steno chat --model scripted`, which says that it is a script.
 
-    It knows `markdown`, `long`, and the time, for which it calls the tool `now` if that is offered.
-    `call NAME {json}` calls a tool of that name, `call A {…} and B {…}` two at once.
+    The script knows `markdown`, `long`, and the time, for which it calls the tool `now` if
+    available. `call NAME {json}` calls a tool of that name, `call A {…} and B {…}` two at once.
     """
     last = messages[-1] if messages else {}
     if last.get("role") == "tool":
-        return f"The tool says: {_text(last.get('content'))}"
-    question = next(
-        (_text(one.get("content")) for one in reversed(messages) if one.get("role") == "user"), ""
-    )
+        return f"The tool says: {content_text(last)}"
+    question = last_question(messages)
     words = {word.strip(".,;:!?'\"()").lower() for word in question.split()}
-    if wanted := calls_in(question):
-        unknown = [name for name, _ in wanted if name not in _names(tools)]
+    if requested := parse_calls(question):
+        unknown = [name for name, _ in requested if name not in _tool_names(tools)]
         if unknown:
             return f"I was not given a tool called {unknown[0]}."
-        return {
-            "tool_calls": [
-                tool_call(name, arguments, id=f"call_{len(messages)}_{number}")
-                for number, (name, arguments) in enumerate(wanted, start=1)
-            ]
-        }
+        id = f"call_{len(messages)}"
+        calls = [tool_call(*call, id=f"{id}_{n}") for n, call in enumerate(requested, start=1)]
+        return {"tool_calls": calls}
     if _TIME.search(question):
-        if "now" in _names(tools):
+        if "now" in _tool_names(tools):
             return {"tool_calls": [tool_call("now", id=f"call_now_{len(messages)}")]}
         return "I was not given a tool that tells the time."
     if "markdown" in words:
         return _MARKDOWN
     if "long" in words:
-        return " ".join(
-            f"This is sentence {n} of {_LONG_SENTENCES}." for n in range(1, _LONG_SENTENCES + 1)
-        )
+        numbers = range(1, _LONG_SENTENCES + 1)
+        return " ".join(f"This is sentence {n} of {_LONG_SENTENCES}." for n in numbers)
     notice = _SCRIPT_NOTICE.format(install=install_command("local"))
     if not question.strip():
         return f"Hello! {notice}"
@@ -317,12 +309,20 @@ def offline_model(*, pause: float = 0.02) -> ScriptedModel:
     return ScriptedModel(offline_script, pause=pause)
 
 
-def _names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
+def _tool_names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
     functions = (tool.get("function") for tool in tools)
-    return {str(one.get("name")) for one in functions if isinstance(one, Mapping)}
+    return {str(function.get("name")) for function in functions if isinstance(function, Mapping)}
 
 
-def _text(content: Any) -> str:
+def last_question(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the last user message; empty without a user message."""
+    questions = (m for m in reversed(messages) if m.get("role") == "user")
+    return content_text(next(questions, {}))
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message's content."""
+    content = message.get("content")
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else ()

@@ -24,8 +24,8 @@ KEYS = ("a", "A:b/\u00e9", "K" * 70)
 
 keys = st.sampled_from(KEYS)
 tokens = st.sampled_from([None, None, *TOKENS])
-places = st.integers(-1, 12)
-spoken = st.builds(lambda text: {"role": "user", "content": text}, texts())
+seqs = st.integers(-1, 12)
+user_messages = st.builds(lambda text: {"role": "user", "content": text}, texts())
 
 
 class _Model(InMemoryStore):
@@ -41,34 +41,34 @@ class StoreMachine(RuleBasedStateMachine):
 
     persistent: ClassVar[bool] = True
     """Whether data outlives the object, so that the store can be opened again."""
-    tears: ClassVar[bool] = False
+    can_tear: ClassVar[bool] = False
     """Whether `tear` is implemented."""
-    ran: ClassVar[Counter[str]]
+    rule_counts: ClassVar[Counter[str]]
     """Number of runs of each rule, in all examples."""
-    lengths: ClassVar[list[int]]
+    example_lengths: ClassVar[list[int]]
     """Number of steps of each example."""
 
     def __init_subclass__(cls) -> None:
         """Give each subclass its own counters."""
-        cls.ran = Counter()
-        cls.lengths = []
+        cls.rule_counts = Counter()
+        cls.example_lengths = []
 
     @abstractmethod
     def open(self, path: Path) -> Store:
         """Open the store in this folder."""
 
     def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - a hook
-        """Leave what a killed writer may leave at the end of a session's storage.
+        """Add bytes that a killed writer may leave at the end of a session's storage.
 
-        Return how many seqs, from `next_seq` on, it used. `kind` and `cut` (0 to 1) select what and
-        how much, in any way that the subclass likes.
+        Return how many seqs, from `next_seq` on, the killed writer used. The subclass decides what
+        `kind` and `cut` (0 to 1) mean.
         """
         return 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.lengths.append(0)
-        # On a memory file system if possible: these tests cannot show whether data was synced.
+        self.example_lengths.append(0)
+        # Use a memory file system if possible: these tests cannot show whether data was synced.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
         self._folder = TemporaryDirectory(prefix="steno-", dir=memory)
         self._path = Path(self._folder.name)
@@ -95,18 +95,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- one step ----------------------------------------------------------------------------
 
-    def _step(self, name: str) -> None:
-        self.ran[name] += 1
-        self.lengths[-1] += 1
+    def _count_step(self, name: str) -> None:
+        self.rule_counts[name] += 1
+        self.example_lengths[-1] += 1
 
-    def _both(self, key: str, call: Call) -> None:
-        self._step(call.name)
-        self._agree(key, call)
+    def _call_both(self, key: str, call: Call) -> None:
+        self._count_step(call.name)
+        self._check_outcomes(key, call)
 
-    def _agree(self, key: str, call: Call) -> None:
+    def _check_outcomes(self, key: str, call: Call) -> None:
         expected = call.outcome(self._model, key)
-        found = call.outcome(self._store, key)
-        assert found == expected, f"{call} on {key!r} gave {found}, the model {expected}"
+        outcome = call.outcome(self._store, key)
+        assert outcome == expected, f"{call} on {key!r} gave {outcome}, the model {expected}"
         self._compare(key)
 
     def _compare(self, *keys: str) -> None:
@@ -123,17 +123,17 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=keys, content=st.sampled_from(["x", "y", None, ["z"]]), once=tokens)
     def add_message(self, key: str, content: Any, once: str | None) -> None:
         """Append a message by role and content."""
-        self._both(key, Call("add_message", ("user", content), {"once": once}))
+        self._call_both(key, Call("add_message", "user", content, once=once))
 
-    @rule(key=keys, message=st.one_of(small_messages(), spoken), once=tokens)
+    @rule(key=keys, message=st.one_of(small_messages(), user_messages), once=tokens)
     def add_full_message(self, key: str, message: dict[str, Any], once: str | None) -> None:
         """Append a message of any shape."""
-        self._both(key, Call("add_full_message", (message,), {"once": once}))
+        self._call_both(key, Call("add_full_message", message, once=once))
 
     @rule(key=keys, batch=st.lists(small_messages(), max_size=4), once=tokens)
     def add_messages(self, key: str, batch: list[dict[str, Any]], once: str | None) -> None:
         """Append a batch."""
-        self._both(key, Call("add_messages", (batch,), {"once": once}))
+        self._call_both(key, Call("add_messages", batch, once=once))
 
     # --- changing visibility ------------------------------------------------------------------
 
@@ -151,70 +151,70 @@ class StoreMachine(RuleBasedStateMachine):
         `unseen`: messages that the caller has not seen.
         """
         kept = self._model.get_history(key)[:keep]
-        options = {} if unseen is None else {"expect_last": max(self._end(key) - unseen, 0)}
-        self._both(key, Call("set_history", ([*kept, *new],), options))
+        options = {} if unseen is None else {"expect_last": max(self._last_seq(key) - unseen, 0)}
+        self._call_both(key, Call("set_history", [*kept, *new], **options))
 
     @rule(key=keys, text=summaries())
     def set_summary(self, key: str, text: str) -> None:
         """Set a summary."""
-        self._both(key, Call("set_summary", (text,)))
+        self._call_both(key, Call("set_summary", text))
 
-    @rule(key=keys, keep_last=places)
+    @rule(key=keys, keep_last=seqs)
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all but the last messages."""
-        self._both(key, Call("truncate_history", (keep_last,)))
+        self._call_both(key, Call("truncate_history", keep_last))
 
-    @rule(key=keys, back=st.none() | places)
+    @rule(key=keys, back=st.none() | seqs)
     def clear(self, key: str, back: int | None) -> None:
         """Hide everything, or everything up to a seq counted back from the end."""
-        options = {} if back is None else {"upto": self._end(key) - back}
-        self._both(key, Call("clear", (), options))
+        options = {} if back is None else {"upto": self._last_seq(key) - back}
+        self._call_both(key, Call("clear", **options))
 
-    @rule(key=keys, first=places, length=st.integers(-1, 5), from_end=st.booleans())
+    @rule(key=keys, first=seqs, length=st.integers(-1, 5), from_end=st.booleans())
     def hide(self, key: str, first: int, length: int, *, from_end: bool) -> None:
         """Hide a range."""
         if from_end:
-            first += max(self._end(key) - 6, 0)
-        self._both(key, Call("hide", (first, first + length)))
+            first += max(self._last_seq(key) - 6, 0)
+        self._call_both(key, Call("hide", first, first + length))
 
     @rule(key=keys)
     def pop(self, key: str) -> None:
         """Hide the last message."""
-        self._both(key, Call("pop"))
+        self._call_both(key, Call("pop"))
 
-    @rule(key=keys, summary=summaries(), back=places, floor=st.sampled_from([None, 0, 0, 1]))
+    @rule(key=keys, summary=summaries(), back=seqs, floor=st.sampled_from([None, 0, 0, 1]))
     def checkpoint(self, key: str, summary: str, back: int, floor: int | None) -> None:
-        """Set summary and floor, counted back from the end. Some are stale or beyond the end."""
-        options: dict[str, Any] = {"summary": summary, "upto": self._end(key) - back}
+        """Set summary and floor, counted back from the end. Some floors are stale or too high."""
+        options: dict[str, Any] = {"summary": summary, "upto": self._last_seq(key) - back}
         if floor is not None and key in self._model.list_sessions():
             options["expect_floor"] = self._model.info(key).floor + floor
-        self._both(key, Call("checkpoint", (), options))
+        self._call_both(key, Call("checkpoint", **options))
 
     @rule(key=keys, times=st.integers(1, 3))
     def undo(self, key: str, times: int) -> None:
         """Undo the newest steps."""
-        self._step("undo")
+        self._count_step("undo")
         for _ in range(times):
-            self._agree(key, Call("undo"))
+            self._check_outcomes(key, Call("undo"))
 
     # --- lifecycle ----------------------------------------------------------------------------
 
-    @rule(key=keys, new_key=keys, back=st.none() | places)
+    @rule(key=keys, new_key=keys, back=st.none() | seqs)
     def fork(self, key: str, new_key: str, back: int | None) -> None:
         """Fork a session up to a seq counted back from the end. Some keys are in use."""
-        at = None if back is None else self._end(key) - back
-        self._both(key, Call("fork", (new_key,), {"at": at}))
+        at = None if back is None else self._last_seq(key) - back
+        self._call_both(key, Call("fork", new_key, at=at))
         self._compare(new_key)
 
     @rule(key=keys)
     def delete(self, key: str) -> None:
         """Move a session to the trash."""
-        self._both(key, Call("delete"))
+        self._call_both(key, Call("delete"))
 
     @rule(which=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
     def restore(self, which: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
-        """Restore a session from the trash by its uid, or the last one of the key."""
-        self._step("restore")
+        """Restore a session from the trash by its uid, or the last deleted session of the key."""
+        self._count_step("restore")
         deleted = self._model.list_trash()
         place = which if by_uid and which < len(deleted) else None
         if place is not None:
@@ -222,31 +222,31 @@ class StoreMachine(RuleBasedStateMachine):
         outcomes = []
         for store in (self._model, self._store):
             uid = store.list_trash()[place].uid if place is not None else None
-            call = Call("restore", (), {"uid": uid, "as_key": as_key})
+            call = Call("restore", uid=uid, as_key=as_key)
             outcomes.append(call.outcome(store, key))
         assert outcomes[0] == outcomes[1], f"restore {key!r} gave {outcomes}"
         self._compare(key, as_key or key)
 
-    @rule(key=keys, before=places, from_end=st.booleans())
+    @rule(key=keys, before=seqs, from_end=st.booleans())
     def purge_before(self, key: str, before: int, *, from_end: bool) -> None:
         """Purge the start of a session."""
         if from_end:
-            before = self._end(key) - before
-        self._step("purge_before")
-        self._agree(key, Call("purge", (), {"before": before}))
+            before = self._last_seq(key) - before
+        self._count_step("purge_before")
+        self._check_outcomes(key, Call("purge", before=before))
 
-    @precondition(lambda self: self.lengths[-1] % 4 == 3)
+    @precondition(lambda self: self.example_lengths[-1] % 4 == 3)
     @rule(key=keys)
     def purge(self, key: str) -> None:
         """Purge all sessions of a key; not too often, or no session ever grows."""
-        self._both(key, Call("purge"))
+        self._call_both(key, Call("purge"))
 
     # --- everything else ---------------------------------------------------------------------
 
     @rule(key=keys)
     def compact(self, key: str) -> None:
         """Archive the hidden start."""
-        self._both(key, Call("compact"))
+        self._call_both(key, Call("compact"))
 
     @rule(
         key=keys,
@@ -255,17 +255,17 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def set_meta(self, key: str, name: str, value: Any) -> None:
         """Set a meta field."""
-        self._both(key, Call("set_meta", (), {name: value}))
+        self._call_both(key, Call("set_meta", **{name: value}))
 
-    @rule(key=keys, last=st.none() | places, after=st.none() | places, full=st.booleans())
+    @rule(key=keys, last=st.none() | seqs, after=st.none() | seqs, full=st.booleans())
     def get_history(self, key: str, last: int | None, after: int | None, *, full: bool) -> None:
         """Read a part of the history."""
-        self._both(key, Call("get_history", (), {"last": last, "after": after, "full": full}))
+        self._call_both(key, Call("get_history", last=last, after=after, full=full))
 
     @rule(key=keys, last=st.none() | st.integers(1, 4), keep=st.booleans())
     def refresh(self, key: str, last: int | None, *, keep: bool) -> None:
-        """An older view brought up to date is the view of now; then `keep` that one for later."""
-        self._step("refresh")
+        """Compare a refreshed older view with the current view; with `keep`, keep it for later."""
+        self._count_step("refresh")
         old = self._views.get(key)
         try:
             if old is not None:
@@ -275,10 +275,10 @@ class StoreMachine(RuleBasedStateMachine):
         except NoSuchSession:
             assert key not in self._model.list_sessions()
 
-    @rule(key=keys, after=places)
+    @rule(key=keys, after=seqs)
     def follow(self, key: str, after: int) -> None:
-        """Compare what a follower gets."""
-        self._step("follow")
+        """Compare the messages that a follower gets."""
+        self._count_step("follow")
         expected = list(self._model.follow(key, after=max(after, 0), timeout=0))
         assert list(self._store.follow(key, after=max(after, 0), timeout=0)) == expected
 
@@ -288,7 +288,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         """Close the store and open it again."""
-        self._step("reopen")
+        self._count_step("reopen")
         self._opened.remove(self._store)
         self._store.close()
         self._store = self._open()
@@ -298,7 +298,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """Open the store again without closing it. The old object is not used any more."""
-        self._step("crash")
+        self._count_step("crash")
         self._store = self._open()
         self._compare(*KEYS)
 
@@ -306,25 +306,26 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3))
     def switch(self, which: int) -> None:
         """Continue with another open store on the same folder, as another process would."""
-        self._step("switch")
+        self._count_step("switch")
         self._store = self._opened[which] if which < len(self._opened) else self._open()
         self._compare(*KEYS)
 
-    @precondition(lambda self: self.persistent and self.tears)
+    @precondition(lambda self: self.persistent and self.can_tear)
     @rule(key=keys, kind=st.integers(0, 9), cut=st.floats(0, 1))
     def torn_crash(self, key: str, kind: int, cut: float) -> None:
         """Crash in the middle of a write."""
-        self._step("torn_crash")
-        used = self.tear(self._path, key, next_seq=self._end(key) + 1, kind=kind, cut=cut)
+        self._count_step("torn_crash")
+        used = self.tear(self._path, key, next_seq=self._last_seq(key) + 1, kind=kind, cut=cut)
         self._model.skip(key, used)
         self._store = self._open()
         self._compare(*KEYS)
 
-    def _end(self, key: str) -> int:
+    def _last_seq(self, key: str) -> int:
         return self._model.info(key).last_seq if key in self._model.list_sessions() else 0
 
     @classmethod
     def report(cls) -> str:
         """Return the number of runs of each rule in one line."""
-        rules = ", ".join(f"{name} {times:,}" for name, times in sorted(cls.ran.items()))
-        return f"{cls.__name__}: {len(cls.lengths):,} examples, {sum(cls.lengths):,} steps: {rules}"
+        rules = ", ".join(f"{name} {times:,}" for name, times in sorted(cls.rule_counts.items()))
+        steps = sum(cls.example_lengths)
+        return f"{cls.__name__}: {len(cls.example_lengths):,} examples, {steps:,} steps: {rules}"

@@ -1,10 +1,8 @@
-"""Calls as values, and comparable pictures of sessions, to compare two stores.
+"""Calls as values, and the content of sessions in a form that can be compared.
 
 This module imports neither pytest nor hypothesis.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from stenolog.errors import NoSuchSession, StenologError
@@ -12,18 +10,19 @@ from stenolog.records import Compacted, Message, Purged, Trashed
 from stenolog.stores.base import Store
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
-    """One method call on a session of a store."""
+    """One method call on a session of a store, such as `Call("hide", 2, 3)`."""
 
-    name: str
-    arguments: tuple[Any, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, name: str, /, *arguments: Any, **options: Any) -> None:
+        """Describe a call by the name of the method, and its arguments after the key."""
+        self.name = name
+        self.arguments = arguments
+        self.options = options
 
-    def __str__(self) -> str:
-        given = [repr(value) for value in self.arguments]
-        given += [f"{name}={value!r}" for name, value in self.options.items()]
-        return f"{self.name}({', '.join(given)})"
+    def __repr__(self) -> str:
+        arguments = [repr(value) for value in self.arguments]
+        arguments += [f"{name}={value!r}" for name, value in self.options.items()]
+        return f"{self.name}({', '.join(arguments)})"
 
     def make(self, store: Store, key: str) -> Any:
         """Make the call and return its result. Raises errors of the store."""
@@ -54,23 +53,11 @@ def comparable(result: Any) -> Any:
             return result
 
 
-@dataclass(frozen=True, slots=True)
-class SessionContent:
-    """Everything that a session shows to a reader, except times and engine details."""
+def session_content(store: Store, key: str) -> dict[str, Any] | None:
+    """Return everything that a session shows to a reader, except times and engine details.
 
-    visible: list[tuple[int, bytes]]
-    everything: list[tuple[int, bytes, bool]]
-    summary: str
-    meta: Mapping[str, Any]
-    floor: int
-    counted: int
-    counted_visible: int
-    undoable: int
-    forked_from: str | None
-
-
-def session_content(store: Store, key: str) -> SessionContent | None:
-    """Return the current picture of a session, or None if it does not exist."""
+    Returns None if the session does not exist.
+    """
     try:
         info = store.info(key)
     except NoSuchSession:
@@ -79,21 +66,17 @@ def session_content(store: Store, key: str) -> SessionContent | None:
     assert (view.uid, view.change, view.summary) == (info.uid, info.change, info.summary)
     assert (view.info.floor, view.info.meta) == (info.floor, info.meta)
     assert view.messages == tuple(store.get_history(key))
-    return SessionContent(
-        visible=[(m.seq, m.to_json()) for m in view.messages],
-        everything=[(m.seq, m.to_json(), m.hidden) for m in store.get_history(key, full=True)],
-        summary=store.get_summary(key),
-        meta=info.meta,
-        floor=info.floor,
-        counted=info.count,
-        counted_visible=info.visible,
-        undoable=info.undoable,
-        forked_from=info.forked_from,
-    )
+    fields = ("meta", "floor", "count", "visible", "undoable", "forked_from")
+    return {
+        "visible messages": [(m.seq, m.to_json()) for m in view.messages],
+        "messages": [(m.seq, m.to_json(), m.hidden) for m in store.get_history(key, full=True)],
+        "summary": store.get_summary(key),
+        **{name: getattr(info, name) for name in fields},
+    }
 
 
-def all_contents(store: Store) -> dict[str, SessionContent | None]:
-    """Return pictures of all sessions."""
+def all_contents(store: Store) -> dict[str, Any]:
+    """Return the content of all sessions."""
     return {key: session_content(store, key) for key in store.list_sessions()}
 
 

@@ -70,56 +70,42 @@ def messages() -> SearchStrategy[dict[str, Any]]:
 
 def keys() -> SearchStrategy[str]:
     """Return session keys."""
-    return st.one_of(
-        st.text(min_size=1, max_size=60),
-        st.sampled_from(hostile_keys()),
-    )
+    return st.one_of(st.text(min_size=1, max_size=60), st.sampled_from(hostile_keys()))
 
 
 def hostile_keys() -> list[str]:
     """Return 300 different keys: separators, cases, spellings, reserved names, dots, lengths."""
     separators = ":_/\\|-.%+~#?*&;,@=!$'\"`^<>()[]{} \t\n\r\x00\x01\x1b\x7f\u00a0\u2028\u3000"
-    found = [f"a{separator}b" for separator in separators]
-    found += [f"{separator}a" for separator in separators[:24]]
-    found += [f"a{separator}" for separator in separators[:24]]
-    found += ["A:B", "A:b", "a:B", "ab", "AB", "Ab", "aB", "a::b", "a__b", "a//b", "a%3Ab"]
-    found += ["a%3ab", "a%253Ab", "%41", "%61", "%", "%%", "%2e", "%2e%2e", "%2F", "%00", "%zz"]
+    keys = [f"a{separator}b" for separator in separators]
+    keys += [f"{separator}a" for separator in separators[:24]]
+    keys += [f"a{separator}" for separator in separators[:24]]
+    keys += ["A:B", "A:b", "a:B", "ab", "AB", "Ab", "aB", "a::b", "a__b", "a//b", "a%3Ab"]
+    keys += ["a%3ab", "a%253Ab", "%41", "%61", "%", "%%", "%2e", "%2e%2e", "%2F", "%00", "%zz"]
     # Names with a meaning for file systems, shells or stores.
-    found += [".", "..", "...", "./a", "../x", "../../x", "a/..", "a/../b", "/", "//", "/tmp/x"]
-    found += ["/etc/passwd", "../sessions", "../../../../tmp/x", "C:\\x", "C:/x", "\\\\host\\x"]
-    found += ["~", "~root", "-", "--", "-rf", "--help", "*", "?", "$HOME", "`id`", "$(id)", "!!"]
-    found += ["CON", "con", "Con", "PRN", "AUX", "NUL", "nul", "COM1", "LPT9", "CON.jsonl"]
-    found += ["archive", "sessions", "notes", "trash", "archive/x", "sessions/x", ".lock", ".tmp"]
-    found += ["x.jsonl", "x.jsonl.gz", "x.JSONL", "x.json", "x.tmp", "x.lock", "x~", ".x", "x."]
-    found += [" ", "  ", "\t", "\n", "x ", " x", "x  y", "x\ty", "\x00", "\x00\x00", "0", "00", "1"]
-    found += ["None", "null", "true", "[]", "{}", '""', "''", "SELECT 1; --", "'; DROP TABLE x"]
+    keys += [".", "..", "...", "./a", "../x", "../../x", "a/..", "a/../b", "/", "//", "/tmp/x"]
+    keys += ["/etc/passwd", "../sessions", "../../../../tmp/x", "C:\\x", "C:/x", "\\\\host\\x"]
+    keys += ["~", "~root", "-", "--", "-rf", "--help", "*", "?", "$HOME", "`id`", "$(id)", "!!"]
+    keys += ["CON", "con", "Con", "PRN", "AUX", "NUL", "nul", "COM1", "LPT9", "CON.jsonl"]
+    keys += ["archive", "sessions", "notes", "trash", "archive/x", "sessions/x", ".lock", ".tmp"]
+    keys += ["x.jsonl", "x.jsonl.gz", "x.JSONL", "x.json", "x.tmp", "x.lock", "x~", ".x", "x."]
+    keys += [" ", "  ", "\t", "\n", "x ", " x", "x  y", "x\ty", "\x00", "\x00\x00", "0", "00", "1"]
+    keys += ["None", "null", "true", "[]", "{}", '""', "''", "SELECT 1; --", "'; DROP TABLE x"]
     # Different characters that look alike, fold to each other, or have two spellings.
     for text in ("\u00e9", "\u00c5", "\u1e69", "\ud55c", "\u0439", "\uf9d0"):
-        found += [unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)]
-    found += [
-        "\u212b",
-        "\u212a",
-        "K",
-        "k",
-        "\u0430",
-        "\uff41",
-        "\ufb01",
-        "fi",
-        "\u00df",
-        "ss",
-        "SS",
-    ]
-    found += ["\u0130", "\u0131", "I", "i", "i\u0307", "\u03c3", "\u03c2", "\u03a3", "\u1e9e"]
-    found += ["x\u200b", "x\u200d", "x\ufeff", "\ufeffx", "\u202ex", "x\u00ad", "\ufffd", "\uffff"]
-    found += ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764", "\u2764\ufe0f"]
-    found += ["\U0010ffff", "\u0661", "\u05d0", "\u65e5\u672c", "telegram:123", "slack:C42:U7"]
+        keys += [unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)]
+    keys += ["\u212b", "\u212a", "K", "k", "\u0430", "\uff41", "\ufb01", "fi"]
+    keys += ["\u00df", "ss", "SS"]
+    keys += ["\u0130", "\u0131", "I", "i", "i\u0307", "\u03c3", "\u03c2", "\u03a3", "\u1e9e"]
+    keys += ["x\u200b", "x\u200d", "x\ufeff", "\ufeffx", "\u202ex", "x\u00ad", "\ufffd", "\uffff"]
+    keys += ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764", "\u2764\ufe0f"]
+    keys += ["\U0010ffff", "\u0661", "\u05d0", "\u65e5\u672c", "telegram:123", "slack:C42:U7"]
     # Lengths around every limit of file names, and long keys that differ only at the end.
-    found += ["k" * size for size in (191, 199, 200, 201, 254, 255, 256, 900, 1023, 1024)]
-    found += ["K" * size for size in (66, 67, 85, 200, 1024)]
-    found += ["k" * 1023 + "K", "k" * 1022 + "kz", "z" + "k" * 1023, "../" * 341, "/" * 1024]
-    found += ["\u00e9" * 512, "e\u0301" * 341, "\U0001f600" * 256, ":" * 1024, "." * 1024]
-    found += map("".join, product("sS", "lL", "aA", "cC", "kK", [":C42", ":c42"]))
-    return list(dict.fromkeys(found))[:300]
+    keys += ["k" * size for size in (191, 199, 200, 201, 254, 255, 256, 900, 1023, 1024)]
+    keys += ["K" * size for size in (66, 67, 85, 200, 1024)]
+    keys += ["k" * 1023 + "K", "k" * 1022 + "kz", "z" + "k" * 1023, "../" * 341, "/" * 1024]
+    keys += ["\u00e9" * 512, "e\u0301" * 341, "\U0001f600" * 256, ":" * 1024, "." * 1024]
+    keys += map("".join, product("sS", "lL", "aA", "cC", "kK", [":C42", ":c42"]))
+    return list(dict.fromkeys(keys))[:300]
 
 
 TOKENS = ("t1", "t2", "t3")
@@ -147,34 +133,25 @@ def summaries() -> SearchStrategy[str]:
 
 
 def operations() -> SearchStrategy[Call]:
-    """Return any writing call on a session of about ten messages. Some are rejected."""
+    """Return any writing call on a session of about ten messages. Some calls are rejected."""
     seqs = st.integers(-1, 14)
     once = st.sampled_from([None, None, *TOKENS])
     batch = st.lists(small_messages(), max_size=3)
+
+    def call(name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]) -> Any:
+        return st.builds(Call, st.just(name), *arguments, **options)
+
     return st.one_of(
+        call("add_message", st.just("user"), texts(), once=once),
+        call("add_full_message", st.one_of(small_messages(), messages()), once=once),
+        call("add_messages", batch, once=once),
+        call("set_history", batch),
+        call("set_summary", summaries()),
+        call("truncate_history", seqs),
+        call("hide", seqs, seqs),
+        call("checkpoint", summary=summaries(), upto=seqs, expect_floor=st.none() | seqs),
         st.builds(
-            lambda text, token: Call("add_message", ("user", text), {"once": token}), texts(), once
-        ),
-        st.builds(
-            lambda message, token: Call("add_full_message", (message,), {"once": token}),
-            st.one_of(small_messages(), messages()),
-            once,
-        ),
-        st.builds(lambda many, token: Call("add_messages", (many,), {"once": token}), batch, once),
-        st.builds(lambda many: Call("set_history", (many,)), batch),
-        st.builds(lambda text: Call("set_summary", (text,)), summaries()),
-        st.builds(lambda count: Call("truncate_history", (count,)), seqs),
-        st.builds(lambda first, last: Call("hide", (first, last)), seqs, seqs),
-        st.builds(
-            lambda text, upto, floor: Call(
-                "checkpoint", (), {"summary": text, "upto": upto, "expect_floor": floor}
-            ),
-            summaries(),
-            seqs,
-            st.one_of(st.none(), seqs),
-        ),
-        st.builds(
-            lambda name, value: Call("set_meta", (), {name: value}),
+            lambda name, value: Call("set_meta", **{name: value}),
             st.sampled_from(["title", "tags"]),
             st.sampled_from([None, "x", ["\ud800"], {"a": 1}]),
         ),

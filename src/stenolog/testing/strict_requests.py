@@ -1,27 +1,26 @@
 """Validation of requests as a strict provider does it, with error texts like OpenAI's.
 
-Servers differ in what they accept. This check accepts only what all of them accept, so a request
-that passes here passes everywhere.
+This check accepts only requests that all known servers accept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-_FIELDS: Final = {
+_FIELDS_BY_ROLE: Final = {
     "system": {"role", "content", "name"},
     "developer": {"role", "content", "name"},
     "user": {"role", "content", "name"},
     "assistant": {"role", "content", "name", "tool_calls", "refusal", "audio"},
     "tool": {"role", "content", "tool_call_id", "name"},
 }
-_PARTS: Final = {
+_PART_TYPES_BY_ROLE: Final = {
     "system": {"text"},
     "developer": {"text"},
     "user": {"text", "image_url", "input_audio", "file"},
     "assistant": {"text", "refusal"},
     "tool": {"text"},
 }
-_REQUEST: Final = {
+_REQUEST_FIELD_TYPES: Final = {
     "model": str,
     "messages": list,
     "stream": bool,
@@ -44,15 +43,15 @@ _REQUEST: Final = {
 
 def find_fault(request: Any) -> str | None:
     """Return the first fault of a request to `/chat/completions`, or None."""
-    return next(_faults(request), None)
+    return next(_request_faults(request), None)
 
 
-def _faults(request: Any) -> Iterator[str]:
+def _request_faults(request: Any) -> Iterator[str]:
     if not isinstance(request, Mapping):
         yield "We could not parse the JSON body of your request."
         return
     for name, value in request.items():
-        kinds: Any = _REQUEST.get(name)
+        kinds: Any = _REQUEST_FIELD_TYPES.get(name)
         if kinds is None:
             yield f"Unrecognized request argument supplied: {name}"
         elif not isinstance(value, kinds):
@@ -69,7 +68,7 @@ def _faults(request: Any) -> Iterator[str]:
     if isinstance(messages, list):
         for at, message in enumerate(messages):
             yield from _message_faults(message, f"messages.[{at}]")
-        yield from _pairing_faults([one for one in messages if isinstance(one, Mapping)])
+        yield from _pairing_faults([m for m in messages if isinstance(m, Mapping)])
 
 
 def _tool_faults(tools: Any) -> Iterator[str]:
@@ -91,68 +90,68 @@ def _tool_faults(tools: Any) -> Iterator[str]:
             yield f"Invalid type for 'tools[{at}].function.parameters': expected an object."
 
 
-def _message_faults(message: Any, where: str) -> Iterator[str]:
+def _message_faults(message: Any, path: str) -> Iterator[str]:
     if not isinstance(message, Mapping):
-        yield f"Invalid type for '{where}': expected an object."
+        yield f"Invalid type for '{path}': expected an object."
         return
     role = message.get("role")
-    if not isinstance(role, str) or role not in _FIELDS:
-        known = ", ".join(f"'{one}'" for one in _FIELDS)
-        yield f"Invalid value: {role!r}. Supported values are: {known}. ({where}.role)"
+    if not isinstance(role, str) or role not in _FIELDS_BY_ROLE:
+        known_roles = ", ".join(f"'{name}'" for name in _FIELDS_BY_ROLE)
+        yield f"Invalid value: {role!r}. Supported values are: {known_roles}. ({path}.role)"
         return
     for name in message:
-        if name not in _FIELDS[role]:
-            yield f"Additional properties are not allowed ('{name}' was unexpected) - '{where}'"
+        if name not in _FIELDS_BY_ROLE[role]:
+            yield f"Additional properties are not allowed ('{name}' was unexpected) - '{path}'"
     content = message.get("content")
     calls = message.get("tool_calls")
     if content is None or content == "":
         # Only an assistant message with calls may be empty.
         if role != "assistant" or not calls:
-            yield f"Invalid value for 'content' of {role} message: must not be empty. ({where})"
+            yield f"Invalid value for 'content' of {role} message: must not be empty. ({path})"
     elif isinstance(content, list):
-        yield from _part_faults(content, _PARTS[role], f"{where}.content")
+        yield from _part_faults(content, _PART_TYPES_BY_ROLE[role], f"{path}.content")
     elif not isinstance(content, str):
-        yield f"Invalid type for '{where}.content': expected one of a string or array of objects."
+        yield f"Invalid type for '{path}.content': expected one of a string or array of objects."
     elif not content.strip() and not calls:
-        yield f"Invalid value for '{where}.content': text must contain non-whitespace characters."
+        yield f"Invalid value for '{path}.content': text must contain non-whitespace characters."
     if "tool_calls" in message:
-        yield from _call_faults(calls, f"{where}.tool_calls")
+        yield from _call_faults(calls, f"{path}.tool_calls")
     if role == "tool" and not (isinstance(message.get("tool_call_id"), str)):
-        yield f"Missing required parameter: '{where}.tool_call_id'."
+        yield f"Missing required parameter: '{path}.tool_call_id'."
 
 
-def _part_faults(parts: Sequence[Any], kinds: set[str], where: str) -> Iterator[str]:
+def _part_faults(parts: Sequence[Any], kinds: set[str], path: str) -> Iterator[str]:
     if not parts:
-        yield f"Invalid '{where}': empty array. Expected an array with minimum length 1."
+        yield f"Invalid '{path}': empty array. Expected an array with minimum length 1."
     for at, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in kinds:
-            yield f"Invalid value: {kind!r}. Supported values are: {sorted(kinds)}. ({where}[{at}])"
+            yield f"Invalid value: {kind!r}. Supported values are: {sorted(kinds)}. ({path}[{at}])"
         elif kind == "text":
             text = part.get("text")
             if not isinstance(text, str) or not text.strip():
-                yield f"Invalid '{where}[{at}].text': text content blocks must be non-empty."
+                yield f"Invalid '{path}[{at}].text': text content blocks must be non-empty."
 
 
-def _call_faults(calls: Any, where: str) -> Iterator[str]:
+def _call_faults(calls: Any, path: str) -> Iterator[str]:
     if not isinstance(calls, list) or not calls:
-        yield f"Invalid '{where}': empty array. Expected an array with minimum length 1."
+        yield f"Invalid '{path}': empty array. Expected an array with minimum length 1."
         return
     for at, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or call.get("type") != "function":
-            yield f"Invalid value: '{where}[{at}]' must be of type 'function'."
+            yield f"Invalid value: '{path}[{at}]' must be of type 'function'."
             continue
         if not isinstance(call.get("id"), str) or not call["id"]:
-            yield f"Missing required parameter: '{where}[{at}].id'."
+            yield f"Missing required parameter: '{path}[{at}].id'."
         if extra := call.keys() - {"id", "type", "function"}:
-            yield f"Additional properties are not allowed ({sorted(extra)}) - '{where}[{at}]'"
+            yield f"Additional properties are not allowed ({sorted(extra)}) - '{path}[{at}]'"
         if extra := function.keys() - {"name", "arguments"}:
-            yield f"Additional properties are not allowed ({sorted(extra)}) - '{where}[{at}]'"
+            yield f"Additional properties are not allowed ({sorted(extra)}) - '{path}[{at}]'"
         if not isinstance(function.get("name"), str) or not function["name"]:
-            yield f"Missing required parameter: '{where}[{at}].function.name'."
+            yield f"Missing required parameter: '{path}[{at}].function.name'."
         if not isinstance(function.get("arguments"), str):
-            yield f"Invalid type for '{where}[{at}].function.arguments': expected a string."
+            yield f"Invalid type for '{path}[{at}].function.arguments': expected a string."
 
 
 def _pairing_faults(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -175,7 +174,7 @@ def _pairing_faults(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 )
             continue
         if open_calls:
-            yield _unanswered(open_calls)
+            yield _unanswered_fault(open_calls)
         calls = message.get("tool_calls")
         calls = calls if message.get("role") == "assistant" and isinstance(calls, list) else []
         open_calls = [str(call.get("id")) for call in calls if isinstance(call, Mapping)]
@@ -184,10 +183,10 @@ def _pairing_faults(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"Duplicate tool call id: {id!r} in messages.[{at}] was used before."
             used.add(id)
     if open_calls:
-        yield _unanswered(open_calls)
+        yield _unanswered_fault(open_calls)
 
 
-def _unanswered(ids: Sequence[str]) -> str:
+def _unanswered_fault(ids: Sequence[str]) -> str:
     return (
         "An assistant message with 'tool_calls' must be followed by tool messages responding to "
         "each 'tool_call_id'. The following tool_call_ids did not have response messages: "

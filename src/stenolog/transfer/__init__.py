@@ -2,26 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from stenolog.lazy_exports import lazy_exports
+from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.transfer.copy import copy_snapshots
-    from stenolog.transfer.copy_all import copy_place
-    from stenolog.transfer.migration import ImportReport, migrate_from_json
+    from stenolog.transfer.copy import copy_snapshots as copy_snapshots
+    from stenolog.transfer.copy_all import copy_place as copy_place
+    from stenolog.transfer.migration import ImportReport as ImportReport
+    from stenolog.transfer.migration import migrate_from_json as migrate_from_json
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "ImportReport": "stenolog.transfer.migration",
-            "copy_place": "stenolog.transfer.copy_all",
-            "copy_snapshots": "stenolog.transfer.copy",
-            "migrate_from_json": "stenolog.transfer.migration",
+            "stenolog.transfer.copy": "copy_snapshots",
+            "stenolog.transfer.copy_all": "copy_place",
+            "stenolog.transfer.migration": "ImportReport migrate_from_json",
         },
     )
-
-__all__ = [
-    "ImportReport",
-    "copy_place",
-    "copy_snapshots",
-    "migrate_from_json",
-]

@@ -1,8 +1,8 @@
 """Backups: a copy of all sessions as plain text in a folder, with a manifest that detects damage.
 
-The folder is an ordinary workspace, whatever engine the sessions came from. The manifest holds the
-digest of each session and its stamp in the source store, so that unchanged sessions are not read
-again. It is written before the first session and after the last one.
+The folder is an ordinary workspace, even if the sessions came from a database. The manifest holds
+the digest of each session and its stamp in the source store, so that unchanged sessions are not
+read again. The manifest is written before the first session and after the last session.
 """
 
 import os
@@ -21,38 +21,33 @@ from msgspec.structs import replace
 from stenolog.errors import DamagedStore, StenologError, UsageError
 from stenolog.records import timestamp
 from stenolog.sessions.folders import AGENTS, NAMESPACE, NOTES, log_folders
-from stenolog.stores.disk import make_private, release_lock, replace_file, wait_for_lock
+from stenolog.stores.disk import create_private_folder, release_lock, replace_file, wait_for_lock
 from stenolog.stores.jsonl.directory import store_error
-from stenolog.stores.open_store import address
+from stenolog.stores.open_store import parse_address
+from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer.comparison import digest_of
-from stenolog.transfer.copy import (
-    CopiedSession,
-    CopyStep,
-    CopyTotals,
-    EarlierCopy,
-    Progress,
-    copy_snapshots,
-)
+from stenolog.transfer.copy import CopyStep, CopyTotals, EarlierCopy, Progress
 from stenolog.transfer.copy_all import (
     CopyReport,
-    DestinationErrors,
     OnProgress,
     check_different_places,
+    copy_namespace,
+    copy_namespaces,
+    namespace_progress,
     namespaces_of,
     opened_read_only,
     opened_store,
-    updating_alias_marker,
 )
 
 MANIFEST: Final = "backup.json"
-_LOCK: Final = ".backup.lock"
-_TEMPORARY_FILES: Final = (_LOCK, f".{MANIFEST}.new")
+_LOCK_FILE: Final = ".backup.lock"
+_TEMPORARY_FILES: Final = (_LOCK_FILE, f".{MANIFEST}.new")
 """Files that a killed first backup may leave before it writes the manifest."""
-_FORMAT: Final = 1
+_MANIFEST_FORMAT: Final = 1
 _LOCK_TIMEOUT: Final = 5.0
 
 
-class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BackupEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One session in a backup."""
 
     key: str
@@ -69,13 +64,13 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """The expected content of a backup."""
 
-    format: int = _FORMAT
+    format: int = _MANIFEST_FORMAT
     source: str
     """A digest of the source's address, which may contain a password."""
     begun: str
     finished: str | None = None
-    """None: the backup was interrupted, and some sessions may be newer than their entries."""
-    namespaces: dict[str, dict[str, Entry]] = {}
+    """End of the backup. If None, it was interrupted and sessions may be newer than entries."""
+    namespaces: dict[str, dict[str, BackupEntry]] = {}
     """Entries by namespace and uid."""
     digest: str = ""
     """Digest of the manifest itself."""
@@ -96,7 +91,7 @@ class BackupCheck(Struct, frozen=True, kw_only=True):
     sessions: int
     messages: int
     taken: str
-    """Time at which the backup finished; empty if it did not."""
+    """Time at which the backup finished; empty if it did not finish."""
     findings: tuple[DamagedBackupSession, ...]
 
 
@@ -110,58 +105,54 @@ class BackupReport(CopyReport, frozen=True, kw_only=True):
 def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -> BackupReport:
     """Back up everything in a place, or update an earlier backup.
 
-    Raises UsageError if the folder contains anything else or is inside the workspace; otherwise as
-    copy_snapshots. A namespace that cannot be opened in the folder is reported as a problem; if
-    none can be opened, that error is raised.
+    Raises UsageError if the folder contains anything but a backup or is inside the workspace, and
+    the errors of copy_snapshots. A namespace that cannot be opened in the folder is reported as a
+    problem. If no namespace can be opened, the error is raised.
     """
-    target, started = _folder_address(folder), time.monotonic()
+    target, started_at = _folder_address(folder), time.monotonic()
     check_different_places(where, target)
     _check_outside_workspace(where, Path(folder))
     if os.path.lexists(folder):
         # Check before creating anything in the folder.
         _manifest_to_extend(Path(folder), where)
-    with _locked(Path(folder)):
-        before = _manifest_to_extend(Path(folder), where)
+    with _hold_lock(Path(folder)):
+        old_manifest = _manifest_to_extend(Path(folder), where)
         names = namespaces_of(where)
-        _write_manifest(Path(folder), replace(before, begun=_now(), finished=None))
-        found: dict[str, CopyTotals] = {}
-        entries = dict(before.namespaces)
-        errors = DestinationErrors()
-        for name in names:
-            known = entries.get(name, {})
-            with (
-                opened_store(where, name, source=True) as source_store,
-                errors.attempt(name, opened_store(target, name)) as target_store,
-            ):
-                if target_store is None:
-                    continue
-                with updating_alias_marker(source_store, target_store):
-                    found[name] = copy_snapshots(
-                        source_store,
-                        target_store,
-                        known=_known_copies(known),
-                        progress=_namespace_progress(on_progress, name),
-                    )
-            entries[name] = known | _entries(found[name], known)
-        problems_by_namespace = errors.problems_by_namespace(any_opened=bool(found))
-        _write_manifest(
-            Path(folder), replace(before, begun=_now(), finished=_now(), namespaces=entries)
+        _write_manifest(Path(folder), replace(old_manifest, begun=_now(), finished=None))
+        entries = dict(old_manifest.namespaces)
+
+        def copy(name: str, source_store: SnapshotStore, target_store: SnapshotStore) -> CopyTotals:
+            copies = _earlier_copies(entries.get(name, {}))
+            return copy_namespace(
+                source_store, target_store, name, on_progress, earlier_copies=copies
+            )
+
+        copied, failed_totals = copy_namespaces(
+            names,
+            lambda name: opened_store(where, name, is_source=True),
+            lambda name: opened_store(target, name),
+            copy,
         )
-    problems = [(name, problem) for name, one in found.items() for problem in one.problems]
-    here_now = {one.uid for one in _copied_sessions(found)} | {
-        problem.uid for _, problem in problems
-    }
+        for name, totals in copied.items():
+            old_entries = entries.get(name, {})
+            entries[name] = old_entries | _make_entries(totals, old_entries)
+        _write_manifest(
+            Path(folder), replace(old_manifest, begun=_now(), finished=_now(), namespaces=entries)
+        )
+    problems = [(name, problem) for name, totals in copied.items() for problem in totals.problems]
+    source_uids = {problem.uid for _, problem in problems}
+    source_uids.update(session.uid for totals in copied.values() for session in totals.copied)
     # For a session that cannot be opened, only the key is known.
-    unread = {(name, problem.key) for name, problem in problems if not problem.uid}
-    kept = sum(
-        uid not in here_now and (entry.deleted is not None or (name, entry.key) not in unread)
-        for name, listed in entries.items()
-        if name not in problems_by_namespace
-        for uid, entry in listed.items()
+    unread_keys = {(name, problem.key) for name, problem in problems if not problem.uid}
+    kept_count = sum(
+        uid not in source_uids
+        and (entry.deleted is not None or (name, entry.key) not in unread_keys)
+        for name, entry_by_uid in entries.items()
+        if name not in failed_totals
+        for uid, entry in entry_by_uid.items()
     )
-    return BackupReport(
-        namespaces=found | problems_by_namespace, seconds=time.monotonic() - started, kept=kept
-    )
+    seconds = time.monotonic() - started_at
+    return BackupReport(namespaces=copied | failed_totals, seconds=seconds, kept=kept_count)
 
 
 def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck:
@@ -170,17 +161,19 @@ def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck
     findings: list[DamagedBackupSession] = []
     sessions = messages = 0
     for name, entries in manifest.namespaces.items():
-        digests, unread = (
-            _digests(folder, name, _namespace_progress(on_progress, name)) if entries else ({}, {})
+        digests, read_problems = (
+            _read_digests(folder, name, namespace_progress(on_progress, name))
+            if entries
+            else ({}, {})
         )
         for uid, entry in entries.items():
             if digests.get(uid) == entry.digest:
                 sessions += 1
                 messages += entry.messages
                 continue
-            known_by = uid if entry.deleted or uid in unread else entry.key
-            if known_by in unread:
-                reason = unread[known_by]
+            uid_or_key = uid if entry.deleted or uid in read_problems else entry.key
+            if uid_or_key in read_problems:
+                reason = read_problems[uid_or_key]
             elif uid not in digests:
                 reason = "it is missing"
             elif manifest.finished is None:
@@ -203,70 +196,60 @@ def restore(
 ) -> tuple[CopyReport, BackupCheck]:
     """Restore the sessions of a backup. Sessions that are newer in the store stay unchanged.
 
-    Sessions that are damaged in the backup are skipped; the second value names them. Raises
-    UsageError, DamagedStore, and as copy_snapshots.
+    Sessions that are damaged in the backup are skipped; the second value lists them. Raises
+    UsageError, DamagedStore, and the errors of copy_snapshots.
     """
-    source, started = _folder_address(folder), time.monotonic()
+    source, started_at = _folder_address(folder), time.monotonic()
     check_different_places(source, where)
-    checked = verify(folder, on_progress=on_progress)
-    damaged = {finding.uid for finding in checked.findings}
-    found: dict[str, CopyTotals] = {}
-    errors = DestinationErrors()
-    for name, entries in read_manifest(Path(folder)).namespaces.items():
-        if not entries or name not in namespaces_of(source):
-            continue
-        with (
-            opened_read_only(source, name) as source_store,
-            errors.attempt(name, opened_store(where, name)) as target_store,
-        ):
-            if target_store is None:
-                continue
-            with updating_alias_marker(source_store, target_store):
-                found[name] = copy_snapshots(
-                    source_store,
-                    target_store,
-                    exclude_uids=damaged,
-                    progress=_namespace_progress(on_progress, name),
-                )
-    found |= errors.problems_by_namespace(any_opened=bool(found))
-    return CopyReport(namespaces=found, seconds=time.monotonic() - started), checked
+    check = verify(folder, on_progress=on_progress)
+    damaged_uids = {finding.uid for finding in check.findings}
+    entries, existing_names = read_manifest(Path(folder)).namespaces, namespaces_of(source)
+    copied, failed = copy_namespaces(
+        [name for name in entries if entries[name] and name in existing_names],
+        lambda name: opened_read_only(source, name),
+        lambda name: opened_store(where, name),
+        lambda name, source_store, target_store: copy_namespace(
+            source_store, target_store, name, on_progress, exclude_uids=damaged_uids
+        ),
+    )
+    return CopyReport(namespaces=copied | failed, seconds=time.monotonic() - started_at), check
 
 
-def _digests(
+def _read_digests(
     folder: str, name: str, progress: Progress | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the digest of each session by uid, empty if the session cannot be read.
+    """Return the digest of each session by uid. The digest of an unreadable session is empty.
 
     The second value holds the reasons why sessions cannot be opened, by uid, or by key if the uid
     is unknown.
     """
     if name not in namespaces_of(_folder_address(folder)):
         return {}, {}
-    found: dict[str, str] = {}
-    unread: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    read_problems: dict[str, str] = {}
     with opened_read_only(_folder_address(folder), name) as store:
         marks = store.list_snapshots()
         for number, mark in enumerate(marks, 1):
             try:
                 with store.read_snapshot(mark) as reading:
-                    found[mark.uid] = digest_of(reading)
+                    digests[mark.uid] = digest_of(reading)
             except StenologError:
-                found[mark.uid] = ""
+                digests[mark.uid] = ""
             if mark.problem:
-                unread[mark.uid or mark.key] = mark.problem
+                read_problems[mark.uid or mark.key] = mark.problem
             if progress is not None:
                 step = CopyStep(
                     phase="comparing", number=1, done=number, total=len(marks), messages=0
                 )
                 progress(step)
-    return found, unread
+    return digests, read_problems
 
 
 # --- the manifest ----------------------------------------------------------------------------
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest. Raises UsageError if the folder has none, DamagedStore."""
+    """Return the manifest. Raises UsageError if the manifest is missing, and DamagedStore."""
     path = folder / MANIFEST
     try:
         text = path.read_bytes()
@@ -277,32 +260,31 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
-    if manifest.format > _FORMAT:
+        raise _manifest_error(path, str(error)) from error
+    if manifest.format > _MANIFEST_FORMAT:
         raise DamagedStore(f"{path} was written by a newer stenolog; upgrade this one")
-    if manifest.digest != _digest(manifest):
-        raise _damaged(path, "its digest does not match")
+    if manifest.digest != _manifest_digest(manifest):
+        raise _manifest_error(path, "its digest does not match")
     return manifest
 
 
-def _damaged(path: Path, reason: str) -> DamagedStore:
+def _manifest_error(path: Path, reason: str) -> DamagedStore:
     return DamagedStore(
         f"{path} is damaged ({reason}); if `steno doctor` finds no problem in the sessions next to "
         "it, delete the file, copy them with `steno copy`, and make a new backup"
     )
 
 
-def _digest(manifest: Manifest) -> str:
-    plain = msgspec.json.encode(replace(manifest, digest=""))
-    return sha256(plain).hexdigest()
+def _manifest_digest(manifest: Manifest) -> str:
+    return sha256(msgspec.json.encode(replace(manifest, digest=""))).hexdigest()
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    whole = replace(manifest, digest=_digest(manifest))
+    complete = replace(manifest, digest=_manifest_digest(manifest))
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            text = msgspec.json.format(msgspec.json.encode(whole), indent=1)
+            text = msgspec.json.format(msgspec.json.encode(complete), indent=1)
             replace_file(descriptor, MANIFEST, text + b"\n")
         finally:
             os.close(descriptor)
@@ -311,23 +293,25 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _manifest_to_extend(folder: Path, where: str) -> Manifest:
-    """Return the existing manifest or a new one.
+    """Return the existing manifest, or a new manifest if the folder has none.
 
     Raises UsageError if the folder contains anything but a backup.
     """
     source = _source_digest(where)
     if (folder / MANIFEST).exists():
-        found = read_manifest(folder)
+        manifest = read_manifest(folder)
         # Earlier versions hashed the URL with its password.
-        same = found.source in (source, _digest_of_text(where))
-        found = replace(found, source=source)
-        # Stamps are only comparable within the store they come from.
-        return found if same else _without_stamps(found)
+        is_same_source = manifest.source in (source, _digest_of_text(where))
+        manifest = replace(manifest, source=source)
+        # Stamps of different stores cannot be compared.
+        return manifest if is_same_source else _without_stamps(manifest)
     try:
-        others = [entry.name for entry in folder.iterdir() if entry.name not in _TEMPORARY_FILES]
+        other_names = [
+            entry.name for entry in folder.iterdir() if entry.name not in _TEMPORARY_FILES
+        ]
     except OSError as error:
         raise store_error(error, f"looking into {folder}") from error
-    if others:
+    if other_names:
         what = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
             f"{folder} contains {what}, not a backup; give an empty folder or that of an earlier "
@@ -338,13 +322,13 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
 
 def _check_outside_workspace(where: str, folder: Path) -> None:
     """Raise UsageError if the backup folder is a part of the workspace."""
-    found = address(where)
-    if found.engine != "jsonl":
+    address = parse_address(where)
+    if address.engine != "jsonl":
         return
-    workspace, inside = Path(found.path), folder.resolve()
+    workspace, resolved = Path(address.path), folder.resolve()
     logs = log_folders(workspace) if workspace.is_dir() else []
     for name in (NAMESPACE, NOTES, AGENTS, *logs):
-        if inside.is_relative_to((workspace / name).resolve()):
+        if resolved.is_relative_to((workspace / name).resolve()):
             raise UsageError(
                 f"{folder} is inside the workspace ({workspace / name}); "
                 "give a folder outside of it"
@@ -352,71 +336,63 @@ def _check_outside_workspace(where: str, folder: Path) -> None:
 
 
 def _without_stamps(manifest: Manifest) -> Manifest:
-    plain = {
+    namespaces = {
         name: {uid: replace(entry, stamp="") for uid, entry in entries.items()}
         for name, entries in manifest.namespaces.items()
     }
-    return replace(manifest, namespaces=plain)
+    return replace(manifest, namespaces=namespaces)
 
 
 def _source_digest(where: str) -> str:
-    found = address(where)
-    if found.engine in ("jsonl", "sqlite"):
-        where = f"{found.engine}:{Path(found.path).resolve()}"
-    elif found.engine == "postgresql":
+    address = parse_address(where)
+    if address.engine in ("jsonl", "sqlite"):
+        where = f"{address.engine}:{Path(address.path).resolve()}"
+    elif address.engine == "postgresql":
         where = _without_password(where)  # guard: backup-hash-without-password
     return _digest_of_text(where)
 
 
 def _without_password(url: str) -> str:
     """Return the URL of a database without the password in it."""
-    base, _, query = url.partition("?")
-    before, at, host = base.rpartition("@")
-    scheme, slashes, user = before.partition("://")
-    if at:
-        base = f"{scheme}{slashes}{user.partition(':')[0]}@{host}"
-    kept = [part for part in query.split("&") if "password" not in part.partition("=")[0]]
-    return f"{base}?{'&'.join(kept)}"
+    address, _, query = url.partition("?")
+    user_part, at_sign, host = address.rpartition("@")
+    scheme, slashes, user = user_part.partition("://")
+    if at_sign:
+        address = f"{scheme}{slashes}{user.partition(':')[0]}@{host}"
+    kept_options = [part for part in query.split("&") if "password" not in part.partition("=")[0]]
+    return f"{address}?{'&'.join(kept_options)}"
 
 
 def _digest_of_text(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _known_copies(entries: dict[str, Entry]) -> dict[str, EarlierCopy]:
+def _earlier_copies(entries: dict[str, BackupEntry]) -> dict[str, EarlierCopy]:
     return {
         uid: EarlierCopy(
-            stamp=entry.stamp,
-            digest=entry.digest,
-            last_seq=entry.last_seq,
-            messages=entry.messages,
+            stamp=entry.stamp, digest=entry.digest, last_seq=entry.last_seq, messages=entry.messages
         )
         for uid, entry in entries.items()
         if entry.stamp
     }
 
 
-def _entries(found: CopyTotals, before: dict[str, Entry]) -> dict[str, Entry]:
+def _make_entries(totals: CopyTotals, earlier: dict[str, BackupEntry]) -> dict[str, BackupEntry]:
     now = _now()
     entries = {}
-    for one in found.copied:
-        old = before.get(one.uid)
-        same = old is not None and old.digest == one.digest
-        entries[one.uid] = Entry(
-            key=one.key,
-            last_seq=one.last_seq,
-            messages=one.messages,
-            digest=one.digest,
-            stamp=one.stamp,
-            deleted=one.deleted,
-            taken=old.taken if old is not None and same else now,
+    for session in totals.copied:
+        old_entry = earlier.get(session.uid)
+        is_unchanged = old_entry is not None and old_entry.digest == session.digest
+        entries[session.uid] = BackupEntry(
+            key=session.key,
+            last_seq=session.last_seq,
+            messages=session.messages,
+            digest=session.digest,
+            stamp=session.stamp,
+            deleted=session.deleted,
+            taken=old_entry.taken if old_entry is not None and is_unchanged else now,
         )
     return entries
-
-
-def _copied_sessions(found: dict[str, CopyTotals]) -> Iterator[CopiedSession]:
-    for one in found.values():
-        yield from one.copied
 
 
 def _folder_address(folder: str) -> str:
@@ -427,17 +403,13 @@ def _now() -> str:
     return timestamp(datetime.now(UTC))
 
 
-def _namespace_progress(on_progress: OnProgress | None, name: str) -> Progress | None:
-    return None if on_progress is None else lambda step: on_progress(name, step)
-
-
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _hold_lock(folder: Path) -> Iterator[None]:
     """Hold the backup lock of a folder. Raises StoreBusy if another backup holds it."""
     try:
-        make_private(folder)
+        create_private_folder(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(folder / _LOCK, flags, 0o600)
+        descriptor = os.open(folder / _LOCK_FILE, flags, 0o600)
     except OSError as error:
         raise store_error(error, f"opening {folder}") from error
     try:

@@ -7,6 +7,7 @@ and the same place: the same key, or the trash. Digests do not depend on the eng
 import json
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _DIGEST_VERSION: Final = b"stenolog life 1\n"
-"""Version of the digested form: a different form must never give equal digests."""
+"""First digested bytes. They change with the digested layout, so that digests differ then."""
 _UNCHANGED: Final = "The destination was not changed"
 TARGET_NEWER: Final = (
     "the destination has newer messages that the source does not have. "
@@ -41,7 +42,7 @@ TARGET_DAMAGED: Final = (
 
 
 class UnknownDamage(Exception):
-    """Messages are missing through damage that was not known before."""
+    """Messages are missing because of damage that the store has not reported before."""
 
     def __init__(self, seqs: list[Span]) -> None:
         self.seqs = seqs
@@ -64,8 +65,8 @@ class MessagesDigest:
         """Add a message to the digest."""
         body = message.to_json()
         token = b""
-        if message._once is not None and (found := token_of(message)) is not None:
-            token = json.dumps(found).encode()
+        if message._once is not None and (token_and_count := token_of(message)) is not None:
+            token = json.dumps(token_and_count).encode()
         self._hash.update(b"%d %b %b %d\n" % (message.seq, message._at.encode(), token, len(body)))
         self._hash.update(body)
         self.messages += 1
@@ -73,23 +74,23 @@ class MessagesDigest:
 
     def with_snapshot(self, snapshot: Snapshot) -> str:
         """Return the digest of a snapshot that has these messages."""
-        all_lost = self._hash.copy()
-        all_lost.update(canonical(snapshot))
-        return all_lost.hexdigest()
+        digest = self._hash.copy()
+        digest.update(digested_bytes(snapshot))
+        return digest.hexdigest()
 
-    def digesting(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield all messages of a snapshot and add each to the digest. Raises UnknownDamage."""
-        expected, gaps, add = 1, list[Span](), self.add
+    def add_all(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield all messages of a snapshot, and add each message. Raises UnknownDamage."""
+        expected_seq, gaps, add = 1, list[Span](), self.add
         for message in messages:
-            if message.seq != expected:
-                gaps.append((expected, message.seq - 1))
-            expected = message.seq + 1
+            if message.seq != expected_seq:
+                gaps.append((expected_seq, message.seq - 1))
+            expected_seq = message.seq + 1
             add(message)
             yield message
-        if expected <= snapshot.last_seq:
-            gaps.append((expected, snapshot.last_seq))
-        if gaps and (new := spans.minus(gaps, missing_seqs(snapshot))):
-            raise UnknownDamage(new)
+        if expected_seq <= snapshot.last_seq:
+            gaps.append((expected_seq, snapshot.last_seq))
+        if gaps and (new_gaps := spans.minus(gaps, missing_seqs(snapshot))):
+            raise UnknownDamage(new_gaps)
 
 
 def missing_seqs(snapshot: Snapshot) -> list[Span]:
@@ -97,7 +98,7 @@ def missing_seqs(snapshot: Snapshot) -> list[Span]:
     return spans.union(snapshot.lost, snapshot.void, snapshot.purged)
 
 
-def canonical(snapshot: Snapshot) -> bytes:
+def digested_bytes(snapshot: Snapshot) -> bytes:
     """Return the digested bytes of a snapshot, without fields that an engine may not keep."""
     fields: dict[str, Any] = msgspec.to_builtins(snapshot)
     fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
@@ -107,19 +108,19 @@ def canonical(snapshot: Snapshot) -> bytes:
 
 def combined_digest(digests: Iterable[tuple[str, str, str]]) -> str:
     """Return one digest for many sessions, given as namespace, uid and digest."""
-    lines = [json.dumps(one) for one in digests]
+    lines = [json.dumps(entry) for entry in digests]
     return sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def digest_of(reading: SnapshotReading) -> str:
-    """Return the digest of a snapshot, read from its first message on.
+    """Return the digest of a snapshot that is read from its first message on.
 
-    Messages found to be damaged are digested as lost, even if the store did not know.
+    Damaged messages count as lost in the digest, even if the store did not know of the damage.
     """
     digest = MessagesDigest()
     lost: list[Span] = []
     try:
-        for _ in digest.digesting(reading.snapshot, reading.messages):
+        for _ in digest.add_all(reading.snapshot, reading.messages):
             pass
     except UnknownDamage as damage:
         lost = damage.seqs
@@ -136,116 +137,89 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """Digest of the source's messages up to the last seq of the destination."""
     equal: bool = False
     reason: str = ""
-    """Why the destination must not be written to; empty if it may be."""
+    """Reason why the destination must not be overwritten; empty if it may be overwritten."""
     is_newer: bool = False
-    """The destination has everything that the source has."""
+    """Whether the destination has everything that the source has."""
 
 
 def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) -> Comparison:
-    """Compare a session in the source with the one of the same uid in the destination.
+    """Compare a session in the source with the session of the same uid in the destination.
 
-    An earlier copy that was not written to since may be written to. Raises UnknownDamage if the
+    An earlier copy may be overwritten if it was not changed since. Raises UnknownDamage if the
     source turns out to be damaged.
     """
     source, target = source_reading.snapshot, target_reading.snapshot
-    comparison = _MessageComparison(source, target.last_seq)
-    copied = MessagesDigest()
-    try:
-        for message in copied.digesting(target, target_reading.messages):
-            comparison.compare_next(message, source_reading.messages)
-    except UnknownDamage:
-        # The destination is damaged; `finish` reports damage of the source.
-        return Comparison(digest=comparison.digest, reason=TARGET_DAMAGED)
-    comparison.finish(source_reading.messages)
-    target_is_ahead = target.last_seq > source.last_seq or target.number > source.number
-    equal = (
-        not comparison.differ
-        and source.last_seq == target.last_seq
-        and comparison.digest.with_snapshot(source) == copied.with_snapshot(target)
+    target_last_seq = target.last_seq
+    source_digest, target_digest = MessagesDigest(), MessagesDigest()
+    source_messages = source_digest.add_all(
+        replace(source, last_seq=min(target_last_seq, source.last_seq)),
+        takewhile(lambda message: message.seq <= target_last_seq, source_reading.messages),
     )
-    found = Comparison(digest=comparison.digest, equal=equal)
-    if equal:
-        return found
-    # Messages that were purged in the source do not count as lost.
-    if comparison.has_different or (
-        comparison.only_in_target and not target_is_ahead and target_reading.untouched
+    target_messages = _detect_damage(target_digest.add_all(target, target_reading.messages))
+    has_changed = only_in_source = only_in_target = was_purged = False
+    try:
+        for message, target_message in _pairs_by_seq(source_messages, target_messages):
+            if target_message is None:
+                only_in_source = True
+            elif message is not None:
+                has_changed |= _compared_fields(message) != _compared_fields(target_message)
+            # Messages that were purged in the source do not count as lost.
+            elif spans.contains(source.purged, target_message.seq):
+                was_purged = True
+            else:
+                only_in_target = True
+    except _TargetDamaged:
+        return Comparison(digest=source_digest, reason=TARGET_DAMAGED)
+    target_is_ahead = target.last_seq > source.last_seq or target.number > source.number
+    are_different = has_changed or only_in_source or only_in_target or was_purged
+    if (
+        not are_different
+        and source.last_seq == target.last_seq
+        and source_digest.with_snapshot(source) == target_digest.with_snapshot(target)
     ):
-        reason = DIVERGED if comparison.has_different else SOURCE_DAMAGED
-        return Comparison(digest=comparison.digest, reason=reason)
+        return Comparison(digest=source_digest, equal=True)
+    if has_changed:
+        return Comparison(digest=source_digest, reason=DIVERGED)
+    if only_in_target and not target_is_ahead and target_reading.untouched:
+        return Comparison(digest=source_digest, reason=SOURCE_DAMAGED)
     if not target_reading.untouched or target_is_ahead:
         source_is_ahead = source.last_seq > target.last_seq or source.number > target.number
-        is_newer = not source_is_ahead and not comparison.only_in_source
+        is_newer = not source_is_ahead and not only_in_source
         reason = TARGET_NEWER if is_newer else DIVERGED
-        return Comparison(digest=comparison.digest, reason=reason, is_newer=is_newer)
-    return found
+        return Comparison(digest=source_digest, reason=reason, is_newer=is_newer)
+    return Comparison(digest=source_digest)
 
 
-class _MessageComparison:
-    """State of a comparison of two sessions, message by message."""
-
-    def __init__(self, source: Snapshot, upto: int) -> None:
-        self.digest = MessagesDigest()
-        self.has_different = False
-        """A message differs between the two."""
-        self.only_in_source = False
-        """A message is missing in the destination."""
-        self.only_in_target = False
-        """A message is missing in the source and was not purged."""
-        self.was_purged = False
-        """A message was purged in the source, but not in the destination."""
-        self._source = source
-        self._upto = upto
-        self._expected = 1
-        self._gaps: list[Span] = []
-        self._next: Message | None = None
-
-    @property
-    def differ(self) -> bool:
-        return self.has_different or self.only_in_source or self.only_in_target or self.was_purged
-
-    def compare_next(self, target_message: Message, source_messages: Iterator[Message]) -> None:
-        """Compare the next message of the destination."""
-        while (
-            message := self._peek(source_messages)
-        ) is not None and message.seq < target_message.seq:
-            self._advance(message)
-            self.only_in_source = True
-        if message is None or message.seq > target_message.seq:
-            if spans.contains(self._source.purged, target_message.seq):
-                self.was_purged = True
-            else:
-                self.only_in_target = True
-            return
-        self._advance(message)
-        if _content(message) != _content(target_message):
-            self.has_different = True
-
-    def finish(self, source_messages: Iterator[Message]) -> None:
-        """End the comparison. Raises UnknownDamage for messages missing in the source."""
-        while (message := self._peek(source_messages)) is not None and message.seq <= self._upto:
-            self._advance(message)
-            self.only_in_source = True
-        end = min(self._upto, self._source.last_seq)
-        self._record_gap(end + 1)
-        if self._gaps:
-            raise UnknownDamage(self._gaps)
-
-    def _peek(self, source_messages: Iterator[Message]) -> Message | None:
-        if self._next is None:
-            self._next = next(source_messages, None)
-        return self._next
-
-    def _advance(self, message: Message) -> None:
-        self._record_gap(message.seq)
-        self._expected = message.seq + 1
-        self.digest.add(message)
-        self._next = None
-
-    def _record_gap(self, upto: int) -> None:
-        if upto > self._expected:
-            gap = spans.minus([(self._expected, upto - 1)], missing_seqs(self._source))
-            self._gaps = spans.union(self._gaps, gap)
+class _TargetDamaged(Exception):
+    """Messages of the destination are missing because of damage that was not reported before."""
 
 
-def _content(message: Message) -> tuple[str, bytes, tuple[str, int] | None]:
+def _detect_damage(target_messages: Iterator[Message]) -> Iterator[Message]:
+    """Yield the messages of the destination. Raises _TargetDamaged if a message is missing."""
+    try:
+        yield from target_messages
+    except UnknownDamage as damage:
+        raise _TargetDamaged from damage
+
+
+def _pairs_by_seq(
+    first: Iterator[Message], second: Iterator[Message]
+) -> Iterator[tuple[Message | None, Message | None]]:
+    """Yield pairs of messages by ascending seq. None means that a side lacks this seq."""
+    first_message, second_message = next(first, None), next(second, None)
+    while first_message is not None or second_message is not None:
+        if second_message is None or (
+            first_message is not None and first_message.seq < second_message.seq
+        ):
+            yield first_message, None
+            first_message = next(first, None)
+        elif first_message is None or second_message.seq < first_message.seq:
+            yield None, second_message
+            second_message = next(second, None)
+        else:
+            yield first_message, second_message
+            first_message, second_message = next(first, None), next(second, None)
+
+
+def _compared_fields(message: Message) -> tuple[str, bytes, tuple[str, int] | None]:
     return message._at, message.to_json(), token_of(message)

@@ -1,13 +1,15 @@
 """Copying of complete sessions from one store to another while the source is in use.
 
-The first pass copies every session, further passes the sessions that changed since. The last pass
-copies the remaining changes under the lock of each session. A repeated copy finds the results of an
-interrupted one in the destination: by uid, seqs and content. Anything that is not a copy is never
-overwritten. At the end everything is read back and compared by digest.
+The first pass copies every session. Further passes copy the sessions that changed in the meantime.
+The last pass copies the remaining changes under the lock of each session. If a copy is repeated
+after an interruption, sessions that were already copied are recognized by uid, seqs and content.
+Only earlier copies are overwritten. At the end everything is read back and compared by digest.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from itertools import islice
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -42,11 +44,11 @@ from stenolog.transfer.comparison import (
 GROUP_SNAPSHOTS: Final = 256
 GROUP_MESSAGES: Final = 20_000
 GROUP_BYTES: Final = 32 * 1024 * 1024
-"""`GROUP_*` limit one group: what it wrote is made durable before more is written."""
+"""Limits of a group of sessions. Each group is made durable before the next group is written."""
 MAX_PASSES: Final = 3
-"""Maximum number of passes before the last one; most copies need two."""
+"""Maximum number of passes before the last pass. Most copies need two."""
 MAX_ATTEMPTS: Final = 5
-"""Maximum number of attempts of the last pass, if sessions are deleted and restored during it."""
+"""Maximum attempts of the last pass, in which sessions may be deleted and restored."""
 
 _KEY_EXISTS: Final = (
     "The destination was not changed: delete or rename that session there, or copy to another place"
@@ -88,14 +90,14 @@ class CopyProblem(Struct, frozen=True, kw_only=True):
     reason: str
     """The reason as text, with advice."""
     newer: bool = False
-    """Nothing is missing in the destination: it has all messages of the source, and more."""
+    """Whether the destination has all messages of the source, and more."""
 
 
 class EarlierCopy(Struct, frozen=True, kw_only=True):
-    """Result of an earlier copy, from the caller's record."""
+    """Result of an earlier copy of a session, as the caller recorded it."""
 
     stamp: str
-    """Stamp in the source when it was copied."""
+    """Stamp in the source when the session was copied."""
     digest: str
     last_seq: int
     messages: int
@@ -110,14 +112,14 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: int
     stamp: str
-    """Stamp in the source when it was read; empty if it may have changed since."""
+    """Stamp in the source when the session was read; empty if it may have changed since."""
     digest: str
     written: bool
     """Whether data had to be written."""
     lost: int = 0
-    """Number of messages lost to damage; neither side has them."""
+    """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
-    """Whether both sides were read; False if the source's stamp shows that it is unchanged."""
+    """Whether both sides were read. False if the stamp shows that the source is unchanged."""
 
 
 class CopyTotals(Struct, frozen=True, kw_only=True):
@@ -134,15 +136,11 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     passes: int = 0
     """Number of passes, including the last one."""
     unlocked: bool = False
-    """The source could not be locked.
-
-    The last pass read some sessions while others may have written to them; each session is still
-    consistent.
-    """
+    """Whether the source could not be locked, so that the copy may lack the newest changes."""
 
     def digest(self, namespace: str) -> str:
         """Return one digest of all copied sessions."""
-        return combined_digest((namespace, one.uid, one.digest) for one in self.copied)
+        return combined_digest((namespace, session.uid, session.digest) for session in self.copied)
 
 
 class _CopyState(Struct, frozen=True):
@@ -151,9 +149,9 @@ class _CopyState(Struct, frozen=True):
     snapshot: Snapshot
     """Snapshot in the destination."""
     digest: MessagesDigest
-    """Digest of its messages."""
+    """Digest of the messages of the session."""
     stamp: str
-    """Stamp in the source when it was copied; empty if it may have changed since."""
+    """Stamp in the source when the session was copied; empty if it may have changed since."""
     checked: bool = False
     """Whether the destination's content was read and compared."""
     written: bool = False
@@ -169,23 +167,17 @@ def copy_snapshots(
 ) -> CopyTotals:
     """Copy every session of one store to another; existing sessions stay unchanged.
 
-    `known`: sessions by uid that an earlier copy left there; they are not read again if the source
-    is unchanged. `exclude_uids`: uids that are not copied. Raises what writing raises (for example
-    NotStored if the disk is full); a repeated call continues the copy. Sessions that could not be
-    copied are in `problems`.
+    `known` are the results of an earlier copy to this destination, by uid. These sessions are not
+    read again if the source is unchanged. Sessions with uids in `exclude_uids` are not copied.
+    Sessions that could not be copied are in `problems`. Raises the errors of the destination, for
+    example NotStored if the disk is full. Then a repeated call continues the copy.
     """
-    copy = _Copy(source, target, known or {}, progress or _ignore_progress)
-    copy.exclude_uids = frozenset(exclude_uids)
-    return copy.run()
+    return _Copy(source, target, known, exclude_uids, progress).run()
 
 
 def preview_copy(source: SnapshotStore, target: SnapshotStore) -> CopyTotals:
-    """Return what `copy_snapshots` would do, as far as that is known without writing."""
-    return _Copy(source, target, {}, _ignore_progress).preview()
-
-
-def _ignore_progress(_: CopyStep) -> None:
-    """Ignore the progress."""
+    """Return the totals of `copy_snapshots`, as far as they are known without writing."""
+    return _Copy(source, target).preview()
 
 
 class _Copy:
@@ -195,63 +187,61 @@ class _Copy:
         self,
         source: SnapshotStore,
         target: SnapshotStore,
-        known: Mapping[str, EarlierCopy],
-        progress: Progress,
+        earlier_copies: Mapping[str, EarlierCopy] | None = None,
+        exclude_uids: Collection[str] = (),
+        progress: Progress | None = None,
     ) -> None:
         self._source = source
         self._target = target
-        self._known = known
+        self._earlier_copies = earlier_copies or {}
+        self._exclude_uids = frozenset(exclude_uids)
         self._progress = progress
-        self._done: dict[str, _CopyState] = {}
+        self._copy_states: dict[str, _CopyState] = {}
         self._unchanged: dict[str, CopiedSession] = {}
         """Sessions that are known to be equal and need not be read."""
         self._problems: dict[str, CopyProblem] = {}
         self._failure_reasons: dict[str, str] = {}
         """The reason why the last attempt to write a session failed."""
         self._damaged_seqs: dict[str, list[Span]] = {}
-        """Messages found to be damaged during the copy."""
+        """Seqs of messages that turned out to be damaged during the copy, by uid."""
         self._outdated_copies: dict[str, MessagesDigest] = {}
-        """Unchanged earlier copies by uid, which are replaced.
-
-        The digest covers the source's messages that they have.
-        """
+        """Earlier copies to replace, by uid, with the digest of the messages that are copied."""
         self._source_uids: set[str] = set()
         self._unreadable_keys: set[str] = set()
         """Keys of sessions in the source whose uid cannot be read."""
         self._target_marks: dict[str, SnapshotMark] = {}
         self._messages = self._bytes = self._passes = 0
         self._unlocked = False
-        self.exclude_uids: frozenset[str] = frozenset()
 
     def run(self) -> CopyTotals:
         """Run all passes and the comparison."""
         with self._target.snapshot_writer():
-            pass  # removes what a killed copy left
+            pass  # removes the remains of a killed copy
         for _ in range(MAX_PASSES):
             marks = self._changed_sessions()
             if self._passes and not marks:
                 break
             self._passes += 1
-            self._pass(marks)
-        self._last_pass()
-        self._compare()
-        return self._totals()
+            self._copy_pass(marks)
+        self._copy_last_changes()
+        self._compare_written()
+        return self._make_totals()
 
     def preview(self) -> CopyTotals:
-        """Return what would be copied."""
+        """Return the totals that a copy would have, without writing."""
         for mark in self._changed_sessions():
             if mark.uid in self._target_marks:
                 self._compare_with_target(mark)
             if mark.uid in self._problems or self._is_done(mark):
                 continue
-            with self._reading(mark) as reading:
+            with self._open_source(mark) as reading:
                 if reading is not None:
-                    copied = self._outdated_copies.get(mark.uid, MessagesDigest()).messages
-                    self._messages += max(0, _message_count(reading.snapshot) - copied)
-                    self._done[mark.uid] = _CopyState(
+                    copied_count = self._outdated_copies.get(mark.uid, MessagesDigest()).messages
+                    self._messages += max(0, _message_count(reading.snapshot) - copied_count)
+                    self._copy_states[mark.uid] = _CopyState(
                         reading.snapshot, MessagesDigest(), reading.stamp, written=True
                     )
-        return self._totals()
+        return self._make_totals()
 
     # --- passes ------------------------------------------------------------------------------
 
@@ -264,8 +254,8 @@ class _Copy:
                 self._target_marks[mark.uid] = mark
             else:
                 unreadable[mark.key] = mark.problem
-        for uid in self._done.keys() - self._target_marks.keys():
-            del self._done[uid]
+        for uid in self._copy_states.keys() - self._target_marks.keys():
+            del self._copy_states[uid]
         marks = self._source.list_snapshots()
         self._source_uids = {mark.uid for mark in marks}
         for mark in marks:
@@ -278,113 +268,103 @@ class _Copy:
             mark
             for mark in marks
             if mark.uid
-            and mark.uid not in self.exclude_uids
+            and mark.uid not in self._exclude_uids
             and mark.uid not in self._problems
             and not self._is_done(mark)
         ]
 
     def _is_done(self, mark: SnapshotMark) -> bool:
-        done, known = self._done.get(mark.uid), self._known.get(mark.uid)
-        if done is not None:
-            copied_as = done.stamp, done.snapshot.key, done.snapshot.deleted
-            return bool(done.stamp) and copied_as == (mark.stamp, mark.key, mark.deleted)
-        if known is None or known.stamp != mark.stamp or mark.uid not in self._target_marks:
+        state, earlier = self._copy_states.get(mark.uid), self._earlier_copies.get(mark.uid)
+        if state is not None:
+            copied_version = state.stamp, state.snapshot.key, state.snapshot.deleted
+            return bool(state.stamp) and copied_version == (mark.stamp, mark.key, mark.deleted)
+        if earlier is None or earlier.stamp != mark.stamp or mark.uid not in self._target_marks:
             return False
-        if mark.last_seq not in (None, known.last_seq):
+        if mark.last_seq not in (None, earlier.last_seq):
             return False  # the stamp alone does not decide
         self._unchanged[mark.uid] = CopiedSession(
             key=mark.key,
             uid=mark.uid,
             deleted=mark.deleted,
-            last_seq=known.last_seq,
-            messages=known.messages,
+            last_seq=earlier.last_seq,
+            messages=earlier.messages,
             stamp=mark.stamp,
-            digest=known.digest,
+            digest=earlier.digest,
             written=False,
             compared=False,
         )
         return True
 
-    def _pass(self, marks: Sequence[SnapshotMark]) -> None:
+    def _copy_pass(self, marks: Sequence[SnapshotMark]) -> None:
         """Copy these sessions in groups while the source is in use."""
-        pending = iter(marks)
-        left = len(marks)
-        self._report_progress("copying", 0, len(marks))
-        while group := self._next_group(pending):
+        pending = filter(self._needs_write, marks)
+        done_count = 0
+        self._report_progress("copying", done_count, len(marks))
+        while group := list(islice(pending, GROUP_SNAPSHOTS)):
             self._write_group(group)
-            left -= len(group)
-            self._report_progress("copying", len(marks) - left, len(marks))
-
-    def _next_group(self, marks: Iterator[SnapshotMark]) -> list[SnapshotMark]:
-        """Return the next group of sessions for which data must be written."""
-        group: list[SnapshotMark] = []
-        for mark in marks:
-            if self._needs_write(mark):
-                group.append(mark)
-            if len(group) >= GROUP_SNAPSHOTS:
-                break
-        return group
+            done_count += len(group)
+            self._report_progress("copying", done_count, len(marks))
 
     def _needs_write(self, mark: SnapshotMark) -> bool:
         """Compare with the destination and return whether data must be written."""
         self._unchanged.pop(mark.uid, None)
         self._outdated_copies.pop(mark.uid, None)
-        done = self._done.pop(mark.uid, None)
+        state = self._copy_states.pop(mark.uid, None)
         if mark.uid in self._target_marks:
-            if done is not None and self._is_unchanged_copy(mark):
-                self._outdated_copies[mark.uid] = done.digest
+            if state is not None and self._is_unchanged_copy(mark):
+                self._outdated_copies[mark.uid] = state.digest
             else:
                 self._compare_with_target(mark)
         return mark.uid not in self._problems and not self._is_done(mark)
 
     def _is_unchanged_copy(self, mark: SnapshotMark) -> bool:
         """Return whether the copy is unchanged since it was written."""
-        with self._reading_target(mark) as found:
-            return found is not None and found.untouched
+        with self._open_target(mark) as reading:
+            return reading is not None and reading.untouched
 
     def _write_group(self, group: Sequence[SnapshotMark]) -> None:
         """Write these sessions, in several batches if they are large."""
         pending = list(reversed(group))
         while pending:
             written_states: list[_CopyState] = []
-            left = len(pending)
+            pending_count = len(pending)
             try:
                 with self._target.snapshot_writer() as writer:
-                    while pending and not _is_full(written_states):
+                    while pending and not _is_group_full(written_states):
                         mark = pending.pop()
-                        with self._reading(mark) as reading:
+                        with self._open_source(mark) as reading:
                             if reading is not None:
                                 written_states += self._write(writer, mark, reading)
             except (SessionExists, StoreBusy):
-                if len(pending) == left:
+                if len(pending) == pending_count:
                     raise
                 continue  # another process wrote first; the next pass checks again
-            for done in written_states:
-                self._done[done.snapshot.uid] = done
+            for state in written_states:
+                self._copy_states[state.snapshot.uid] = state
 
-    def _last_pass(self) -> None:
+    def _copy_last_changes(self) -> None:
         """Copy the sessions that still change, one by one, under their locks."""
         self._passes += 1
-        left: list[SnapshotMark] = []
+        remaining: list[SnapshotMark] = []
         for _ in range(MAX_ATTEMPTS):
             marks = self._changed_sessions()
             self._report_progress("last pass", 0, len(marks))
-            left = []
+            remaining = []
             for number, mark in enumerate(marks, 1):
-                # Changes after the lock is released make the copy older, but it stays consistent.
+                # Changes after the lock is released are not copied, but the copy stays consistent.
                 if not self._copy_locked(mark):
-                    left.append(mark)
+                    remaining.append(mark)
                 self._report_progress("last pass", number, len(marks))
-            if not left:
+            if not remaining:
                 return
-        for mark in left:
+        for mark in remaining:
             self._add_problem(mark, self._failure_reasons.get(mark.uid, _ALWAYS_CHANGING))
 
     def _copy_locked(self, mark: SnapshotMark) -> bool:
         """Copy the remaining changes; return False if another attempt is needed."""
         if not self._needs_write(mark):
             return True
-        with self._reading(mark, hold=True) as reading:
+        with self._open_source(mark, hold=True) as reading:
             if reading is None:
                 return mark.uid in self._problems
             try:
@@ -393,51 +373,49 @@ class _Copy:
             except (SessionExists, StoreBusy) as error:
                 self._failure_reasons[mark.uid] = f"{error}. {_BUSY}"
                 return False
-        for done in written_states:
-            self._done[mark.uid] = done
+        for state in written_states:
+            self._copy_states[mark.uid] = state
         return bool(written_states) or mark.uid in self._problems
 
     # --- one session -------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(
+    def _open_source(
         self, mark: SnapshotMark, *, hold: bool = False
     ) -> Iterator[SnapshotReading | None]:
-        """Yield a snapshot of the source; None if it cannot be read now."""
-        with ExitStack() as stack:
-            reading = None
-            try:
-                if hold:
-                    reading = self._read_locked(stack, mark)
-                if reading is None:
-                    reading = stack.enter_context(self._source.read_snapshot(mark))
-            except (NoSuchSession, StoreBusy):
-                pass  # the next pass checks it again
-            except (DamagedStore, StoreUnavailable) as error:
-                self._add_problem(mark, str(error))
+        """Yield a snapshot of the source; None if the session cannot be read now."""
+        with self._open_reading(mark, partial(self._read_source, mark, hold)) as reading:
             if reading is not None:
-                reading = replace(reading, messages=_readable(reading.messages))
+                reading = replace(reading, messages=_raise_read_errors(reading.messages))
             yield reading
 
-    def _read_locked(self, stack: ExitStack, mark: SnapshotMark) -> SnapshotReading | None:
-        """Read under the lock; None if the source refuses its lock, as a read-only store does."""
+    def _read_source(self, mark: SnapshotMark, hold: bool, stack: ExitStack) -> SnapshotReading:
         try:
-            return stack.enter_context(self._source.hold_snapshot(mark))
+            if hold:
+                return stack.enter_context(self._source.hold_snapshot(mark))
         except StoreBusy:
             raise
         except (ReadOnly, StoreUnavailable):
-            self._unlocked = True
-            return None
+            self._unlocked = True  # the source refuses its lock, as a read-only store does
+        return stack.enter_context(self._source.read_snapshot(mark))
+
+    def _open_target(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading | None]:
+        """Yield the snapshot with this uid in the destination; None if it cannot be read now."""
+        target_mark = self._target_marks[mark.uid]
+        return self._open_reading(
+            mark, lambda stack: stack.enter_context(self._target.read_snapshot(target_mark))
+        )
 
     @contextmanager
-    def _reading_target(self, mark: SnapshotMark) -> Iterator[SnapshotReading | None]:
+    def _open_reading(
+        self, mark: SnapshotMark, read: Callable[[ExitStack], SnapshotReading]
+    ) -> Iterator[SnapshotReading | None]:
         with ExitStack() as stack:
             reading = None
             try:
-                target = self._target_marks[mark.uid]
-                reading = stack.enter_context(self._target.read_snapshot(target))
+                reading = read(stack)
             except (NoSuchSession, StoreBusy):
-                pass  # the next pass checks it again
+                pass  # the next pass checks the session again
             except (DamagedStore, StoreUnavailable) as error:
                 self._add_problem(mark, str(error))
             yield reading
@@ -445,27 +423,25 @@ class _Copy:
     def _write(
         self, writer: SnapshotWriter, mark: SnapshotMark, reading: SnapshotReading
     ) -> list[_CopyState]:
-        """Write a snapshot to the destination; return nothing if another attempt is needed."""
-        target = self._target_marks.get(mark.uid)
+        """Write a snapshot to the destination. If the result is empty, a later pass tries again."""
+        target_mark = self._target_marks.get(mark.uid)
         self._failure_reasons.pop(mark.uid, None)
-        if target is not None and mark.uid not in self._outdated_copies:
-            return []  # it is not known yet whether it is a copy
+        if target_mark is not None and mark.uid not in self._outdated_copies:
+            return []  # it is still unknown whether the destination has a copy
         snapshot = self._with_known_damage(reading.snapshot)
         digest = MessagesDigest()
         try:
             writer.write(
                 snapshot,
-                digest.digesting(snapshot, reading.messages),
-                instead_of="" if target is None else target.stamp,
+                digest.add_all(snapshot, reading.messages),
+                instead_of="" if target_mark is None else target_mark.stamp,
             )
         except UnknownDamage as damage:
-            self._damaged_seqs[mark.uid] = spans.union(
-                self._damaged_seqs.get(mark.uid, []), damage.seqs
-            )
+            self._add_damage(mark, damage)
             return []
         except SessionExists as error:
-            # The session with this key may be a copy from here that was renamed or deleted here
-            # since.
+            # The session that has this key in the destination may be an earlier copy whose source
+            # was renamed or deleted since.
             self._failure_reasons[mark.uid] = f"{error}. {_KEY_EXISTS}"
             return []
         except StoreBusy:
@@ -473,10 +449,14 @@ class _Copy:
         except DamagedStore as error:
             self._add_problem(mark, str(error))
             return []
-        known = self._outdated_copies.pop(mark.uid, MessagesDigest())
-        self._messages += max(0, digest.messages - known.messages)
-        self._bytes += max(0, digest.bytes - known.bytes)
+        old_digest = self._outdated_copies.pop(mark.uid, MessagesDigest())
+        self._messages += max(0, digest.messages - old_digest.messages)
+        self._bytes += max(0, digest.bytes - old_digest.bytes)
         return [_CopyState(snapshot, digest, reading.stamp, written=True)]
+
+    def _add_damage(self, mark: SnapshotMark, damage: UnknownDamage) -> None:
+        known_seqs = self._damaged_seqs.get(mark.uid, [])
+        self._damaged_seqs[mark.uid] = spans.union(known_seqs, damage.seqs)
 
     def _with_known_damage(self, snapshot: Snapshot) -> Snapshot:
         lost = spans.union(snapshot.lost, self._damaged_seqs.get(snapshot.uid, []))
@@ -487,87 +467,84 @@ class _Copy:
     # --- existing sessions -------------------------------------------------------------------
 
     def _compare_with_target(self, mark: SnapshotMark) -> None:
-        """Compare a session with the destination; a session that is no copy is a problem."""
+        """Compare a session with the destination. A different session with its key is a problem."""
         for _ in range(MAX_ATTEMPTS):
-            with self._reading(mark) as source, self._reading_target(mark) as target:
+            with self._open_source(mark) as source, self._open_target(mark) as target:
                 if source is None or target is None:
                     return
                 snapshot = self._with_known_damage(source.snapshot)
                 try:
-                    found = compare(replace(source, snapshot=snapshot), target)
+                    comparison = compare(replace(source, snapshot=snapshot), target)
                 except UnknownDamage as damage:
-                    self._damaged_seqs[mark.uid] = spans.union(
-                        self._damaged_seqs.get(mark.uid, []), damage.seqs
-                    )
+                    self._add_damage(mark, damage)
                     continue
                 except StoreBusy:
                     return
                 except DamagedStore as error:
                     self._add_problem(mark, str(error))
                     return
-            if found.reason:
-                self._add_problem(mark, found.reason, newer=found.is_newer)
-            elif found.equal:
-                self._done[mark.uid] = _CopyState(
-                    snapshot, found.digest, source.stamp, checked=True
+            if comparison.reason:
+                self._add_problem(mark, comparison.reason, newer=comparison.is_newer)
+            elif comparison.equal:
+                self._copy_states[mark.uid] = _CopyState(
+                    snapshot, comparison.digest, source.stamp, checked=True
                 )
             else:
-                self._outdated_copies[mark.uid] = found.digest
+                self._outdated_copies[mark.uid] = comparison.digest
             return
 
-    def _compare(self) -> None:
+    def _compare_written(self) -> None:
         """Read back and compare the written sessions."""
         self._target_marks = {mark.uid: mark for mark in self._target.list_snapshots()}
-        pending = [uid for uid, done in self._done.items() if not done.checked]
+        pending = [uid for uid, state in self._copy_states.items() if not state.checked]
         for number, uid in enumerate(pending):
             self._report_progress("comparing", number, len(pending))
-            done = self._done[uid]
+            state = self._copy_states[uid]
             mark = SnapshotMark(
-                key=done.snapshot.key, uid=uid, deleted=done.snapshot.deleted, stamp=""
+                key=state.snapshot.key, uid=uid, deleted=state.snapshot.deleted, stamp=""
             )
             if uid in self._problems:
                 continue
-            if uid not in self._target_marks or self._target_digest(
-                mark
-            ) != done.digest.with_snapshot(done.snapshot):
+            digest = ""
+            if uid in self._target_marks:
+                with self._open_target(mark) as target_reading:
+                    digest = "" if target_reading is None else digest_of(target_reading)
+            if digest != state.digest.with_snapshot(state.snapshot):
                 self._add_problem(mark, _NOT_EQUAL)
         self._report_progress("comparing", len(pending), len(pending))
-
-    def _target_digest(self, mark: SnapshotMark) -> str:
-        with self._reading_target(mark) as found:
-            return "" if found is None else digest_of(found)
 
     # --- results -----------------------------------------------------------------------------
 
     def _add_problem(self, mark: SnapshotMark, reason: str, *, newer: bool = False) -> None:
-        self._done.pop(mark.uid, None)
+        self._copy_states.pop(mark.uid, None)
         self._unchanged.pop(mark.uid, None)
         problem = CopyProblem(key=mark.key, uid=mark.uid, reason=reason, newer=newer)
         self._problems[mark.uid or mark.key] = problem
 
     def _report_progress(self, phase: Phase, done: int, total: int) -> None:
-        self._progress(
-            CopyStep(
+        if self._progress is not None:
+            step = CopyStep(
                 phase=phase, number=self._passes, done=done, total=total, messages=self._messages
             )
-        )
+            self._progress(step)
 
-    def _totals(self) -> CopyTotals:
+    def _make_totals(self) -> CopyTotals:
         copied = [
             CopiedSession(
-                key=done.snapshot.key,
+                key=state.snapshot.key,
                 uid=uid,
-                deleted=done.snapshot.deleted,
-                last_seq=done.snapshot.last_seq,
-                messages=_message_count(done.snapshot),
-                stamp=done.stamp,
-                digest=done.digest.with_snapshot(done.snapshot),
-                written=done.written,
-                lost=spans.size(done.snapshot.lost),
+                deleted=state.snapshot.deleted,
+                last_seq=state.snapshot.last_seq,
+                messages=_message_count(state.snapshot),
+                stamp=state.stamp,
+                digest=state.digest.with_snapshot(state.snapshot),
+                written=state.written,
+                lost=spans.size(state.snapshot.lost),
             )
-            for uid, done in self._done.items()
+            for uid, state in self._copy_states.items()
         ]
-        copied += [one for one in self._unchanged.values() if one.uid not in self._done]
+        unchanged = self._unchanged.values()
+        copied += [session for session in unchanged if session.uid not in self._copy_states]
         only_in_target = [
             mark.key
             for uid, mark in self._target_marks.items()
@@ -575,7 +552,7 @@ class _Copy:
             and (mark.deleted or mark.key not in self._unreadable_keys)
         ]
         return CopyTotals(
-            copied=tuple(sorted(copied, key=lambda one: (one.key, one.uid))),
+            copied=tuple(sorted(copied, key=lambda session: (session.key, session.uid))),
             problems=tuple(self._problems.values()),
             only_in_target=tuple(only_in_target),
             messages=self._messages,
@@ -585,10 +562,10 @@ class _Copy:
         )
 
 
-def _readable(messages: Iterator[Message]) -> Iterator[Message]:
-    """Yield the messages of the source; raise DamagedStore if some of them cannot be read.
+def _raise_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
+    """Yield the messages of the source. Raises DamagedStore if some of them cannot be read.
 
-    The error is then not mistaken for one of the destination, which ends the copy.
+    Other errors would look like errors of the destination, which end the whole copy.
     """
     try:
         yield from messages
@@ -598,18 +575,15 @@ def _readable(messages: Iterator[Message]) -> Iterator[Message]:
         raise DamagedStore(str(error)) from error
 
 
-def _is_full(written: Sequence[_CopyState]) -> bool:
+def _is_group_full(written_states: Sequence[_CopyState]) -> bool:
     """Return whether a group reached a limit and must be made durable."""
     return (
-        sum(done.digest.messages for done in written) >= GROUP_MESSAGES
-        or sum(done.digest.bytes for done in written) >= GROUP_BYTES
+        sum(state.digest.messages for state in written_states) >= GROUP_MESSAGES
+        or sum(state.digest.bytes for state in written_states) >= GROUP_BYTES
     )
 
 
 def _message_count(snapshot: Snapshot) -> int:
     """Return the number of messages in a snapshot."""
-    return (
-        spans.size(spans.minus([(1, snapshot.last_seq)], missing_seqs(snapshot)))
-        if snapshot.last_seq
-        else 0
-    )
+    all_seqs = [(1, snapshot.last_seq)] if snapshot.last_seq else []
+    return spans.size(spans.minus(all_seqs, missing_seqs(snapshot)))

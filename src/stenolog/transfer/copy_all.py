@@ -1,12 +1,13 @@
 """Copying of all sessions of a place to another place, namespace by namespace.
 
-The sessions of a named agent are `agents/NAME/sessions` in a folder and the namespace `agents.NAME`
-in a database; this module uses the latter for both.
+The sessions of a named agent are in `agents/NAME/sessions` in a folder, and in the namespace
+`agents.NAME` in a database. This module uses the name `agents.NAME` for both.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.disk import write_problem
 from stenolog.stores.file_names import unescape_key
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.open_store import Address, address, open_store
+from stenolog.stores.open_store import Address, open_store, parse_address
 from stenolog.stores.snapshots import EmptyStore, NamespacedStore, SharedPlace, SnapshotStore
 from stenolog.transfer.comparison import combined_digest
 from stenolog.transfer.copy import (
@@ -34,6 +35,8 @@ from stenolog.transfer.copy import (
     CopyProblem,
     CopyStep,
     CopyTotals,
+    EarlierCopy,
+    Progress,
     copy_snapshots,
     preview_copy,
 )
@@ -53,137 +56,137 @@ class CopyReport(Struct, frozen=True, kw_only=True):
 
     @property
     def sessions(self) -> int:
-        """Number of sessions, not deleted, that are equal in the source and the destination."""
-        return sum(one.deleted is None for one in self._copied())
+        """Number of live sessions that are equal in the source and the destination."""
+        return sum(session.deleted is None for session in self._copied_sessions())
 
     @property
     def deleted(self) -> int:
-        """Number of deleted sessions in the trash that are equal in both."""
-        return sum(one.deleted is not None for one in self._copied())
+        """Number of sessions in the trash that are equal in the source and the destination."""
+        return sum(session.deleted is not None for session in self._copied_sessions())
 
     @property
     def not_compared(self) -> int:
         """Number of sessions that are unchanged since an earlier copy and were not read again."""
-        return sum(not one.compared for one in self._copied())
+        return sum(not session.compared for session in self._copied_sessions())
 
     @property
     def written(self) -> int:
         """Number of sessions for which data was written."""
-        return sum(one.written for one in self._copied())
+        return sum(session.written for session in self._copied_sessions())
 
     @property
     def messages(self) -> int:
         """Number of messages that were written."""
-        return sum(found.messages for found in self.namespaces.values())
+        return sum(totals.messages for totals in self.namespaces.values())
 
     @property
     def digest(self) -> str:
         """One digest of all copied sessions."""
         return combined_digest(
-            (namespace, one.uid, one.digest)
-            for namespace, found in self.namespaces.items()
-            for one in found.copied
+            (namespace, session.uid, session.digest)
+            for namespace, totals in self.namespaces.items()
+            for session in totals.copied
         )
 
     @property
     def unlocked(self) -> bool:
         """Whether the source could not be locked."""
-        return any(found.unlocked for found in self.namespaces.values())
+        return any(totals.unlocked for totals in self.namespaces.values())
 
     @property
     def problems(self) -> int:
         """Number of sessions that could not be copied."""
-        return sum(len(found.problems) for found in self.namespaces.values())
+        return sum(len(totals.problems) for totals in self.namespaces.values())
 
-    def _copied(self) -> Iterator[CopiedSession]:
-        for found in self.namespaces.values():
-            yield from found.copied
+    def _copied_sessions(self) -> Iterator[CopiedSession]:
+        for totals in self.namespaces.values():
+            yield from totals.copied
 
 
 def copy_place(
     source: str, target: str, *, dry_run: bool = False, on_progress: OnProgress | None = None
 ) -> CopyReport:
-    """Copy all namespaces of one place to another. Raises as copy_snapshots, and UsageError.
+    """Copy all namespaces of one place to another place.
 
-    A namespace that cannot be opened in the destination is reported as a problem; if none can be
-    opened, that error is raised.
+    A namespace that cannot be opened in the destination is reported as a problem. If no namespace
+    can be opened, the error is raised. Raises UsageError and the errors of copy_snapshots.
     """
     check_different_places(source, target)
-    started = time.monotonic()
-    found = {}
-    errors = DestinationErrors()
-    for name in namespaces_of(source):
-        with opened_store(source, name, source=True) as source_store:
-            opening = _opened_for_preview(target, name) if dry_run else opened_store(target, name)
-            with errors.attempt(name, opening) as target_store:
-                if target_store is None:
-                    continue
-                if dry_run:
-                    found[name] = preview_copy(source_store, target_store)
-                else:
-                    found[name] = copy_namespace(source_store, target_store, name, on_progress)
-    found |= errors.problems_by_namespace(any_opened=bool(found))
-    return CopyReport(namespaces=found, seconds=time.monotonic() - started, dry_run=dry_run)
+    started_at = time.monotonic()
+
+    def copy(name: str, source_store: SnapshotStore, target_store: SnapshotStore) -> CopyTotals:
+        if dry_run:
+            return preview_copy(source_store, target_store)
+        return copy_namespace(source_store, target_store, name, on_progress)
+
+    copied_totals, failed_totals = copy_namespaces(
+        namespaces_of(source),
+        lambda name: opened_store(source, name, is_source=True),
+        lambda name: _opened_for_preview(target, name) if dry_run else opened_store(target, name),
+        copy,
+    )
+    seconds = time.monotonic() - started_at
+    return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds, dry_run=dry_run)
 
 
-class DestinationErrors:
-    """The namespaces that cannot be opened in a destination while others are copied."""
+OpenNamespace = Callable[[str], AbstractContextManager[SnapshotStore]]
 
-    def __init__(self) -> None:
-        self._errors: dict[str, UsageError | StoreUnavailable] = {}
 
-    @contextmanager
-    def attempt(
-        self, name: str, opening: AbstractContextManager[SnapshotStore]
-    ) -> Iterator[SnapshotStore | None]:
-        """Yield the store; None if it cannot be opened."""
-        with ExitStack() as stack:
-            store = None
+def copy_namespaces(
+    names: Iterable[str],
+    open_source: OpenNamespace,
+    open_target: OpenNamespace,
+    copy: Callable[[str, SnapshotStore, SnapshotStore], CopyTotals],
+) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
+    """Copy namespaces. The second value has the namespaces that the destination cannot open.
+
+    If the destination can open no namespace, raises the first error.
+    """
+    copied_totals: dict[str, CopyTotals] = {}
+    errors: dict[str, UsageError | StoreUnavailable] = {}
+    for name in names:
+        with open_source(name) as source_store, ExitStack() as stack:
             try:
-                store = stack.enter_context(opening)
+                target_store = stack.enter_context(open_target(name))
             except (UsageError, StoreUnavailable) as error:
-                self._errors[name] = error
-            yield store
-
-    def problems_by_namespace(self, *, any_opened: bool) -> dict[str, CopyTotals]:
-        """Return each failure as a problem. If no namespace was opened, raise the first error."""
-        if self._errors and not any_opened:
-            raise next(iter(self._errors.values()))
-        return {
-            name: CopyTotals(copied=(), problems=(CopyProblem(key="", uid="", reason=str(error)),))
-            for name, error in self._errors.items()
-        }
+                errors[name] = error
+            else:
+                copied_totals[name] = copy(name, source_store, target_store)
+    if errors and not copied_totals:
+        raise next(iter(errors.values()))
+    return copied_totals, {
+        name: CopyTotals(copied=(), problems=(CopyProblem(key="", uid="", reason=str(error)),))
+        for name, error in errors.items()
+    }
 
 
 def copy_namespace(
     source_store: SnapshotStore,
     target_store: SnapshotStore,
     name: str,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress | None,
+    *,
+    earlier_copies: Mapping[str, EarlierCopy] | None = None,
+    exclude_uids: Collection[str] = (),
 ) -> CopyTotals:
     """Copy one namespace, and make processes that use the destination reload its aliases."""
-    with updating_alias_marker(source_store, target_store):
+    with ExitStack() as stack:
+        has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
+        if has_aliases and isinstance(target_store, Store):
+            prepare_alias_mark(target_store)
+            stack.callback(change_alias_mark, target_store)
         return copy_snapshots(
             source_store,
             target_store,
-            progress=None if on_progress is None else lambda step: on_progress(name, step),
+            known=earlier_copies,
+            exclude_uids=exclude_uids,
+            progress=namespace_progress(on_progress, name),
         )
 
 
-@contextmanager
-def updating_alias_marker(
-    source_store: SnapshotStore, target_store: SnapshotStore
-) -> Iterator[None]:
-    """Change the alias marker of the destination, because copied sessions may have aliases."""
-    has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
-    if not has_aliases or not isinstance(target_store, Store):
-        yield
-        return
-    prepare_alias_mark(target_store)
-    try:
-        yield
-    finally:
-        change_alias_mark(target_store)
+def namespace_progress(on_progress: OnProgress | None, name: str) -> Progress | None:
+    """Return the progress callback of one namespace."""
+    return None if on_progress is None else partial(on_progress, name)
 
 
 # --- namespaces ------------------------------------------------------------------------------
@@ -191,19 +194,19 @@ def updating_alias_marker(
 
 def namespaces_of(where: str) -> list[str]:
     """Return the namespaces of a place that have sessions. Raises UsageError, StoreUnavailable."""
-    found = address(where)
-    if found.engine == "jsonl":
-        check_workspace(Path(found.path))
-        return [_namespace_of(where, folder) for folder in log_folders(Path(found.path))]
-    with open_store(where, read_only=found.engine != "memory") as store:
+    address = parse_address(where)
+    if address.engine == "jsonl":
+        check_workspace(Path(address.path))
+        return [_namespace_of(where, folder) for folder in log_folders(Path(address.path))]
+    with open_store(where, read_only=address.engine != "memory") as store:
         return store.namespaces() if isinstance(store, NamespacedStore) else [NAMESPACE]
 
 
 def _namespace_of(where: str, folder: str) -> str:
-    *above, name = folder.split("/")
-    if not above:
+    *parent, name = folder.split("/")
+    if not parent:
         return name
-    agent = unescape_key(above[-1])
+    agent = unescape_key(parent[-1])
     if agent is None or name != NAMESPACE:
         raise UsageError(
             f"{where}: {folder} has no equivalent in a database; move it to a separate folder"
@@ -215,23 +218,23 @@ def check_different_places(source: str, target: str) -> None:
     """Raise UsageError if both are the same place, or one of them is a temporary store."""
     if _TEMPORARY in (source, target):
         raise UsageError("memory: is a temporary store; give another place")
-    source_store, target_store = address(source), address(target)
-    if source_store.engine != target_store.engine:
+    source_address, target_address = parse_address(source), parse_address(target)
+    if source_address.engine != target_address.engine:
         return
-    if source == target or _is_same(source_store, target_store):
+    if source == target or _is_same_place(source_address, target_address):
         # The message does not name the place: its URL may contain a password.
         raise UsageError("source and destination are the same place; give another one")
 
 
-def _is_same(source_store: Address, target_store: Address) -> bool:
+def _is_same_place(source: Address, target: Address) -> bool:
     """Return whether two addresses of one engine refer to the same place."""
-    if source_store.engine == "postgresql":
-        return _is_same_database(str(source_store.path), str(target_store.path))
+    if source.engine == "postgresql":
+        return _is_same_database(str(source.path), str(target.path))
     try:
-        # By inode, which symlinks, hard links and bind mounts share.
-        return Path(source_store.path).samefile(target_store.path)
+        # The inode is compared, because symlinks, hard links and bind mounts share it.
+        return Path(source.path).samefile(target.path)
     except OSError:
-        return Path(source_store.path).resolve() == Path(target_store.path).resolve()
+        return Path(source.path).resolve() == Path(target.path).resolve()
 
 
 def _is_same_database(source: str, target: str) -> bool:
@@ -240,7 +243,7 @@ def _is_same_database(source: str, target: str) -> bool:
             open_store(source, read_only=True) as source_store,
             open_store(target, read_only=True) as target_store,
         ):
-            # URLs cannot show it: host names, sockets and poolers may lead to one server.
+            # URLs are not compared: different hosts, sockets and poolers may lead to one server.
             return (
                 isinstance(source_store, SharedPlace)
                 and isinstance(target_store, SharedPlace)
@@ -254,17 +257,17 @@ def _is_same_database(source: str, target: str) -> bool:
 
 
 @contextmanager
-def opened_store(where: str, namespace: str, *, source: bool = False) -> Iterator[SnapshotStore]:
+def opened_store(where: str, namespace: str, *, is_source: bool = False) -> Iterator[SnapshotStore]:
     """Open the store of one namespace as the destination or the source of a copy.
 
-    A read-only source is read without its locks. Raises as open_store.
+    A read-only source is read without its locks. Raises the errors of open_store.
     """
     try:
-        store = _open(where, namespace, read_only=source and _is_read_only(where))
+        store = _open_namespace(where, namespace, read_only=is_source and _is_read_only(where))
     except (StoreUnavailable, ReadOnly):
-        if not source:
+        if not is_source:
             raise
-        store = _open(where, namespace, read_only=True)
+        store = _open_namespace(where, namespace, read_only=True)
     with store:
         yield _as_snapshot_store(store, where)
 
@@ -272,15 +275,15 @@ def opened_store(where: str, namespace: str, *, source: bool = False) -> Iterato
 @contextmanager
 def opened_read_only(where: str, namespace: str) -> Iterator[SnapshotStore]:
     """Open the store of one namespace read-only."""
-    with _open(where, namespace, read_only=True) as store:
+    with _open_namespace(where, namespace, read_only=True) as store:
         yield _as_snapshot_store(store, where)
 
 
 @contextmanager
 def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
-    """Open a destination read-only; an empty store if it does not exist."""
+    """Open a destination read-only. If it does not exist, yield an empty store."""
     try:
-        store = _open(where, namespace, read_only=True)
+        store = _open_namespace(where, namespace, read_only=True)
     except EmptyStore:
         store = InMemoryStore()
     except StoreUnavailable:
@@ -292,13 +295,13 @@ def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
 
 
 def _exists(where: str, namespace: str) -> bool:
-    found = address(where)
-    path = Path(found.path)
-    match found.engine:
+    address = parse_address(where)
+    path = Path(address.path)
+    match address.engine:
         case "jsonl":
-            place = locate_sessions(where, _agent(namespace))
+            place = locate_sessions(where, _agent_name(namespace))
             try:
-                return Path(place.where, _folder(namespace)).exists()
+                return Path(place.where, _namespace_folder(namespace)).exists()
             except OSError:
                 return True  # unknown, or it cannot be created
         case "sqlite":
@@ -307,34 +310,34 @@ def _exists(where: str, namespace: str) -> bool:
             return True
 
 
-def _open(where: str, namespace: str, *, read_only: bool) -> Store:
-    if address(where).engine != "jsonl":
+def _open_namespace(where: str, namespace: str, *, read_only: bool) -> Store:
+    if parse_address(where).engine != "jsonl":
         return open_store(where, namespace=namespace, read_only=read_only)
-    place = locate_sessions(where, _agent(namespace))
-    return open_store(place.where, namespace=_folder(namespace), read_only=read_only)
+    place = locate_sessions(where, _agent_name(namespace))
+    return open_store(place.where, namespace=_namespace_folder(namespace), read_only=read_only)
 
 
-def _agent(namespace: str) -> str | None:
+def _agent_name(namespace: str) -> str | None:
     agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
     return agent if agent is not None and agent_namespace(agent) == namespace else None
 
 
-def _folder(namespace: str) -> str:
-    return namespace if _agent(namespace) is None else NAMESPACE
+def _namespace_folder(namespace: str) -> str:
+    return namespace if _agent_name(namespace) is None else NAMESPACE
 
 
 def _is_read_only(where: str) -> bool:
     """Return whether a folder is read-only."""
-    found = address(where)
-    if found.engine != "jsonl":
+    address = parse_address(where)
+    if address.engine != "jsonl":
         return False
     try:
-        return write_problem(Path(found.path)) is not None
+        return write_problem(Path(address.path)) is not None
     except OSError:
         return False
 
 
 def _as_snapshot_store(store: Store, where: str) -> SnapshotStore:
     if not isinstance(store, SnapshotStore):
-        raise UsageError(f"{address(where).engine}: this engine does not support copies")
+        raise UsageError(f"{parse_address(where).engine}: this engine does not support copies")
     return store

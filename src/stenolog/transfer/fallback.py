@@ -1,14 +1,15 @@
 """The fallback store: a JSONL folder that keeps the sessions while their store is unusable.
 
-It uses the ordinary JSONL engine, so every call works. Legacy sessions are copied into it first.
-The next successful start merges it into the store, session by session, like other old sessions:
-messages from legacy files are recognized by their content, messages added here by their token, or
-else by the uid of the session and their seq. Then the folder is renamed. The merge also repeats
-deletions and purges in the store; purges are noted next to the folder.
+The fallback store is an ordinary JSONL store, so every call works. When it is opened, legacy
+sessions are copied into it. The next successful start merges the fallback store into the store,
+session by session, like other old sessions. The merge recognizes messages from legacy files by
+their content. It recognizes messages that were added to the fallback store by their token, or by
+the uid of their session and their seq. Then the folder is renamed. The merge also repeats deletions
+and purges in the store. Purges are noted next to the folder.
 
-Each process that uses the fallback store holds a shared lock. While any process holds it, a merge
-copies the current content and the folder keeps its name. A record of each merged session, also next
-to the folder, prevents later merges from adding messages that were purged in the store.
+Each process that uses the fallback store holds a shared lock. While any process holds the lock, a
+merge copies the current content and the folder keeps its name. A record of each merged session,
+also next to the folder, prevents later merges from adding messages that were purged in the store.
 """
 
 import errno
@@ -32,12 +33,13 @@ from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreBus
 from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
-from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
+from stenolog.stores.base import FORKED_AT, NOT_FORKED, DeletedSession, PurgingStore, Store
 from stenolog.stores.file_names import LOG_SUFFIX, escape_key
-from stenolog.stores.json_file import JSONMessage, NotASession, time_of
+from stenolog.stores.json_file import JSONMessage, NotASession, parse_go_time
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
+from stenolog.transfer.importers.chat_format import omit
 from stenolog.transfer.importers.legacy_session import LegacySession, Source, SourceContent
 from stenolog.transfer.migration import (
     ImportedSession,
@@ -49,14 +51,14 @@ from stenolog.transfer.migration import (
 
 LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for a process that merges the fallback store."""
-LOCK: Final = "fallback.lock"
-PURGES: Final = "purges"
-MERGED: Final = "merged"
+LOCK_FILE: Final = "fallback.lock"
+PURGES_FOLDER: Final = "purges"
+MERGED_FOLDER: Final = "merged"
 """Folder of the records of merged sessions."""
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_POLL: Final = 0.05
-_NOT_MERGED: Final = NOT_FORKED | {
-    *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META)
+_POLL_SECONDS: Final = 0.05
+_UNMERGED_FIELDS: Final = NOT_FORKED | {
+    *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
 }
 """Meta fields that refer to seqs of the fallback store, or belong to its import."""
 
@@ -70,11 +72,12 @@ class FallbackStore(JSONLStore):
         super().__init__(workspace, namespace=NAMESPACE)
         self.because = because
         self._fallback_lock = lock
-        self._purge_notes = workspace / PURGES
+        self._purge_notes = workspace / PURGES_FOLDER
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Purge here, and in the store at the merge."""
-        uids = [one.uid for one in self.list_trash() if one.key == key] if before is None else []
+        """Purge the session in the fallback store. The merge repeats the purge in the store."""
+        trash = self.list_trash() if before is None else []
+        uids = [trashed.uid for trashed in trash if trashed.key == key]
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
         with self._noting(
@@ -82,22 +85,23 @@ class FallbackStore(JSONLStore):
         ):  # guard: fallback-purge-noted
             return super().purge(key, before=before)
 
-    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
-        """Purge these deleted sessions here, and at the merge messages imported from their files.
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
+        """Purge these deleted sessions in the fallback store.
 
-        The store's session of this key has other messages too, and was not deleted here.
+        The merge also purges the session with this key in the store, unless that session has
+        messages that the purged sessions did not have.
         """
         with self._noting(self._describe_purge(key, [uid for uid, _ in entries], is_trash=True)):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
         """Return the health of the folder: never ok, because the sessions belong in the store."""
-        found = super().health()
+        health = super().health()
         reason = (
             f"sessions are kept in {self.folder} for this run, and merged when the store can be "
             f"used again: {self.because}"
         )
-        return Health(ok=False, free_bytes=found.free_bytes, problems=(reason, *found.problems))
+        return Health(ok=False, free_bytes=health.free_bytes, problems=(reason, *health.problems))
 
     def close(self) -> None:
         """Close the store and release the lock."""
@@ -107,27 +111,27 @@ class FallbackStore(JSONLStore):
     def _describe_purge(
         self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
     ) -> "_PurgeNote":
-        read_in: dict[str, int] = {}
+        imported_seqs: dict[str, int] = {}
         for uid in uids:
             with (
                 suppress(NoSuchSession, DamagedStore),
                 self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
-                read_in |= _last_seq_by_digest(merge.import_receipts(reading.snapshot.meta))
+                imported_seqs |= _last_seq_by_digest(merge.import_receipts(reading.snapshot.meta))
         return _PurgeNote(
             key=key,
             at=datetime.now(UTC),
             before=before,
             uids=tuple(uids),
             is_trash=is_trash,
-            read_in=tuple(read_in.items()),
+            read_in=tuple(imported_seqs.items()),
         )
 
     @contextmanager
     def _noting(self, purge: "_PurgeNote") -> Iterator[None]:
-        """Note the purge before it runs, and after it that it completed.
+        """Write a note of the purge before the purge runs, and complete the note afterwards.
 
-        The note of a failed purge stays: the merge finds out whether the purge took effect.
+        The note of a failed purge stays. The merge finds out whether that purge took effect.
         """
         name = f"{timestamp(purge.at).replace(':', '')}-{os.urandom(4).hex()}.json"
         self._write_note(name, purge)
@@ -147,13 +151,13 @@ class FallbackStore(JSONLStore):
 
 
 def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
-    """Open the fallback store of a store, with the legacy sessions in it.
+    """Open the fallback store of a store, and copy the legacy sessions into the fallback store.
 
-    Raises StenologError or OSError if it cannot be written.
+    Raises StenologError or OSError if the fallback store cannot be written.
     """
     assert place.fallback is not None, "this store has a fallback"
     workspace = place.fallback
-    disk.make_private(workspace)
+    disk.create_private_folder(workspace)
     lock = _open_lock(workspace, _LOCK_FLAGS | os.O_CREAT)
     try:
         if _try_lock(lock, fcntl.LOCK_EX):
@@ -166,36 +170,36 @@ def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
 
 
 def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
-    """Take the shared lock once no process merges the fallback store. Raises StoreBusy."""
+    """Wait until no process merges the fallback store, and take its lock. Raises StoreBusy."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     while not _try_lock(lock, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
             raise StoreBusy(f"{workspace}: another process merges it")
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
 
 
 def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
     """Copy the legacy sessions; their files stay unchanged."""
-    purged = {purge.key for _, purge in _pending_purges(workspace)}
+    purged_keys = {purge.key for _, purge in _pending_purges(workspace)}
     with JSONLStore(workspace, namespace=NAMESPACE) as store:
         for folder, fallbacks in place.legacy_folders():
-            found = import_folder(
+            report = import_folder(
                 folder,
                 store,
                 thorough=False,
                 rename_files=False,
                 fallbacks=fallbacks,
                 is_own=True,
-                exclude_keys=purged,
+                exclude_keys=purged_keys,
             )
-            log_report(found, store)
+            log_report(report, store)
 
 
 # --- merging it into the store ---------------------------------------------------------------
 
 
 def merge_fallback(place: SessionsLocation, store: Store) -> None:
-    """Merge the fallback store and rename its folder. Raises what the store raises."""
+    """Merge the fallback store and rename its folder. Raises the errors of the store."""
     workspace = place.fallback
     if workspace is None:
         return
@@ -232,32 +236,33 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
 
 def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
     """Repeat deletions of the fallback store, unless the session was used since in either store."""
-    used = set(fallback.list_sessions())
-    for one in fallback.list_trash():
+    keys = set(fallback.list_sessions())
+    for deletion in fallback.list_trash():
         try:
-            record = _read_record(workspace, one.uid)
-            if record.deleted == one.deleted:  # guard: fallback-deletion-repeated-once
+            record = _read_record(workspace, deletion.uid)
+            if record.deleted == deletion.deleted:  # guard: fallback-deletion-repeated-once
                 continue
             with suppress(NoSuchSession):
-                if one.key not in used and store.info(one.key).updated <= one.deleted:
-                    store.delete(one.key)
+                key, at = deletion.key, deletion.deleted
+                if key not in keys and store.info(key).updated <= at:
+                    store.delete(key)
         except (StenologError, NotASession) as error:
-            _logger.warning("the deletion of %r cannot be repeated: %s", one.key, error)
+            _logger.warning("the deletion of %r cannot be repeated: %s", deletion.key, error)
         else:
-            _write_record(workspace, one.key, replace(record, deleted=one.deleted))
+            _write_record(workspace, deletion.key, replace(record, deleted=deletion.deleted))
 
 
 def _rename_merged_folder(workspace: Path, merged: ImportReport) -> None:
-    now = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
-    target = workspace / f"{NAMESPACE}.merged-{now}"
+    time_text = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+    target = workspace / f"{NAMESPACE}.merged-{time_text}"
     try:
         (workspace / NAMESPACE).rename(target)
         disk.sync_entries(workspace)
     except OSError as error:
         _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
         return
-    shutil.rmtree(workspace / MERGED, ignore_errors=True)
-    count = sum(one.added for one in merged.imported)
+    shutil.rmtree(workspace / MERGED_FOLDER, ignore_errors=True)
+    count = sum(session.added for session in merged.imported)
     _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
 
 
@@ -281,20 +286,20 @@ def copies_in_fallback(place: SessionsLocation) -> Iterator[tuple[str, str]]:
 
 
 def purged_since(place: SessionsLocation, store: Store) -> list[str]:
-    """Return the keys of the fallback store that were merged, and then purged in the store."""
+    """Return the keys of merged sessions that were purged in the store after the merge."""
     workspace = place.fallback
     if workspace is None or workspace.is_symlink() or not isinstance(store, SnapshotStore):
         return []
     records = []
-    for path in (workspace / MERGED).glob("[!.]*.json"):
+    for path in (workspace / MERGED_FOLDER).glob("[!.]*.json"):
         with suppress(OSError, ValueError):
             records.append(convert(json.loads(path.read_bytes()), _MergeRecord))
-    there = {mark.uid for mark in store.list_snapshots()} if records else set()
-    gone = {one.uid for one in records if not there.issuperset(one.stored)}
-    if not gone or not (workspace / NAMESPACE).is_dir():
+    stored_uids = {mark.uid for mark in store.list_snapshots()} if records else set()
+    purged_uids = {record.uid for record in records if not stored_uids.issuperset(record.stored)}
+    if not purged_uids or not (workspace / NAMESPACE).is_dir():
         return []
     with JSONLStore(workspace, namespace=NAMESPACE, read_only=True) as fallback:
-        return sorted({mark.key for mark in fallback.list_snapshots() if mark.uid in gone})
+        return sorted({mark.key for mark in fallback.list_snapshots() if mark.uid in purged_uids})
 
 
 class _FallbackSnapshots:
@@ -310,9 +315,8 @@ class _FallbackSnapshots:
         self.path = fallback.folder
         self.name = str(self.path)
 
-    def sources(self, *, thorough: bool) -> list[Source]:
+    def sources(self) -> list[Source]:
         """Return every session that is not in the trash."""
-        del thorough
         self._keys = {escape_key(key) + LOG_SUFFIX: key for key in self._fallback.list_sessions()}
         return [Source(name=name, body=None) for name in self._keys]
 
@@ -323,111 +327,116 @@ class _FallbackSnapshots:
         except StenologError as error:
             raise NotASession(str(error)) from error
         record = _read_record(self._workspace, info.uid)
-        is_same = bool(record.stored) and record.stored[-1] == _uid(self._store, record.key)
-        # Merged messages are never merged into another session: they were purged or deleted.
+        is_same = bool(record.stored) and record.stored[-1] == _session_uid(self._store, record.key)
+        # Messages that were already merged are not merged into another session of the store: the
+        # first session was purged or deleted.
         after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
         try:
             mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
             with self._fallback.read_snapshot(mark) as reading:
                 messages = list(reading.messages)
-                found = _to_source_files(reading.snapshot, messages, after=after)
-                last = reading.snapshot.last_seq
+                content = _to_source_content(reading.snapshot, messages, after=after)
+                last_seq = reading.snapshot.last_seq
         except StenologError as error:
             raise NotASession(str(error)) from error
         self._records[source.name] = replace(
-            record, after=after, last_seq=last, digest=found.digest
+            record, after=after, last_seq=last_seq, digest=content.digest
         )
-        if found.digest == record.digest:
-            nothing = replace(found.session, messages=(), summary="", problems=())
-            return replace(found, session=nothing)
-        return found
+        if content.digest == record.digest:
+            empty_session = replace(content.session, messages=(), summary="", problems=())
+            return replace(content, session=empty_session)
+        return content
 
     def record(self, source: Source, imported: ImportedSession) -> None:
         """Record that a session was merged, and into which session of the store."""
-        record, uid = self._records[source.name], _uid(self._store, imported.key)
-        stored = (*(one for one in record.stored if one != uid), *([uid] if uid else []))
-        record = replace(record, key=imported.key, stored=stored)
+        record, uid = self._records[source.name], _session_uid(self._store, imported.key)
+        earlier_uids = [stored_uid for stored_uid in record.stored if stored_uid != uid]
+        stored_uids = (*earlier_uids, uid) if uid else tuple(earlier_uids)
+        record = replace(record, key=imported.key, stored=stored_uids)
         if record != _read_record(self._workspace, record.uid):
             _write_record(self._workspace, self._keys[source.name], record)
 
 
-def _to_source_files(
+def _to_source_content(
     snapshot: Snapshot, messages: Sequence[Message], *, after: int
 ) -> SourceContent:
-    """Return a session as an old one: all of it, or only its messages after a seq."""
+    """Return a session in the form of a legacy session, with its messages after a seq."""
     receipts = merge.import_receipts(snapshot.meta)
-    hidden = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
-    tokens = _tokens(snapshot, messages)
-    kept = tuple(
+    hidden_spans = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
+    tokens = _message_tokens(snapshot, messages)
+    unmerged = tuple(
         JSONMessage(
             message.to_json(),
             message.at,
             tokens.get(message.seq),
-            any(first <= message.seq <= last for first, last in hidden),
+            any(first <= message.seq <= last for first, last in hidden_spans),
         )
         for message in messages
         if message.seq > after
     )
     updated = datetime.fromisoformat(snapshot.updated)
-    lost = spans.size(snapshot.lost)
-    has_new = any(message.once is not None for message in kept)
+    lost_count = spans.size(snapshot.lost)
+    has_new = any(message.once is not None for message in unmerged)
     session = LegacySession(
         layout="stenolog-json",
         key=snapshot.key,
-        messages=kept,
+        messages=unmerged,
         summary="" if after else snapshot.summary,
-        meta={n: one for n, one in snapshot.meta.items() if n not in _NOT_MERGED and not after},
+        meta={} if after else omit(snapshot.meta, *_UNMERGED_FIELDS),
         created=datetime.fromisoformat(snapshot.created),
         updated=updated,
-        problems=(f"{lost} messages of the fallback cannot be read",) if lost else (),
+        problems=(f"{lost_count} messages of the fallback cannot be read",) if lost_count else (),
     )
-    # A legacy session without new messages here is as old as its file.
-    imported_times = [
-        moment for one in receipts if (moment := time_of(one.get("updated"))) is not None
-    ]
-    changed = updated if has_new or not imported_times else max(imported_times)
-    return SourceContent(session, _digest(snapshot, session), changed, ())
+    # A legacy session without new messages in the fallback store is as old as its file.
+    times = [parse_go_time(receipt.get("updated")) for receipt in receipts]
+    imported_times = [at for at in times if at is not None]
+    mtime = updated if has_new or not imported_times else max(imported_times)
+    return SourceContent(session, _session_digest(snapshot, session), mtime, ())
 
 
-def _tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
-    """Return the token of each message that was added here; legacy messages have none."""
+def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
+    """Return the token of each message that was added to the fallback store.
+
+    Messages from legacy files have no token.
+    """
     receipts = merge.import_receipts(snapshot.meta)
     import_mark = snapshot.meta.get("importing")
-    imports = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
-    prefixes = tuple(f"import:{one.get('sha256')}:" for one in imports)
-    read_in = max(_last_seq_by_digest(receipts).values(), default=0)
-    found: dict[int, str] = {}
+    import_marks = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
+    prefixes = tuple(f"import:{mark.get('sha256')}:" for mark in import_marks)
+    last_imported_seq = max(_last_seq_by_digest(receipts).values(), default=0)
+    tokens: dict[int, str] = {}
     for message in messages:
         token = token_of(message)
         if token is not None:
-            found |= dict.fromkeys(range(message.seq, message.seq + token[1]), token[0])
-    given = {
-        message.seq: found.get(message.seq, "" if message.seq <= read_in else None)
+            tokens |= dict.fromkeys(range(message.seq, message.seq + token[1]), token[0])
+    token_by_seq = {
+        message.seq: tokens.get(message.seq, "" if message.seq <= last_imported_seq else None)
         for message in messages
     }
     return {
         # guard: fallback-merged-by-uid-and-seq
         seq: f"fallback:{snapshot.uid}:{seq}" if token is None else token
-        for seq, token in given.items()
+        for seq, token in token_by_seq.items()
         if token is None or (token and not token.startswith(prefixes or ("\0",)))
     }
 
 
 def _last_seq_by_digest(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return for each imported file, by its digest, the last seq after its import."""
+    """Return the last seq after the import of each file, by the digest of the file."""
     return {
-        one["sha256"]: one["last_seq"]
-        for one in receipts
-        if isinstance(one.get("sha256"), str) and isinstance(one.get("last_seq"), int)
+        receipt["sha256"]: receipt["last_seq"]
+        for receipt in receipts
+        if isinstance(receipt.get("sha256"), str) and isinstance(receipt.get("last_seq"), int)
     }
 
 
-def _digest(snapshot: Snapshot, session: LegacySession) -> str:
+def _session_digest(snapshot: Snapshot, session: LegacySession) -> str:
     """Return a digest that differs for each state of a session."""
-    *_, last = ["", *merge.prefix_digests(session.messages)]
-    shown = [message.hidden for message in session.messages]
-    state = [snapshot.uid, snapshot.last_seq, last, shown, session.summary, session.meta]
-    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    *_, messages_digest = ["", *merge.prefix_digests(session.messages)]
+    hidden_flags = [message.hidden for message in session.messages]
+    digested = [snapshot.uid, snapshot.last_seq, messages_digest, hidden_flags]
+    digested += [session.summary, session.meta]
+    return sha256(json.dumps(digested, sort_keys=True).encode()).hexdigest()
 
 
 # --- records of merges -----------------------------------------------------------------------
@@ -444,17 +453,17 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     digest: str = ""
     """Digest of the merged content."""
     key: str = ""
-    """Key of the store's session that it was merged into."""
+    """Key of the session in the store into which this session was merged."""
     stored: tuple[str, ...] = ()
-    """Uids of earlier sessions with that key, then the uid of the current one."""
+    """Uids of earlier sessions with that key, then the uid of the current session."""
     deleted: datetime | None = None
     """Time of the deletion in the fallback store that was repeated."""
 
 
 def _read_record(workspace: Path, uid: str) -> _MergeRecord:
-    """Return the record of a session, an empty one if there is none. Raises NotASession."""
+    """Return the record of a session, or an empty record. Raises NotASession."""
     try:
-        text = (workspace / MERGED / f"{escape_key(uid)}.json").read_bytes()
+        text = (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").read_bytes()
         return convert(json.loads(text), _MergeRecord)
     except (FileNotFoundError, NotADirectoryError):
         return _MergeRecord(uid=uid)
@@ -464,7 +473,7 @@ def _read_record(workspace: Path, uid: str) -> _MergeRecord:
 
 def _write_record(workspace: Path, key: str, record: _MergeRecord) -> None:
     try:
-        _write_json(workspace / MERGED, f"{escape_key(record.uid)}.json", record)
+        _write_json(workspace / MERGED_FOLDER, f"{escape_key(record.uid)}.json", record)
     except OSError as error:
         reason = "the merge of %r cannot be recorded, so the next start repeats it: %s"
         _logger.warning(reason, key, error.strerror)
@@ -472,7 +481,7 @@ def _write_record(workspace: Path, key: str, record: _MergeRecord) -> None:
 
 def _write_json(folder: Path, name: str, fields: Struct) -> None:
     """Write a small file durably. Raises OSError."""
-    disk.make_private(folder)
+    disk.create_private_folder(folder)
     descriptor = disk.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         disk.replace_file(descriptor, name, json.dumps(to_builtins(fields)).encode())
@@ -480,8 +489,8 @@ def _write_json(folder: Path, name: str, fields: Struct) -> None:
         descriptor.close()
 
 
-def _uid(store: Store, key: str) -> str:
-    """Return the uid of a session, or an empty string. Raises what the store raises."""
+def _session_uid(store: Store, key: str) -> str:
+    """Return the uid of a session, or an empty string. Raises the errors of the store."""
     try:
         return store.info(key).uid if key else ""
     except NoSuchSession:
@@ -496,12 +505,12 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
 
     key: str
     at: datetime
-    """Start of the purge: newer messages stay."""
+    """Start of the purge. Newer messages stay."""
     made: datetime | None = None
     """End of the purge; None if it is unknown whether the purge took effect."""
     before: int | None = None
     uids: tuple[str, ...] = ()
-    """Uids of the sessions that the purge deletes; with `before`, of the session it shortens."""
+    """Uids of the sessions that the purge deletes or, with `before`, shortens."""
     is_trash: bool = False
     """Whether only some sessions in the trash are purged, not the whole key."""
     read_in: tuple[tuple[str, int], ...] = ()
@@ -510,13 +519,13 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
 
 def _pending_purges(workspace: Path) -> list[tuple[Path, _PurgeNote]]:
     """Return the purges that are not yet repeated, oldest first."""
-    found = []
-    for path in sorted((workspace / PURGES).glob("[!.]*.json")):
+    purges = []
+    for path in sorted((workspace / PURGES_FOLDER).glob("[!.]*.json")):
         try:
-            found.append((path, convert(json.loads(path.read_bytes()), _PurgeNote)))
+            purges.append((path, convert(json.loads(path.read_bytes()), _PurgeNote)))
         except (OSError, ValueError) as error:
             _logger.warning("%s: a purge in the fallback cannot be repeated: %s", path, error)
-    return found
+    return purges
 
 
 def _repeat_purges(
@@ -524,20 +533,20 @@ def _repeat_purges(
 ) -> None:
     """Repeat the noted purges in the store.
 
-    A note that cannot be followed stays, with a warning.
+    If a purge cannot be repeated, its note stays and a warning is logged.
     """
     for path, purge in _pending_purges(workspace):
         try:
-            if not _took_effect(purge, fallback):  # guard: fallback-refused-purge-not-repeated
+            if not _has_taken_effect(purge, fallback):  # guard: fallback-refused-purge-not-repeated
                 if is_alone:
                     path.unlink()
                 continue
-            remaining = _repeat_purge(purge, store)
+            unfinished = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
-                (workspace / MERGED / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if remaining:
+                (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").unlink(missing_ok=True)
+            if unfinished:
                 _logger.warning(
-                    "a purge in the fallback is not fully repeated for %r: %s", *remaining
+                    "a purge in the fallback is not fully repeated for %r: %s", *unfinished
                 )
                 path.rename(path.with_suffix(".left"))
             else:
@@ -550,103 +559,107 @@ def _repeat_purges(
             _logger.warning("%s: cannot be changed: %s", path, error.strerror)
 
 
-def _took_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
+def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
     """Return whether the fallback store no longer has the messages to purge."""
     if purge.made is not None:
         return True
     if fallback is None or not purge.uids:
         return False
     if purge.before is None:
-        return {one.uid for one in fallback.list_snapshots()}.isdisjoint(purge.uids)
+        return {mark.uid for mark in fallback.list_snapshots()}.isdisjoint(purge.uids)
     try:
-        is_same = fallback.info(purge.key).uid in purge.uids
-        first = [one.seq for one in fallback.get_history(purge.key, full=True)][:1]
+        is_same_session = fallback.info(purge.key).uid in purge.uids
+        first_seqs = [message.seq for message in fallback.get_history(purge.key, full=True)][:1]
     except (NoSuchSession, DamagedStore):
         return False
-    return is_same and bool(first) and first[0] >= purge.before
+    return is_same_session and bool(first_seqs) and first_seqs[0] >= purge.before
 
 
 def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
-    """Repeat a purge in the store; return the key and a reason if messages are left.
+    """Repeat a purge in the store. If messages remain, return the key and the reason.
 
     Deletes only messages that are older than the purge. Raises StenologError.
     """
     if purge.before is None and not purge.is_trash:
-        return _purge_all(purge, store)
+        return _purge_sessions(purge, store)
     try:
         info = store.info(purge.key)
     except NoSuchSession:
         return None
-    ends = _last_seq_by_digest(merge.import_receipts(info.meta))
-    # Up to this seq both stores agree: the messages come from the same file.
-    same = max((end for digest, end in purge.read_in if ends.get(digest) == end), default=0)
+    seq_by_digest = _last_seq_by_digest(merge.import_receipts(info.meta))
+    # Up to this seq both stores have the same messages, which come from the same file.
+    common_seq = max(
+        (last for digest, last in purge.read_in if seq_by_digest.get(digest) == last), default=0
+    )
     if purge.before is not None:
-        if same:
-            store.purge(purge.key, before=min(purge.before, same + 1))
+        if common_seq:
+            store.purge(purge.key, before=min(purge.before, common_seq + 1))
         return None
-    if not same:
+    if not common_seq:
         return None  # the store has no message of these sessions
-    if info.last_seq > same:  # guard: fallback-purge-trash-is-narrow
+    if info.last_seq > common_seq:  # guard: fallback-purge-trash-is-narrow
         return purge.key, "the session was also used in the store"
-    return _purge_all(purge, store)
+    return _purge_sessions(purge, store)
 
 
-def _purge_all(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
-    """Purge the sessions of a key that are older than the purge.
+def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
+    """Purge the sessions of a key that are older than the noted purge.
 
     If a session has newer messages, only its older messages are purged.
     """
     key = purge.key
-    trashed = [one for one in store.list_trash() if one.key == key]
-    old = [
-        (one.uid, one.deleted) for one in trashed if one.deleted <= purge.at and not purge.is_trash
-    ]
-    is_only = len(old) == len(trashed)
+    trash = [trashed for trashed in store.list_trash() if trashed.key == key]
+    old_sessions: list[DeletedSession] = []
+    if not purge.is_trash:
+        old_sessions = [(t.uid, t.deleted) for t in trash if t.deleted <= purge.at]
+    is_all_trash = len(old_sessions) == len(trash)
     is_older = True
     with suppress(NoSuchSession):
         info = store.info(key)
         is_older = _is_older(purge, info)
         if is_older:
             history = store.get_history(key, full=True)
-            newer = [message.seq for message in history if message.at > purge.at]
-            if newer:
-                store.purge(key, before=newer[0])
-            elif is_only:  # guard: fallback-purge-spares-newer-trash
+            newer_seqs = [message.seq for message in history if message.at > purge.at]
+            if newer_seqs:
+                store.purge(key, before=newer_seqs[0])
+            elif is_all_trash:  # guard: fallback-purge-spares-newer-trash
                 store.purge(key)
                 return None
             else:
-                old.append(_delete_unchanged(info, store))
-    if old and isinstance(store, PurgingStore):
-        store.purge_trash(key, old)
+                old_sessions.append(_delete_unchanged(info, store))
+    if old_sessions and isinstance(store, PurgingStore):
+        store.purge_trash(key, old_sessions)
     if not is_older:
         return key, "the session was created or imported since"
-    return None if is_only or purge.is_trash else (key, "the trash has sessions deleted since")
+    return None if is_all_trash or purge.is_trash else (key, "the trash has sessions deleted since")
 
 
 def _is_older(purge: _PurgeNote, info: SessionInfo) -> bool:
-    """Return whether a session of the store is older than the purge or comes from the same file."""
+    """Return whether a session is older than the purge or was imported from the same file."""
     if info.lost and info.updated > purge.at:
         raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
-    made = purge.made or purge.at
-    own = {digest for digest, _ in purge.read_in}
+    purge_end = purge.made or purge.at
+    purged_digests = {digest for digest, _ in purge.read_in}
     receipts = merge.import_receipts(info.meta)
-    for one in receipts:
-        # Messages of a fallback store carry the time of their addition, those of other files any
-        # time.
-        imported = time_of(one.get(merge.IMPORT_TIME))
-        is_foreign = one.get("sha256") not in own and one.get("from") != "stenolog-json"
-        if is_foreign and (imported is None or imported > made):
+    for receipt in receipts:
+        # Messages of a fallback store have the time at which they were added. Messages of other
+        # files may have any time.
+        import_time = parse_go_time(receipt.get(merge.IMPORT_TIME))
+        is_foreign = (
+            receipt.get("sha256") not in purged_digests and receipt.get("from") != "stenolog-json"
+        )
+        if is_foreign and (import_time is None or import_time > purge_end):
             return False
-    return info.created <= made or not own.isdisjoint(_last_seq_by_digest(receipts))
+    return info.created <= purge_end or not purged_digests.isdisjoint(_last_seq_by_digest(receipts))
 
 
-def _delete_unchanged(info: SessionInfo, store: Store) -> Deleted:
+def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
     """Move a session into the trash, unless it was changed since. Raises StoreBusy."""
-    gone = store.delete(info.key)
-    if (gone.uid, gone.count) != (info.uid, info.count):
-        store.restore(info.key, uid=gone.uid)
+    trashed = store.delete(info.key)
+    if (trashed.uid, trashed.count) != (info.uid, info.count):
+        store.restore(info.key, uid=trashed.uid)
         raise StoreBusy(f"{info.key!r} is in use")
-    return gone.uid, gone.deleted
+    return trashed.uid, trashed.deleted
 
 
 # --- the lock --------------------------------------------------------------------------------
@@ -655,13 +668,13 @@ def _delete_unchanged(info: SessionInfo, store: Store) -> Deleted:
 def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
     if workspace.is_symlink():  # guard: fallback-no-link
         raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
-    return disk.open_descriptor(workspace / LOCK, flags)
+    return disk.open_descriptor(workspace / LOCK_FILE, flags)
 
 
-def _try_lock(lock: disk.Descriptor, how: int) -> bool:
+def _try_lock(lock: disk.Descriptor, lock_mode: int) -> bool:
     """Try to take the lock without waiting. Raises OSError if the file system has no locks."""
     try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
+        fcntl.flock(lock, lock_mode | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

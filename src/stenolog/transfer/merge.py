@@ -1,12 +1,13 @@
-"""Decides what an old session adds to an existing one, never old data over newer. Pure.
+"""Decides which old data is added to an existing session. Newer data is never replaced. Pure.
 
-Messages with a token (each message of a fallback has one) are merged by it, wherever they belong. A
-session forgets tokens in time, so the receipt of a fallback records how far it was merged.
+Messages with a token are recognized by their token, at any position. Each message of a fallback
+store has a token. A session forgets old tokens, so the receipt of a fallback store also has a
+digest of the merged messages.
 
-Other messages are compared. Either the existing messages are a prefix of the old session, or the
-old session is a prefix of the existing messages. If its program truncates its files, the old
-session may also start with the end of the existing messages. Anything else is another conversation
-and gets a separate session.
+Messages without a token are compared. Either the existing messages are a prefix of the old session,
+or the old session is a prefix of the existing messages. If a program truncates its files, the old
+session may also start with the end of the existing messages. In any other case the old session is
+another conversation and gets a separate session.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +27,15 @@ MESSAGES_DIGEST: Final = "said_sha256"
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Receipt field: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Receipt field: time of the import. Retention counts from then on."""
+"""Receipt field: time of the import. For retention rules, the session is not older."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of the newest messages whose tokens a session is certain to know."""
 SEPARATE_SUFFIX: Final = " (legacy "
-"""Follows the key in the name of a session that is kept separately."""
+"""Text after the key in the name of a session that is kept separately."""
 TRUNCATING_LAYOUTS: Final = ("nanobot",)
-"""Programs that keep only the newest messages. Each message has its time and is thus unique."""
+"""Programs that keep only the newest messages. Messages have times, so they are unique."""
 OTHER_PROGRAMS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
-"""Programs that do not record which summary they started with."""
+"""Programs whose sessions do not record which summary they started with."""
 MAX_SEPARATE_SESSIONS: Final = 100
 """Maximum number of separate sessions per key and day; more are an error."""
 
@@ -54,7 +55,7 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
     def started_import(self, digest: str) -> bool | None:
         """Return `include_state` of an unfinished import of exactly this content, else None.
 
-        That import continues with its first decision, whatever the session contains now.
+        An unfinished import keeps its first decision, even if the session has changed since.
         """
         mark = self.meta.get("importing")
         if not isinstance(mark, dict) or mark.get("sha256") != digest:
@@ -63,91 +64,96 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
 
 
 class Merge(Struct, frozen=True, kw_only=True):
-    """The decision how to merge."""
+    """The decision how an old session is merged with an existing one."""
 
     seqs: tuple[int, ...] = ()
-    """Seqs of the first old messages, as far as the session has them already.
+    """Seqs of the old messages, from the first on, that the session already has.
 
-    0 for a message that was imported earlier and has since been moved or purged.
+    The value is 0 for a message that was imported earlier and has since been moved or purged.
     """
     include_state: bool = True
     """Whether the old summary and the hidden messages are imported too."""
 
 
-def plan_merge(old: LegacySession, digest: str, existing: ExistingSession) -> Merge | None:
-    """Decide how the old session merges with the existing one; None: it is another conversation."""
-    payloads = [message.payload for message in old.messages]
-    merged_count = count_merged(old, existing.meta)
-    tokened = (n for n, m in enumerate(old.messages) if m.once is not None)
-    # A session that was merged once is not another conversation, whatever changed here since.
-    first_with_token = 0 if merged_count else next(tokened, len(payloads))
+def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSession) -> Merge | None:
+    """Return how to merge the old session with the existing session.
+
+    Return None if the old session is another conversation.
+    """
+    payloads = [message.payload for message in old_session.messages]
+    merged_count = count_merged_messages(old_session, existing.meta)
+    token_indexes = (n for n, m in enumerate(old_session.messages) if m.once is not None)
+    # A session that was merged once is not another conversation, even if it was changed since.
+    first_with_token = 0 if merged_count else next(token_indexes, len(payloads))
     common = _common_prefix(payloads, existing.payloads)
     has_all = common == len(existing.payloads)
     if (
         common < first_with_token
         and not has_all
-        and (known := _overlapping_seqs(old, payloads, existing))
+        and (known_seqs := _overlapping_seqs(old_session, payloads, existing))
     ):
-        return Merge(seqs=tuple(known), include_state=False)
+        return Merge(seqs=tuple(known_seqs), include_state=False)
     if common < first_with_token and not has_all:  # guard: import-keeps-conversations-apart
         return None
-    known = existing.seqs[: min(common, first_with_token)]
+    known_seqs = existing.seqs[: min(common, first_with_token)]
     if first_with_token < len(payloads):
-        known = max(known, _seqs_of_old_merge(payloads, existing), key=len)
-    if merged_count > len(known):
-        known = (*existing.seqs[: min(common, merged_count)], *[0] * (merged_count - common))
-    started = existing.started_import(digest)
-    has_grown = len(existing.payloads) < len(payloads) or old.layout == "stenolog-json"
+        known_seqs = max(known_seqs, _seqs_of_old_merge(payloads, existing), key=len)
+    if merged_count > len(known_seqs):
+        known_seqs = (*existing.seqs[: min(common, merged_count)], *[0] * (merged_count - common))
+    resumed_choice = existing.started_import(digest)
+    has_grown = len(existing.payloads) < len(payloads) or old_session.layout == "stenolog-json"
     saw_all = has_all and merged_count <= common and has_grown
-    saw_all = saw_all or (has_all and _hides_more(old, existing))
+    saw_all = saw_all or (has_all and _has_hidden_more(old_session, existing))
     # guard: resumed-merge-keeps-decision
-    include_state = saw_all if started is None else started
-    is_their_summary = existing.summary in ("", old.previous_summary, old.summary)
-    if old.layout not in OTHER_PROGRAMS:
+    include_state = saw_all if resumed_choice is None else resumed_choice
+    is_their_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
+    if old_session.layout not in OTHER_PROGRAMS:
         is_their_summary = is_their_summary or _is_imported_summary(existing)
-    untouched = is_their_summary and existing.floor <= hidden_prefix(old)
-    return Merge(seqs=tuple(known), include_state=untouched and include_state)
+    is_untouched = is_their_summary and existing.floor <= hidden_prefix(old_session)
+    return Merge(seqs=tuple(known_seqs), include_state=is_untouched and include_state)
 
 
 def import_receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the receipts of all imports into a session."""
-    found = meta.get("imported")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    receipts = meta.get("imported")
+    return [r for r in receipts if isinstance(r, dict)] if isinstance(receipts, list) else []
 
 
 def is_imported(meta: Mapping[str, Any], digest: str) -> bool:
     """Return whether exactly these bytes were completely imported into a session."""
-    return any(one.get("sha256") == digest for one in import_receipts(meta))
+    return any(receipt.get("sha256") == digest for receipt in import_receipts(meta))
 
 
-def count_merged(old: LegacySession, meta: Mapping[str, Any]) -> int:
-    """Return how many of its first messages a fallback has already added to this session."""
-    if old.layout != "stenolog-json":
+def count_merged_messages(old_session: LegacySession, meta: Mapping[str, Any]) -> int:
+    """Return the number of messages at the start of `old_session` that are already merged."""
+    if old_session.layout != "stenolog-json":
         return 0
-    receipted = {
-        one[MESSAGES_DIGEST]
-        for one in import_receipts(meta)
-        if isinstance(one.get(MESSAGES_DIGEST), str)
+    digests = {
+        receipt[MESSAGES_DIGEST]
+        for receipt in import_receipts(meta)
+        if isinstance(receipt.get(MESSAGES_DIGEST), str)
     }
-    if not receipted:
+    if not digests:
         return 0
-    found = (n for n, digest in enumerate(prefix_digests(old.messages), 1) if digest in receipted)
-    return max(found, default=0)
+    counts = (
+        n for n, digest in enumerate(prefix_digests(old_session.messages), 1) if digest in digests
+    )
+    return max(counts, default=0)
 
 
 def prefix_digests(messages: Sequence[JSONMessage]) -> Iterator[str]:
-    """Yield for each message the digest of all messages up to it, with their tokens."""
-    so_far = sha256()
+    """Yield, for each message, the digest of all messages up to this message and their tokens."""
+    digest = sha256()
     for message in messages:
         token = (message.once or "").encode("utf-8", "surrogatepass")
-        so_far.update(b"%d:%d:" % (len(token), len(message.payload)) + token + message.payload)
-        yield so_far.hexdigest()
+        digest.update(b"%d:%d:" % (len(token), len(message.payload)) + token + message.payload)
+        yield digest.hexdigest()
 
 
-def hidden_prefix(old: LegacySession) -> int:
-    """Return how many messages are hidden from the first one on."""
-    visible = (n for n, message in enumerate(old.messages) if not message.hidden)
-    return next(visible, len(old.messages))
+def hidden_prefix(old_session: LegacySession) -> int:
+    """Return the number of hidden messages before the first visible message."""
+    visible = (n for n, message in enumerate(old_session.messages) if not message.hidden)
+    return next(visible, len(old_session.messages))
 
 
 def separate_key_prefix(key: str) -> str:
@@ -159,53 +165,60 @@ def separate_keys(key: str, day: datetime) -> Iterator[str]:
     """Yield keys for an old session whose own key belongs to another conversation."""
     for number in range(1, MAX_SEPARATE_SESSIONS + 1):
         ending = f"{SEPARATE_SUFFIX}{day:%Y-%m-%d}{'' if number == 1 else f' {number}'})"
-        room = MAX_KEY_BYTES - len(ending.encode())
-        yield key.encode()[:room].decode(errors="ignore") + ending
+        max_bytes = MAX_KEY_BYTES - len(ending.encode())
+        yield key.encode()[:max_bytes].decode(errors="ignore") + ending
 
 
-def _common_prefix(payloads: Sequence[bytes], existing: Sequence[bytes]) -> int:
-    """Return how many messages are the same from the first one on."""
-    same = 0
-    for old, stored in zip(payloads, existing, strict=False):
-        if old != stored and not _same_but_for_time(old, stored):
+def _common_prefix(payloads: Sequence[bytes], stored_payloads: Sequence[bytes]) -> int:
+    """Return the number of messages at the start that are equal in both sequences."""
+    same_count = 0
+    for old_payload, stored_payload in zip(payloads, stored_payloads, strict=False):
+        if old_payload != stored_payload and not _differs_only_in_time(old_payload, stored_payload):
             break
-        same += 1
-    return same
+        same_count += 1
+    return same_count
 
 
-def _same_but_for_time(old: bytes, stored: bytes) -> bool:
+def _differs_only_in_time(old_payload: bytes, stored_payload: bytes) -> bool:
     """Return whether only `created_at` differs, which picoclaw adds to its older messages."""
-    if b'"created_at"' not in stored or b'"created_at"' in old:
+    if b'"created_at"' not in stored_payload or b'"created_at"' in old_payload:
         return False
-    fields = decode_object(stored)
+    fields = decode_object(stored_payload)
     fields.pop("created_at", None)
-    return fields == decode_object(old)
+    return fields == decode_object(old_payload)
 
 
 def _overlapping_seqs(
-    old: LegacySession, payloads: Sequence[bytes], existing: ExistingSession
+    old_session: LegacySession, old_payloads: Sequence[bytes], existing: ExistingSession
 ) -> Sequence[int]:
-    """Return the seqs of the first old messages, if the program truncated its file."""
-    if old.layout not in TRUNCATING_LAYOUTS:
+    """Return the seqs of old messages, from the first on, if the program truncated its file."""
+    if old_session.layout not in TRUNCATING_LAYOUTS:
         return ()
-    # Longest match first: the existing messages end with the start of the file.
-    for length in range(min(len(payloads), len(existing.payloads)), 0, -1):
-        same = existing.payloads[-length] == payloads[0]
-        if same and list(existing.payloads[-length:]) == list(payloads[:length]):
-            return existing.seqs[-length:]
-    return ()
+    length = _overlap_length(existing.payloads, old_payloads)
+    return existing.seqs[-length:] if length else ()
 
 
-def _hides_more(old: LegacySession, existing: ExistingSession) -> bool:
+def _overlap_length(stored_payloads: Sequence[bytes], old_payloads: Sequence[bytes]) -> int:
+    """Return how many of the last stored payloads equal the first old payloads, at most."""
+    for length in range(min(len(old_payloads), len(stored_payloads)), 0, -1):
+        is_same_start = stored_payloads[-length] == old_payloads[0]
+        if is_same_start and list(stored_payloads[-length:]) == list(old_payloads[:length]):
+            return length
+    return 0
+
+
+def _has_hidden_more(old_session: LegacySession, existing: ExistingSession) -> bool:
     """Return whether a program still in use has hidden more messages without adding any."""
-    return old.layout not in REFERENCE_LAYOUTS and hidden_prefix(old) > existing.floor
+    return (
+        old_session.layout not in REFERENCE_LAYOUTS and hidden_prefix(old_session) > existing.floor
+    )
 
 
 def _is_imported_summary(existing: ExistingSession) -> bool:
     """Return whether the current summary came from an earlier import."""
     return any(
-        one.get(SUMMARY_DIGEST) == summary_digest(existing.summary)
-        for one in import_receipts(existing.meta)
+        receipt.get(SUMMARY_DIGEST) == summary_digest(existing.summary)
+        for receipt in import_receipts(existing.meta)
     )
 
 
@@ -215,12 +228,9 @@ def summary_digest(text: str) -> str:
 
 
 def _seqs_of_old_merge(payloads: Sequence[bytes], existing: ExistingSession) -> Sequence[int]:
-    """Return the seqs of old messages that were merged so long ago that tokens may be forgotten.
+    """Return the seqs of old messages whose tokens the session may have forgotten.
 
-    An interrupted merge left them at the end of the existing messages, in their order.
+    An interrupted merge left these messages at the end of the existing messages, in order.
     """
-    for length in range(min(len(payloads), len(existing.payloads)), REMEMBERED_TOKENS, -1):
-        same = existing.payloads[-length] == payloads[0]
-        if same and list(existing.payloads[-length:]) == list(payloads[:length]):
-            return existing.seqs[-length:][: length - REMEMBERED_TOKENS]
-    return ()
+    length = _overlap_length(existing.payloads, payloads)
+    return existing.seqs[-length:][: max(0, length - REMEMBERED_TOKENS)] if length else ()

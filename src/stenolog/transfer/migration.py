@@ -1,9 +1,10 @@
-"""Import of the old sessions of a folder; afterwards their files are renamed, or left in place.
+"""Import of the old sessions of a folder. Afterwards their files are renamed, or left in place.
 
-All sessions are imported before any file is renamed: a failure leaves every original in place, and
-the next run continues an import that was killed. The steps for each session: its meta is marked
-with the digest of the file, the messages are added, hidden messages are hidden and the summary is
-set, and the mark becomes a receipt. `merging` decides what an old session adds to an existing one.
+All sessions are imported before any file is renamed. So a failure leaves every original in place,
+and the next run continues an import that was killed. Each session is imported in four steps: its
+meta is marked with the digest of the file, the messages are added, hidden messages are hidden and
+the summary is set, and the mark becomes a receipt. `merge.py` decides which messages an old session
+adds to an existing session.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ from stenolog.errors import (
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases, aliases_in
 from stenolog.stores.arguments import check_store
-from stenolog.stores.base import MarkedStore, Store
+from stenolog.stores.base import ChangeMarkerStore, Store
 from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.transfer import merge as merging
@@ -45,29 +46,20 @@ from stenolog.transfer.importers.legacy_session import (
     SourceContent,
     SourceFolder,
     without_control_fields,
+    without_oversized_parts,
     without_reserved_field,
 )
 from stenolog.transfer.merge import ExistingSession, Merge
 from stenolog.transfer.session_import import SessionImport, add_aliases
 
-__all__ = [
-    "ImportReport",
-    "ImportedSession",
-    "Progress",
-    "SkippedFile",
-    "import_folder",
-    "log_report",
-    "migrate_from_json",
-]
-
 LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for another process that imports the same files.
 
-Longer than a store call waits for a lock: the other process works as long as it holds the folder,
-and a process that starts without the old sessions would create second ones of the same keys.
+This time is longer than the time that a store call waits for a lock. A process that starts without
+the old sessions would create new sessions with the same keys.
 """
 MAX_ALIAS_BYTES: Final = 16 * 1024
-"""Maximum size of all aliases of a session together, in bytes. The meta has room for more."""
+"""Maximum size of all aliases of a session together, in bytes."""
 
 
 class ImportedSession(Struct, frozen=True, kw_only=True):
@@ -76,7 +68,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     file: str
     layout: str
     key: str
-    """Key of the session that contains it."""
+    """Key of the session in the store that contains the old session."""
     messages: int
     """Number of messages in the file."""
     added: int
@@ -92,7 +84,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     unaccepted_aliases: tuple[str, ...] = ()
     """Other keys that the file names for the session, and that the user has not accepted."""
     notes: tuple[str, ...] = ()
-    """What was converted to the chat format, each as a sentence."""
+    """A sentence for each kind of conversion to the chat format."""
 
 
 class SkippedFile(Struct, frozen=True):
@@ -121,26 +113,26 @@ class ImportReport(Struct, frozen=True, kw_only=True):
     @property
     def sessions(self) -> int:
         """Number of old sessions that were imported now and not before."""
-        return sum(not one.already_imported for one in self.imported)
+        return sum(not session.already_imported for session in self.imported)
 
     @property
     def messages(self) -> int:
         """Number of messages that were added to the store."""
-        return sum(one.added for one in self.imported)
+        return sum(session.added for session in self.imported)
 
     @property
     def dropped(self) -> int:
         """Number of lines or messages that could not be imported."""
-        return sum(one.dropped for one in self.imported)
+        return sum(session.dropped for session in self.imported)
 
 
 Progress = Callable[[float], None]
-"""Called repeatedly with the number of bytes of old files that were just imported."""
+"""Function that is called with the number of bytes of old files that were just imported."""
 KeyMapper = Callable[[str], str]
 """Function that maps an old key to the key in the store."""
 
 OnImported = Callable[[Source, ImportedSession], None]
-"""Called with each session once all of it is in the store."""
+"""Function that is called after a session was imported completely."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -149,12 +141,12 @@ def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Import
     """Import the old sessions of a folder into the store and rename their files to `.migrated`.
 
     Reads legacy `.json` files, picoclaw's `.jsonl` with `.meta.json`, zeroclaw's `.jsonl`, and
-    files of our SessionManager. Files that cannot be read are left unchanged and reported. It can
-    be called again at any time; a missing folder counts as empty. If the store cannot be written,
-    raises its error, and every file keeps its name.
+    files of stenolog's SessionManager. Files that cannot be read are left unchanged and reported.
+    The function can be called again at any time. A missing folder counts as empty. If the store
+    cannot be written, the function raises the store's error, and every file keeps its name.
 
-    The folder must be the agent's own: turns that our SessionManager left there are resumed, and
-    aliases are accepted. Use `steno import` for files of others.
+    The folder must belong to the agent, because unfinished turns of a SessionManager are resumed
+    and aliases are accepted. Use `steno import` for files of other people.
     """
     check_store(store, "migrate_from_json")
     return import_folder(Path(directory), store, is_own=True)
@@ -177,23 +169,23 @@ def import_folder(
     time_field: str = "",
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Import the old sessions of a folder, or of `only` one file in it.
+    """Import the old sessions of a folder, or of the single file `only` in it.
 
-    - `thorough`: also read files whose names suggest that they are our own logs.
-    - `rename_files`: rename imported files. Otherwise nothing in the folder changes, and sessions
-      deleted here are imported again unless the folder is our `is_own`.
-    - `fallbacks`: import JSON files of a fallback; otherwise they are left to their store.
-    - `is_own`: the folder belongs to this agent, so messages of its fallback are stored unchanged
-      and aliases are accepted. Other content is foreign data: reserved fields and idempotency keys
-      are dropped.
-    - `aliases`: accept aliases of foreign data; otherwise the report lists them.
+    - `thorough`: also read files whose names suggest that they are logs of stenolog.
+    - `rename_files`: rename imported files. Otherwise nothing in the folder changes. Then sessions
+      that were deleted in the store are imported again, unless `is_own` is set.
+    - `fallbacks`: import JSON files of a fallback store. Otherwise they are left to their store.
+    - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored
+      unchanged and aliases are accepted. Without `is_own`, reserved fields and idempotency keys are
+      dropped.
+    - `aliases`: accept aliases of foreign data. Otherwise the report lists the aliases.
     - `dry_run`: write nothing.
     - `exclude_keys`: keys to skip.
-    - `layouts`: layouts to import. Those in databases and trees are only copied.
-    - `map_key`: maps the old key of a session to its new one.
+    - `layouts`: layouts to import. The files of databases and trees are never renamed.
+    - `map_key`: function that returns the new key for the old key of a session.
     - `time_field`: field with the time of plain messages.
 
-    Raises what the store raised.
+    Raises the errors of the store.
     """
     options = _ImportOptions(
         rename_files=rename_files,
@@ -208,57 +200,54 @@ def import_folder(
     if not rename_files and layouts != REFERENCE_LAYOUTS:
         return _import_unchanged_sources(path, store, only, layouts, options, time_field)
     try:
-        folder = Folder(path, only=only, follow=not rename_files, layouts=layouts)
+        folder = Folder(
+            path, only=only, follow_links=not rename_files, thorough=thorough, layouts=layouts
+        )
     except FileNotFoundError:
         return ImportReport()
     except OSError as error:
-        return ImportReport(
-            skipped=(SkippedFile(str(path), f"it cannot be opened: {error.strerror}"),)
-        )
+        return _skipped(str(path), f"it cannot be opened: {error.strerror}")
     with folder:
-        run = _ImportRun(store, folder, folder, options)
         try:
             if rename_files and not dry_run:
                 folder.lock(LOCK_TIMEOUT)
         except StoreBusy as error:
-            # The process that holds it imports the same files and has not finished.
-            return ImportReport(skipped=(SkippedFile(str(path), str(error)),))
-        return run.all(folder.sources(thorough=thorough))
+            # The process that holds the lock still imports the same files.
+            return _skipped(str(path), str(error))
+        return _ImportRun(store, folder, options).import_all(folder.sources())
 
 
-def log_report(migrated: ImportReport, store: Store) -> None:
+def log_report(report: ImportReport, store: Store) -> None:
     """Log the result of an import. A file that cannot be imported is a warning only once."""
-    if migrated.sessions:
-        _logger.info(
-            "imported %d old sessions with %d messages", migrated.sessions, migrated.messages
-        )
-    for one in migrated.imported:
-        for problem in one.problems:
-            _logger.warning("%s: %s", one.file, problem)
-    for file in migrated.skipped:
-        level = logging.WARNING if _is_new(file, store) else logging.DEBUG
+    if report.sessions:
+        _logger.info("imported %d old sessions with %d messages", report.sessions, report.messages)
+    for session in report.imported:
+        for problem in session.problems:
+            _logger.warning("%s: %s", session.file, problem)
+    for file in report.skipped:
+        level = logging.WARNING if _is_new_problem(file, store) else logging.DEBUG
         _logger.log(level, "%s was not imported: %s", file.file, file.reason)
 
 
-def _is_new(file: SkippedFile, store: Store) -> bool:
+def _is_new_problem(file: SkippedFile, store: Store) -> bool:
     """Return whether the store has not yet recorded that this file fails for this reason."""
-    if not isinstance(store, MarkedStore):
+    if not isinstance(store, ChangeMarkerStore):
         return True
     digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()
-    mark = f"left-{digest[:16]}"
+    marker = f"left-{digest[:16]}"
     try:
-        if store.mark(mark):
+        if store.read_marker(marker):
             return False
-        store.change_mark(mark)
+        store.update_marker(marker)
     except StenologError:
-        pass  # then it is a warning again at the next start
+        pass  # the problem is logged as a warning again at the next start
     return True
 
 
 def merge_source(source: SourceFolder, store: Store, on_imported: OnImported) -> ImportReport:
-    """Merge sessions of our own from another place. Raises what the store raised."""
+    """Merge sessions of stenolog from another place. Raises the errors of the store."""
     options = _ImportOptions(rename_files=False, is_own=True, aliases=True, on_imported=on_imported)
-    return _ImportRun(store, source, None, options).import_source()
+    return _ImportRun(store, source, options).import_source()
 
 
 def _import_unchanged_sources(
@@ -270,25 +259,28 @@ def _import_unchanged_sources(
     time_field: str,
 ) -> ImportReport:
     """Copy the sessions of all sources at this path."""
-    # Imports SQLite, which no start of an agent needs.
+    # Imported late: the module imports SQLite, which no start of an agent needs.
     from stenolog.transfer.importers.framework_tables import find_sources
 
     total = ImportReport()
     try:
-        found = find_sources(path, only=only, layouts=layouts, time_field=time_field)
+        source_folders = find_sources(path, only=only, layouts=layouts, time_field=time_field)
     except FileNotFoundError:
         return total
     except OSError as error:
-        return ImportReport(
-            skipped=(SkippedFile(str(path), f"it cannot be opened: {error.strerror}"),)
-        )
-    with ExitStack() as opened:
-        for source in found:
-            if isinstance(source, AbstractContextManager):
-                opened.enter_context(source)
-        for source in found:
-            total = total.combined_with(_ImportRun(store, source, None, options).import_source())
+        return _skipped(str(path), f"it cannot be opened: {error.strerror}")
+    with ExitStack() as exit_stack:
+        for source_folder in source_folders:
+            if isinstance(source_folder, AbstractContextManager):
+                exit_stack.enter_context(source_folder)
+        for source_folder in source_folders:
+            total = total.combined_with(_ImportRun(store, source_folder, options).import_source())
     return total
+
+
+def _skipped(file: str, reason: str) -> ImportReport:
+    """Return the result of an import that skipped a file or folder as a whole."""
+    return ImportReport(skipped=(SkippedFile(file, reason),))
 
 
 class _ImportOptions(Struct, frozen=True, kw_only=True):
@@ -311,88 +303,76 @@ class _ImportJob(Struct):
     source: Source
     file: str
     key: str = ""
-    found: SourceContent | None = None
+    content: SourceContent | None = None
     imported: ImportedSession | None = None
 
 
 class _ImportRun:
     """One call of `import_folder`."""
 
-    def __init__(
-        self, store: Store, source: SourceFolder, folder: Folder | None, options: _ImportOptions
-    ) -> None:
+    def __init__(self, store: Store, source: SourceFolder, options: _ImportOptions) -> None:
         self._store = store
         self._source = source
-        self._rename_folder = folder
         self._options = options
-        self._renaming = options.rename_files and not options.dry_run
-        self._at_start = options.is_own or self._renaming
+        renames = options.rename_files and not options.dry_run
+        self._renamed_folder = source if renames and isinstance(source, Folder) else None
+        """The folder in which files are renamed; None if all files keep their names."""
+        self._is_at_start = options.is_own or renames
         self._map_key = options.map_key or (lambda key: key)
         self._progress = options.progress or (lambda _: None)
         self._on_imported = options.on_imported or (lambda *_: None)
         self._alias_owners: dict[str, str] | None = None
         self._alias_claims: Counter[str] = Counter()
-        self._deleted: dict[str, datetime] | None = None
+        self._deletion_times: dict[str, datetime] | None = None
         self._skipped: list[SkippedFile] = []
-
-    @property
-    def _folder(self) -> Folder:
-        """The folder in which files are renamed."""
-        if self._rename_folder is None:
-            raise UsageError("this source is read-only: its files are not renamed")
-        return self._rename_folder
 
     def import_source(self) -> ImportReport:
         """Import all sessions of a source whose files stay unchanged."""
         try:
-            sources = self._source.sources(thorough=True)
+            sources = self._source.sources()
         except NotASession as error:
-            return ImportReport(skipped=(SkippedFile(self._source.name, str(error)),))
+            return _skipped(self._source.name, str(error))
         except OSError as error:
-            reason = f"it cannot be read: {error.strerror or error}"
-            return ImportReport(skipped=(SkippedFile(self._source.name, reason),))
-        return self.all(sources)
+            return _skipped(self._source.name, f"it cannot be read: {error.strerror or error}")
+        return self.import_all(sources)
 
-    def all(self, sources: Sequence[Source]) -> ImportReport:
+    def import_all(self, sources: Sequence[Source]) -> ImportReport:
         """Import all sessions, then rename all files."""
         jobs = [_ImportJob(source, str(self._source.path / source.name)) for source in sources]
         try:
-            finished = self._import_all(jobs)
+            finished_jobs = self._import_and_unblock(jobs)
         except BaseException:
             self._restore_names(jobs)
             raise
         self._restore_names([job for job in jobs if job.imported is None])
-        if self._renaming:
-            self._rename(finished)
-        imported = tuple(job.imported for job in finished if job.imported is not None)
-        map_key = self._source.count_imported() if isinstance(self._source, Folder) else 0
-        return ImportReport(imported=imported, skipped=tuple(self._skipped), migrated=map_key)
+        if self._renamed_folder is not None:
+            self._rename_imported(finished_jobs, self._renamed_folder)
+        imported = tuple(job.imported for job in finished_jobs if job.imported is not None)
+        migrated = self._source.count_imported() if isinstance(self._source, Folder) else 0
+        return ImportReport(imported=imported, skipped=tuple(self._skipped), migrated=migrated)
 
-    def _import_all(self, jobs: list[_ImportJob]) -> list[_ImportJob]:
-        # An alias that two sessions claim is given to neither.
+    def _import_and_unblock(self, jobs: list[_ImportJob]) -> list[_ImportJob]:
+        # Count the claims of each alias. An alias that two sessions claim is given to neither.
         if isinstance(self._source, Folder):
             for job in jobs:
                 self._alias_claims.update(self._source.aliases(job.source))
-        blocked = self._import_jobs(jobs)
-        if self._renaming:
-            # The logs themselves occupy names that the store needs, for their own key or another
-            # one.
-            waiting = [job for job, _ in blocked if self._rename_for_import(job)]
-            blocked = self._import_jobs(_our_names_last(waiting))
-        self._skipped += [SkippedFile(job.file, reason) for job, reason in blocked]
+        blocked_jobs = self._import_jobs(jobs)
+        if self._renamed_folder is not None:
+            # These logs have names that the store needs for its own logs.
+            renamed_jobs = []
+            for job, _ in blocked_jobs:
+                try:
+                    job.source = self._renamed_folder.rename_for_import(job.source)
+                    renamed_jobs.append(job)
+                except OSError as error:
+                    reason = "it has the file name of our log and cannot be renamed"
+                    self._skipped.append(SkippedFile(job.file, f"{reason}: {error.strerror}"))
+            blocked_jobs = self._import_jobs(_sort_own_logs_last(renamed_jobs))
+        self._skipped += [SkippedFile(job.file, reason) for job, reason in blocked_jobs]
         return [job for job in jobs if job.imported is not None]
 
-    def _rename_for_import(self, job: _ImportJob) -> bool:
-        try:
-            job.source = self._folder.rename_for_import(job.source)
-        except OSError as error:
-            reason = f"it has the file name of our log and cannot be renamed: {error.strerror}"
-            self._skipped.append(SkippedFile(job.file, reason))
-            return False
-        return True
-
     def _import_jobs(self, jobs: Sequence[_ImportJob]) -> list[tuple[_ImportJob, str]]:
-        """Import these sessions. Return those blocked by a foreign log, with the store's error."""
+        """Import these sessions. Return the jobs that a foreign log blocks, with the error."""
         return [(job, reason) for job in jobs if (reason := self._import_job(job)) is not None]
 
     def _import_job(self, job: _ImportJob) -> str | None:
@@ -403,10 +383,10 @@ class _ImportRun:
         try:
             self._read_and_merge(job)
         except ForeignLog as error:
-            # As text: the error object would keep a reference to the log.
+            # Return the text, because the error object would keep a reference to the log.
             return str(error)
         except NotASession as error:
-            if not (error.something_else and self._renaming):
+            if not (error.is_other_json and self._renamed_folder is not None):
                 self._skipped.append(SkippedFile(job.file, str(error)))
         except (DamagedStore, UsageError) as error:
             self._skipped.append(SkippedFile(job.file, str(error)))
@@ -414,32 +394,33 @@ class _ImportRun:
 
     def _read_and_merge(self, job: _ImportJob) -> None:
         try:
-            found = self._source.read(job.source)
+            content = self._source.read(job.source)
         except OSError as error:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
-        if found.session.layout == "stenolog-json" and not self._options.fallbacks:
+        if content.session.layout == "stenolog-json" and not self._options.fallbacks:
             raise NotASession(
                 "it belongs to the fallback of another store, which merges it; "
                 "`steno import` copies it"
             )
-        if found.session.key in self._options.exclude_keys:  # guard: fallback-purge-not-read-in
+        if content.session.key in self._options.exclude_keys:  # guard: fallback-purge-not-read-in
             raise NotASession("it was purged in the fallback store")
-        if not (self._options.is_own and found.session.layout == "stenolog-json"):
-            data = without_control_fields(found.session)  # guard: import-drops-marks
-            found = replace(found, session=data)
-        key = self._map_key(found.session.key)
+        content = replace(content, session=without_oversized_parts(content.session))
+        if not (self._options.is_own and content.session.layout == "stenolog-json"):
+            clean_session = without_control_fields(content.session)  # guard: import-drops-marks
+            content = replace(content, session=clean_session)
+        key = self._map_key(content.session.key)
         check_key(key)
-        if key != found.session.key:
-            found = replace(found, session=replace(found.session, key=key))
+        if key != content.session.key:
+            content = replace(content, session=replace(content.session, key=key))
         job.key = key
-        job.imported = self._merge(job, found)
-        job.found = found
+        job.imported = self._merge_session(job, content)
+        job.content = content
         self._on_imported(job.source, job.imported)
 
     # --- one session -------------------------------------------------------------------------
 
-    def _merge(self, job: _ImportJob, found: SourceContent) -> ImportedSession:
-        old = found.session
+    def _merge_session(self, job: _ImportJob, content: SourceContent) -> ImportedSession:
+        old = content.session
         key = self._resolve_key(old.key)
         imported = ImportedSession(
             file=job.file,
@@ -455,99 +436,109 @@ class _ImportRun:
         if not old.messages and not old.summary:
             return imported  # the session was cleared: there is nothing to import
         for target in self._candidate_keys(key, old):
-            existing = self._existing_session(target, found)
-            if existing is None and target == key and self._was_deleted(key, found):
+            existing = self._existing_session(target, content)
+            if existing is None and target == key and self._was_deleted(key, content):
                 reason = (
                     f"{key!r} was deleted after this file was last written, so it was not imported"
                 )
                 return replace(imported, problems=(*old.problems, reason))
-            if existing is not None and merging.is_imported(existing.meta, found.digest):
-                # At start-up problems are reported only once; a copy reports them each time.
-                outcome = replace(imported, dropped=0, problems=()) if self._at_start else imported
-                names, refused, skipped = (
-                    self._aliases_to_add(old, target) if target == key else ([], [], [])
+            imported = replace(imported, key=target)
+            if existing is not None and merging.is_imported(existing.meta, content.digest):
+                return self._import_again(imported, old, existing, gets_aliases=target == key)
+            merge = (
+                Merge() if existing is None else merging.plan_merge(old, content.digest, existing)
+            )
+            if merge is None:
+                continue
+            aliases, problems, unaccepted = (
+                self._aliases_to_add(old, key) if target == key else ([], [], [])
+            )
+            if target != key:
+                problems.append(
+                    f"{key!r} already contains another conversation: imported as {target!r}"
                 )
-                new = [name for name in names if name not in aliases_in(existing.meta)]
-                if new and not self._options.dry_run:
-                    add_aliases(self._store, target, existing.meta, new)
-                problems = (*outcome.problems, *refused) if new else outcome.problems
-                return replace(
-                    outcome,
-                    key=target,
-                    problems=problems,
-                    aliases=tuple(new),
-                    unaccepted_aliases=tuple(skipped),
-                )
-            merge = Merge() if existing is None else merging.plan_merge(old, found.digest, existing)
-            if merge is not None:
-                plan = SessionImport(self._store, target, old, found.digest, existing, merge)
-                words = [*old.problems]
-                names, refused, skipped = (
-                    self._aliases_to_add(old, key) if target == key else ([], [], [])
-                )
-                words += refused
-                if target != key:
-                    words.append(
-                        f"{key!r} already contains another conversation: imported as {target!r}"
-                    )
-                added, more = self._execute(job, plan, names)
-                return replace(
-                    imported,
-                    key=target,
-                    added=added,
-                    already_imported=False,
-                    problems=(*words, *more),
-                    aliases=tuple(names),
-                    unaccepted_aliases=tuple(skipped),
-                )
+            plan = SessionImport(self._store, target, old, content.digest, existing, merge)
+            added, more_problems = self._run_import(job, plan, aliases)
+            return replace(
+                imported,
+                added=added,
+                already_imported=False,
+                problems=(*old.problems, *problems, *more_problems),
+                aliases=tuple(aliases),
+                unaccepted_aliases=tuple(unaccepted),
+            )
         raise UsageError(
             f"there are {merging.MAX_SEPARATE_SESSIONS} other conversations named {old.key!r}"
         )
 
-    def _candidate_keys(self, key: str, old: LegacySession) -> Iterator[str]:
-        """Yield the possible keys: its own, keys it was kept under before, and free names."""
-        yield key
-        apart = self._store.list_sessions(prefix=merging.separate_key_prefix(old.key))
-        yield from apart
-        yield from (n for n in merging.separate_keys(old.key, old.updated) if n not in apart)
+    def _import_again(
+        self,
+        imported: ImportedSession,
+        old: LegacySession,
+        existing: ExistingSession,
+        *,
+        gets_aliases: bool,
+    ) -> ImportedSession:
+        """Return the result for a file that was imported before. Only aliases may be new."""
+        if self._is_at_start:
+            # At start-up problems are reported only once. `steno import` reports them each time.
+            imported = replace(imported, dropped=0, problems=())
+        if not gets_aliases:
+            return imported
+        aliases, problems, unaccepted = self._aliases_to_add(old, imported.key)
+        new_aliases = [name for name in aliases if name not in aliases_in(existing.meta)]
+        if new_aliases and not self._options.dry_run:
+            add_aliases(self._store, imported.key, existing.meta, new_aliases)
+        return replace(
+            imported,
+            problems=(*imported.problems, *(problems if new_aliases else ())),
+            aliases=tuple(new_aliases),
+            unaccepted_aliases=tuple(unaccepted),
+        )
 
-    def _execute(
-        self, job: _ImportJob, plan: SessionImport, names: Sequence[str]
+    def _candidate_keys(self, key: str, old: LegacySession) -> Iterator[str]:
+        """Yield the possible keys: `key`, keys of earlier separate imports, and unused keys."""
+        yield key
+        separate_keys = self._store.list_sessions(prefix=merging.separate_key_prefix(old.key))
+        yield from separate_keys
+        yield from (
+            name
+            for name in merging.separate_keys(old.key, old.updated)
+            if name not in separate_keys
+        )
+
+    def _run_import(
+        self, job: _ImportJob, plan: SessionImport, aliases: Sequence[str]
     ) -> tuple[int, Sequence[str]]:
-        progress = 0.0
+        size, messages = job.source.bytes, plan.old.messages
         if self._options.dry_run:
-            added, problems = (
-                len(plan.old.messages) - len(plan.merge.seqs),
-                list(plan.skipped_state()),
-            )
-        else:
-            plan.write_import_mark(names)
-            before = (
-                plan.existing.seqs[-1] if plan.existing is not None and plan.existing.seqs else 0
-            )
-            new: set[int] = set()
-            for seqs in plan.add_messages():
-                new.update(seq for seq in seqs if seq > before)
-                step = job.source.bytes * len(seqs) / max(1, len(plan.old.messages))
-                progress += step
-                self._progress(step)
-            plan.apply_visibility()
-            plan.write_receipt(job.source.name)
-            added, problems = len(new), plan.problems
-        self._progress(job.source.bytes - progress)
-        return added, problems
+            self._progress(size)
+            return len(messages) - len(plan.merge.seqs), list(plan.describe_skipped_state())
+        plan.write_import_mark(aliases)
+        last_seq = plan.existing.seqs[-1] if plan.existing is not None and plan.existing.seqs else 0
+        new_seqs: set[int] = set()
+        bytes_left = float(size)
+        for seqs in plan.add_messages():
+            new_seqs.update(seq for seq in seqs if seq > last_seq)
+            step_bytes = size * len(seqs) / max(1, len(messages))
+            bytes_left -= step_bytes
+            self._progress(step_bytes)
+        plan.apply_visibility()
+        plan.write_receipt(job.source.name)
+        self._progress(bytes_left)
+        return len(new_seqs), plan.problems
 
     def _resolve_key(self, key: str) -> str:
-        """Return the key itself if the session exists, else the session with this alias."""
-        return key if self._info(key) is not None else self._aliases().get(key, key)
+        """Return the key if a session has it, else the key of the session with this alias."""
+        return key if self._find_info(key) is not None else self._aliases().get(key, key)
 
     def _aliases(self) -> dict[str, str]:
-        # Looked up once: other imports wait for the lock of the folder.
+        # The aliases are read once, because other imports wait for the lock of the folder.
         if self._alias_owners is None:
             self._alias_owners = dict(Aliases(self._store).owners())
         return self._alias_owners
 
-    def _info(self, key: str) -> SessionInfo | None:
+    def _find_info(self, key: str) -> SessionInfo | None:
         try:
             return self._store.info(key)
         except NoSuchSession:
@@ -557,12 +548,12 @@ class _ImportRun:
                 return None
             raise
 
-    def _existing_session(self, key: str, found: SourceContent) -> ExistingSession | None:
-        info = self._info(key)
+    def _existing_session(self, key: str, content: SourceContent) -> ExistingSession | None:
+        info = self._find_info(key)
         if info is None:
             return None
-        is_known = merging.is_imported(info.meta, found.digest)
-        messages = [] if is_known else self._store.get_history(key, full=True)
+        is_imported = merging.is_imported(info.meta, content.digest)
+        messages = [] if is_imported else self._store.get_history(key, full=True)
         payloads = [message.to_json() for message in messages]
         if not self._options.is_own:
             # Earlier versions stored the reserved field of imported messages too.
@@ -577,75 +568,73 @@ class _ImportRun:
             updated=info.updated,
         )
 
-    def _was_deleted(self, key: str, found: SourceContent) -> bool:
-        """Return whether the session was deleted since: an old file must not restore it."""
-        if not self._at_start:
+    def _was_deleted(self, key: str, content: SourceContent) -> bool:
+        """Return whether the session was deleted after its import, and must stay deleted."""
+        if not self._is_at_start:
             return False
-        if self._deleted is None:
-            # The trash lists the last deletion first; keep it for each key.
+        if self._deletion_times is None:
+            # The trash lists the last deletion first. Keep only the last deletion of each key.
             trash = self._store.list_trash()
-            self._deleted = {one.key: one.deleted for one in reversed(trash)}
-        deleted = self._deleted.get(key)
-        return deleted is not None and deleted > found.changed
+            self._deletion_times = {trashed.key: trashed.deleted for trashed in reversed(trash)}
+        deleted_at = self._deletion_times.get(key)
+        return deleted_at is not None and deleted_at > content.mtime
 
     def _aliases_to_add(
         self, old: LegacySession, key: str
     ) -> tuple[list[str], list[str], list[str]]:
-        """Return the aliases that the session gets, problems with others, and unconfirmed ones."""
+        """Return aliases to add, problems of other aliases, and aliases that are not accepted."""
         if old.aliases and not self._options.aliases:  # guard: import-asks-for-aliases
             return [], [], [name for name in old.aliases if self._aliases().get(name) != key]
-        given: list[str] = []
+        accepted_aliases: list[str] = []
         problems = []
-        room = MAX_ALIAS_BYTES
+        bytes_left = MAX_ALIAS_BYTES
         for name in old.aliases:
             owner = self._aliases().get(name)
-            room -= len(name.encode("utf-8", "surrogatepass"))
+            bytes_left -= len(name.encode("utf-8", "surrogatepass"))
             if self._alias_claims[name] > 1:
                 problems.append(
                     f"the alias {name!r} is claimed by several sessions, so it was skipped"
                 )
             elif owner not in (None, key):
                 problems.append(f"the alias {name!r} already opens {owner!r}, so it was skipped")
-            elif room < 0:
+            elif bytes_left < 0:
                 problems.append(f"the alias {name!r} was skipped: the session has too many aliases")
             else:
-                given.append(name)
-        self._aliases().update(dict.fromkeys(given, key))
-        return given, problems, []
+                accepted_aliases.append(name)
+        self._aliases().update(dict.fromkeys(accepted_aliases, key))
+        return accepted_aliases, problems, []
 
     # --- names of files ----------------------------------------------------------------------
 
     def _restore_names(self, jobs: Sequence[_ImportJob]) -> None:
-        if self._renaming:
-            # Of two files with one original name the newest comes last and gets the name.
+        if self._renamed_folder is not None:
+            # If two files have the same original name, the newest file comes last and gets it.
             for job in reversed(jobs):
                 try:
-                    self._folder.restore_names(job.source)
+                    self._renamed_folder.restore_names(job.source)
                 except OSError as error:
                     _logger.warning("%s keeps its name %s: %s", job.file, job.source.files, error)
 
-    def _rename(self, jobs: Iterable[_ImportJob]) -> None:
+    def _rename_imported(self, jobs: Iterable[_ImportJob], folder: Folder) -> None:
         for job in jobs:
             try:
-                if job.found is not None and not self._folder.is_unchanged(job.source, job.found):
-                    reason = (
-                        "it was imported, but has changed since: the next import reads it again"
-                    )
-                    self._skipped.append(SkippedFile(job.file, reason))
-                    self._folder.restore_names(job.source)
-                else:
-                    self._folder.rename_imported(job.source)
+                if job.content is None or folder.is_unchanged(job.source, job.content):
+                    folder.rename_imported(job.source)
+                    continue
+                reason = "it was imported, but has changed since: the next import reads it again"
+                folder.restore_names(job.source)
             except OSError as error:
                 reason = f"it was imported, but could not be renamed: {error.strerror}"
-                self._skipped.append(SkippedFile(job.file, reason))
+            self._skipped.append(SkippedFile(job.file, reason))
         with suppress(OSError):
-            self._folder.sync()
+            folder.sync()
 
 
-def _our_names_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
-    """Sort the jobs so that files with names of our logs come last: they cannot be put back.
+def _sort_own_logs_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
+    """Return the jobs in order. Files whose own name the new log needs come last.
 
-    Of one key, the log comes before the JSON file.
+    Such files cannot get their original names back. If a log and a JSON file have the same key, the
+    log comes first.
     """
-    last = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}
-    return sorted(jobs, key=lambda job: (job.key in last, job.source.name.endswith(SUFFIX)))
+    own_log_keys = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}
+    return sorted(jobs, key=lambda job: (job.key in own_log_keys, job.source.name.endswith(SUFFIX)))

@@ -1,8 +1,8 @@
-"""`open_sessions`: the store for an agent loop, with old sessions imported, or its fallback store.
+"""`open_sessions` opens the store for an agent loop and imports old sessions.
 
-A loop must be able to start. If the store cannot be opened, or old sessions cannot be imported, the
-store is closed again and the run uses the fallback store; this is logged as an error. The next
-successful start merges the fallback store into the store.
+An agent loop must be able to start. If the store cannot be opened, or old sessions cannot be
+imported, the store is closed again, an error is logged, and the run uses the fallback store. The
+next successful start merges the fallback store into the store.
 """
 
 import logging
@@ -31,8 +31,8 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     If the store cannot be opened, or old sessions cannot be imported, the run uses the fallback
     store: a JSONL store in `sessions.fallback` or FILE.fallback that starts with the old sessions,
     and whose `health()` gives the reason. If that folder cannot be written either, the result is a
-    SessionManager. A read-only place is opened: `health()` reports it, and each write returns a
-    failure.
+    SessionManager. A read-only place is opened too: `health()` reports the problem, and each write
+    returns a failure.
 
     Raises UsageError if no engine supports the place, ForeignLog for a database of another program,
     and the store's error if there is no place for a fallback store.
@@ -83,12 +83,12 @@ def _open_fallback_store(place: SessionsLocation, error: Exception) -> SessionSt
 
 
 def _open_json_files(folder: Path, old: Path | None, reason: str) -> SessionStore:
-    """Return the sessions as JSON files; if these cannot be written either, each write fails."""
+    """Return a SessionManager. If JSON files cannot be written either, each write fails."""
     manager = SessionManager(folder, because=reason, old=None if old == folder else old)
-    not_writable = why_not_writable(folder)
-    if not_writable is not None:
+    write_error = why_not_writable(folder)
+    if write_error is not None:
         _logger.error(
-            "nothing can be stored: the store is unusable (%s), and so are %s", reason, not_writable
+            "nothing can be stored: the store is unusable (%s), and so are %s", reason, write_error
         )
     else:
         _logger.error(

@@ -1,6 +1,7 @@
-"""What all stores have in common that can only be read: a list from stamps, and refused writes."""
+"""Base class of stores that can only be read: lists sessions by stamps and refuses writes."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -13,7 +14,7 @@ from stenolog.stores.base import SessionView
 class ReadOnlyStore(ABC):
     """A store that cannot be written.
 
-    `catalog`: file for the search index. [default: in memory]
+    `catalog` is the file for the search index. Without a file, the index is in memory.
     """
 
     refusal = "the sessions are shown read-only"
@@ -21,14 +22,16 @@ class ReadOnlyStore(ABC):
 
     def __init__(self, catalog: Path | None) -> None:
         self._catalog = catalog
+        self.problems: Mapping[str, str] = {}
+        """Reasons why places could not be read the last time. Replaced as a whole, not changed."""
 
     @abstractmethod
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. It differs after every change of its files."""
+        """Return a stamp for each session. The stamp differs after every change of the files."""
 
     @abstractmethod
     def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages of one moment. Raises NoSuchSession."""
+        """Return info, summary and visible messages, read together. Raises NoSuchSession."""
 
     @abstractmethod
     def close(self) -> None:
@@ -50,12 +53,13 @@ class ReadOnlyStore(ABC):
         return self.view(view.key, view.last)
 
     def list_trash(self) -> list[Trashed]:
-        """Return an empty list: nothing can be restored here."""
+        """Return an empty list, because a read-only store cannot restore sessions."""
         return []
 
     def health(self) -> Health:
-        """Return that the store can be read."""
-        return Health(ok=True, free_bytes=None, problems=())
+        """Return the places that could not be read the last time, and the reasons."""
+        problems = tuple(f"{place}: {reason}" for place, reason in self.problems.items())
+        return Health(ok=True, free_bytes=None, problems=problems)
 
     def catalog_file(self) -> Path | None:
         """Return the path of the search index; None if it is in memory."""

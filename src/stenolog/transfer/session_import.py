@@ -1,7 +1,7 @@
 """The import of one old session into a session of the store, in steps.
 
-Each step is one idempotent write: if the import is killed between two steps, the next run continues
-it.
+Each step is one idempotent write. If the import is killed between two steps, the next run continues
+the import.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ class SessionImport:
         if names:
             prepare_alias_mark(self._store)
         try:
-            self._store.set_meta(self._key, **self._new_meta(meta), **fields)
+            self._store.set_meta(self._key, **self._meta_to_set(meta), **fields)
         except UsageError:
             self.problems.append(
                 "its metadata was skipped: together with the existing metadata it is too large"
@@ -79,41 +79,41 @@ class SessionImport:
         if names:
             change_alias_mark(self._store)
 
-    def _new_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the meta fields to set: never an old value over a newer one, and only once."""
+    def _meta_to_set(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the meta fields to set. Newer values are kept; fields are imported only once."""
         if self.existing is not None and self.existing.started_import(self._digest) is not None:
             return {}
-        last = None if self.existing is None else self.existing.updated
-        is_newer = last is None or last < self.old.created
+        last_update = None if self.existing is None else self.existing.updated
+        is_newer = last_update is None or last_update < self.old.created
         return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
 
     def _is_newest(self, meta: Mapping[str, Any]) -> bool:
-        """Return whether the old session's state is at least as new as the stored one."""
-        known = 0 if self.existing is None else len(self.existing.payloads)
-        return self.old.layout not in meta or known <= len(self.old.messages)
+        """Return whether the old session's state is at least as new as the stored state."""
+        stored_count = 0 if self.existing is None else len(self.existing.payloads)
+        return self.old.layout not in meta or stored_count <= len(self.old.messages)
 
     def add_messages(self) -> Iterator[list[int]]:
         """Add the missing messages in batches and yield the seqs of each batch."""
-        for start, batch in _batches(self.old.messages, len(self._seqs)):
+        for start, batch in _split_into_batches(self.old.messages, len(self._seqs)):
             token = batch[0].once
             try:
-                seqs = self._append(batch, token or f"import:{self._digest}:{start}")
+                seqs = self._append_batch(batch, token or f"import:{self._digest}:{start}")
             except OnceConflict:
                 self.problems.append(
                     f"the idempotency key of message {start + 1} is already used by another one: "
                     "it got a new key"
                 )
-                seqs = self._append(batch, f"import:{self._digest}:{start}")
+                seqs = self._append_batch(batch, f"import:{self._digest}:{start}")
             self._seqs += seqs
             yield seqs
 
-    def _append(self, batch: Sequence[JSONMessage], once: str) -> list[int]:
-        messages = [Message(seq=1, _at="", _body=Raw(one.payload)) for one in batch]
-        times = [one.at for one in batch if one.at is not None]
+    def _append_batch(self, batch: Sequence[JSONMessage], once: str) -> list[int]:
+        messages = [Message(seq=1, _at="", _body=Raw(message.payload)) for message in batch]
+        times = [message.at for message in batch if message.at is not None]
         return self._store.add_messages(self._key, messages, once=once, at=times)
 
     def apply_visibility(self) -> None:
-        """Hide hidden messages and set the summary, unless the session has newer ones."""
+        """Hide hidden messages and set the summary, unless the session has newer messages."""
         floor = merging.hidden_prefix(self.old)
         if (
             self.merge.include_state
@@ -121,26 +121,30 @@ class SessionImport:
             and not self._hides_only_imported(self._seqs[floor - 1])
         ):
             self.merge = replace(self.merge, include_state=False)
-        self.problems += self.skipped_state()
+        self.problems += self.describe_skipped_state()
         if not self.merge.include_state:
             self._hide_messages(
                 n for n in self._hidden_indexes(floor) if self.old.messages[n].once is not None
             )
             return
         if floor:
-            upto = self._seqs[floor - 1]
-            self._store.checkpoint(self._key, summary=self.old.summary, upto=upto)
+            last_hidden_seq = self._seqs[floor - 1]
+            self._store.checkpoint(self._key, summary=self.old.summary, upto=last_hidden_seq)
         elif self.old.summary:
             self._store.set_summary(self._key, self.old.summary)
         self._hide_messages(self._hidden_indexes(floor))
 
     def _hidden_indexes(self, floor: int) -> Iterator[int]:
-        """Yield the indexes of the messages that were hidden one by one, above the floor."""
-        return (n for n, one in enumerate(self.old.messages) if one.hidden and n >= floor)
+        """Yield the indexes of messages above the floor that were hidden individually."""
+        return (
+            index
+            for index, message in enumerate(self.old.messages)
+            if message.hidden and index >= floor
+        )
 
-    def _hide_messages(self, numbers: Iterable[int]) -> None:
-        seqs = (self._seqs[n] for n in numbers if self._seqs[n])
-        # One write hides a run of seqs.
+    def _hide_messages(self, indexes: Iterable[int]) -> None:
+        seqs = (self._seqs[index] for index in indexes if self._seqs[index])
+        # Each write hides consecutive seqs.
         for first, last in spans.union((seq, seq) for seq in seqs):
             self._store.hide(self._key, first, last)
 
@@ -150,48 +154,49 @@ class SessionImport:
         # guard: merge-hides-only-covered
         return all(seq > upto for seq in visible.difference(self._seqs))
 
-    def skipped_state(self) -> Iterator[str]:
+    def describe_skipped_state(self) -> Iterator[str]:
         """Yield a sentence for each item that is skipped because the session has newer messages."""
         if self.merge.include_state or len(self.merge.seqs) == len(self.old.messages):
             return
         if self.old.summary:
             yield "its summary was skipped, because the session has newer messages"
-        if hidden := sum(one.hidden for one in self.old.messages) - self._count_hidden_here():
-            yield f"{hidden} messages that were hidden in the source are visible here"
-
-    def _count_hidden_here(self) -> int:
-        """Return how many hidden messages are hidden here too, despite newer messages."""
-        start = merging.hidden_prefix(self.old)
-        return sum(self.old.messages[n].once is not None for n in self._hidden_indexes(start))
+        # Messages with a token are hidden even if the session has newer messages.
+        indexes = self._hidden_indexes(merging.hidden_prefix(self.old))
+        also_hidden = sum(self.old.messages[index].once is not None for index in indexes)
+        if hidden_count := self.old.hidden - also_hidden:
+            yield f"{hidden_count} messages that were hidden in the source are visible here"
 
     def write_receipt(self, name: str) -> None:
         """Finish the import: remove the import mark and add the receipt in one write."""
         info = self._store.info(self._key)
-        message_times = [one.at for one in self.old.messages if one.at is not None]
-        existing = () if self.existing is None else self.existing.times
-        write_receipt: dict[str, Any] = {
+        message_times = [message.at for message in self.old.messages if message.at is not None]
+        existing_times = () if self.existing is None else self.existing.times
+        receipt: dict[str, Any] = {
             "from": self.old.layout,
             "file": name,
             "sha256": self._digest,
             "messages": len(self.old.messages),
             "created": timestamp(min([self.old.created, *message_times])),
-            # The times of the old conversation count until a new message is stored here.
-            "updated": timestamp(max([self.old.updated, *message_times, *existing])),
+            # The session has the times of the old conversation until a new message is stored.
+            "updated": timestamp(max([self.old.updated, *message_times, *existing_times])),
             "last_seq": info.last_seq,
             merging.IMPORT_TIME: timestamp(datetime.now(UTC)),
         }
         if self.old.layout == "stenolog-json" and self.old.messages:
-            *_, write_receipt[merging.MESSAGES_DIGEST] = merging.prefix_digests(self.old.messages)
+            *_, receipt[merging.MESSAGES_DIGEST] = merging.prefix_digests(self.old.messages)
         if info.summary == self.old.summary != "":
-            write_receipt[merging.SUMMARY_DIGEST] = merging.summary_digest(info.summary)
-        kept = [*merging.import_receipts(info.meta), write_receipt][-MAX_RECEIPTS:]
-        self._store.set_meta(self._key, importing=None, imported=kept)
+            receipt[merging.SUMMARY_DIGEST] = merging.summary_digest(info.summary)
+        receipts = [*merging.import_receipts(info.meta), receipt][-MAX_RECEIPTS:]
+        self._store.set_meta(self._key, importing=None, imported=receipts)
 
 
-def _batches(
+def _split_into_batches(
     messages: Sequence[JSONMessage], start: int
 ) -> Iterator[tuple[int, Sequence[JSONMessage]]]:
-    """Yield the messages to add: those of one token together, those without a token in batches."""
+    """Yield the messages to add. Messages with the same token are stored together.
+
+    Messages without a token are stored in batches.
+    """
     while start < len(messages):
         end, size = start + 1, len(messages[start].payload)
         if messages[start].once is not None:

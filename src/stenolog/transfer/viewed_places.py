@@ -1,11 +1,14 @@
-"""The places that `steno view` shows: found, recognized, and opened so that nothing changes.
+"""Finds, recognizes and opens the places that `steno view` shows. Nothing in them is changed.
 
 A place is a workspace, a SQLite file of stenolog, a PostgreSQL database, or transcripts of a known
 program.
 """
 
+import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -18,17 +21,17 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.sessions.folders import AGENTS, CHANNELS, NAMESPACE, NOTES, log_folders
 from stenolog.stores import disk
 from stenolog.stores.base import Store
-from stenolog.stores.file_names import LOG_SUFFIX, unescape_key
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.file_names import unescape_key
+from stenolog.stores.jsonl.directory import has_logs
+from stenolog.stores.open_store import open_store, parse_address
 from stenolog.stores.snapshots import NamespacedStore
 from stenolog.transfer.combined_store import CombinedStore, StorePlace
 from stenolog.transfer.importers import sqlite_file
-from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program
+from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program, usual_place
 from stenolog.transfer.transcripts.transcript_store import TranscriptStore
 
 STENOLOG: Final = "stenolog"
-_LOG_START: Final = b'{"kind":"'
-_HIDDEN: Final = (NOTES, CHANNELS)
+_HIDDEN_NAMESPACES: Final = (NOTES, CHANNELS)
 """Namespaces that contain no conversations."""
 
 
@@ -41,48 +44,43 @@ class ViewedPlace(Struct, frozen=True, kw_only=True):
     """Path or URL. Paths are absolute."""
 
 
-def usual_places(workspace: str) -> list[ViewedPlace]:
-    """Return the places of known programs that exist here, and the workspace if it exists."""
-    found = [
+def find_usual_places(workspace: str) -> list[ViewedPlace]:
+    """Return the places of known programs that exist on this machine, and the workspace."""
+    places = [
         ViewedPlace(program=name, where=str(folder))
-        for name, program in PROGRAMS.items()
-        if (folder := program().default_folder()) is not None
+        for name in PROGRAMS
+        if (folder := usual_place(name)) is not None
     ]
     try:
-        return [*found, recognize_place(workspace)]
+        return [*places, recognize_place(workspace)]
     except (UsageError, OSError):
-        return found
+        return places
 
 
-def recognize_place(given: str) -> ViewedPlace:
-    """Return the place at a path or URL. Raises UsageError if there is none."""
-    if "://" in given or given.startswith(("sqlite:", "jsonl:")):
-        found = address(given)
-        if found.engine == "postgresql":
-            return ViewedPlace(program=STENOLOG, where=given)
-        given = os.fspath(found.path)
-    path = Path(given).expanduser().absolute()
+def recognize_place(where: str) -> ViewedPlace:
+    """Return the place at a path or URL. Raises UsageError if no place is recognized."""
+    if "://" in where or where.startswith(("sqlite:", "jsonl:")):
+        address = parse_address(where)
+        if address.engine == "postgresql":
+            return ViewedPlace(program=STENOLOG, where=where)
+        where = os.fspath(address.path)
+    path = Path(where).expanduser().absolute()
     if not path.exists():
-        raise UsageError(f"there is no file or folder {given}")
+        raise UsageError(f"there is no file or folder {where}")
     folders = log_folders(path) if path.is_dir() else []
-    if any(_has_logs(path / one) for one in folders) or sqlite_file.is_stenolog_database(path):
+    has_own_logs = False
+    with suppress(OSError):  # opening the place reports the reason
+        has_own_logs = any(has_logs(path / folder) for folder in folders)
+    if has_own_logs or sqlite_file.is_stenolog_database(path):
         return ViewedPlace(program=STENOLOG, where=str(path))
     # Other programs have a folder called `sessions` too.
     program = detect_program(path) or (STENOLOG if folders else None)
     if program is None:
         known = ", ".join(PROGRAMS)
         raise UsageError(
-            f"{given} is neither a stenolog workspace nor transcripts of a known program ({known})"
+            f"{where} is neither a stenolog workspace nor transcripts of a known program ({known})"
         )
     return ViewedPlace(program=program, where=str(path))
-
-
-def _has_logs(folder: Path) -> bool:
-    """Return whether the first file with the name of a log is a log of stenolog."""
-    for log in filter(Path.is_file, folder.glob(f"*{LOG_SUFFIX}")):
-        with log.open("rb") as file:
-            return file.read(len(_LOG_START)) == _LOG_START
-    return False
 
 
 def open_places(
@@ -91,149 +89,177 @@ def open_places(
     catalog: Path | None,
     on_problem: Callable[[ViewedPlace, Exception], None] | None = None,
 ) -> CombinedStore:
-    """Open places as one store, so that nothing in them changes.
+    """Open places as one store without changing them.
 
-    A place that cannot be opened is left out, and `on_problem` is called. Raises its StenologError
-    or OSError if no place can be opened.
+    A place that cannot be opened is left out, and `on_problem` is called. If no place can be
+    opened, raises the StenologError or OSError.
     """
     opened: list[StorePlace] = []
-    problems: list[Exception] = []
+    problems: dict[ViewedPlace, Exception] = {}
     try:
-        prefixes = _prefixes(places)
+        prefixes = _choose_prefixes(places)
         # Transcripts without a prefix share one store: their keys differ by program.
-        plain = [place for place in places if place.program != STENOLOG and not prefixes[place]]
-        if plain:
-            opened.append(StorePlace(store=_transcripts(plain)))
+        shared = [place for place in places if place.program != STENOLOG and not prefixes[place]]
+        if shared:
+            opened.append(StorePlace(store=_open_transcripts(shared), has_transcripts=True))
         for place in places:
-            if place in plain:
+            # Transcripts that cannot be read now are shown as soon as they can be read.
+            if on_problem is not None and place.program != STENOLOG and not _is_readable(place):
+                on_problem(place, PermissionError(os.strerror(errno.EACCES)))
+            if place in shared:
                 continue
             try:
-                opened.extend(_opened(place, prefixes[place]))
+                opened.extend(_open_place(place, prefixes[place]))
             except (StenologError, OSError) as error:
-                problems.append(error)
+                problems[place] = error
                 if on_problem is not None:
                     on_problem(place, error)
     except BaseException:
-        for one in opened:
-            one.store.close()
+        for place_store in opened:
+            place_store.store.close()
         raise
     if problems and not opened:
-        raise problems[0]
-    return CombinedStore(opened, catalog=catalog)
+        raise next(iter(problems.values()))
+    unopened = {_printable_name(place): str(error) for place, error in problems.items()}
+    return CombinedStore(opened, catalog=catalog, unopened=unopened)
 
 
 def open_unchanged(where: str | os.PathLike[str], *, namespace: str) -> Store:
-    """Open a store read-only, so that not even a temporary file appears next to it.
+    """Open a store read-only, without creating even a temporary file next to the store.
 
     Raises StoreUnavailable.
     """
-    found = address(where)
-    if found.engine != "sqlite":
+    address = parse_address(where)
+    if address.engine != "sqlite":
         return open_store(where, namespace=namespace, read_only=True)
     from stenolog.stores.sqlite import SQLiteStore
 
-    return SQLiteStore(found.path, namespace=namespace, read_only=True, leave_no_files=True)
+    return SQLiteStore(address.path, namespace=namespace, read_only=True, leave_no_files=True)
 
 
-def _opened(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
+def _open_place(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
     path = Path(place.where)
     if place.program != STENOLOG:
-        yield StorePlace(store=_transcripts([place]), prefix=prefix)
+        yield StorePlace(store=_open_transcripts([place]), prefix=prefix, has_transcripts=True)
     elif path.is_dir():
         for folder in log_folders(path):
-            *above, name = folder.split("/")
-            if name not in _HIDDEN:
-                part = (unescape_key(above[-1]) or "") if above else name
-                inner = path.joinpath(*above)
+            *parent, name = folder.split("/")
+            if name not in _HIDDEN_NAMESPACES:
+                name_part = (unescape_key(parent[-1]) or "") if parent else name
+                inner = path.joinpath(*parent)
                 opened = open_unchanged(inner, namespace=name)
-                at = _joined(prefix, part)
-                yield StorePlace(store=opened, prefix=at, exists=(inner / name).exists)
+                at = _join_prefix(prefix, name_part)
+                exists = (inner / name).exists
+                yield StorePlace(store=opened, prefix=at, name=str(inner / name), exists=exists)
     else:
         where = place.where if "://" in place.where else f"sqlite:{place.where}"
         exists = (lambda: True) if "://" in place.where else path.exists
-        for name in _namespaces(where):
-            part = unescape_key(name.removeprefix(f"{AGENTS}.")) or name
+        for name in _list_namespaces(where):
+            name_part = unescape_key(name.removeprefix(f"{AGENTS}.")) or name
             opened = open_unchanged(where, namespace=name)
-            yield StorePlace(store=opened, prefix=_joined(prefix, part), exists=exists)
+            at = _join_prefix(prefix, name_part)
+            yield StorePlace(store=opened, prefix=at, name=_printable_name(place), exists=exists)
 
 
-def _transcripts(places: Sequence[ViewedPlace]) -> TranscriptStore:
-    return TranscriptStore([(PROGRAMS[one.program](), Path(one.where)) for one in places])
+def _is_readable(place: ViewedPlace) -> bool:
+    try:
+        os.close(os.open(place.where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
-def _namespaces(where: str) -> list[str]:
+def _open_transcripts(places: Sequence[ViewedPlace]) -> TranscriptStore:
+    return TranscriptStore([(PROGRAMS[place.program](), Path(place.where)) for place in places])
+
+
+def _list_namespaces(where: str) -> list[str]:
     with open_unchanged(where, namespace=NAMESPACE) as store:
         names = store.namespaces() if isinstance(store, NamespacedStore) else []
-    return [NAMESPACE, *(name for name in names if name not in (*_HIDDEN, NAMESPACE))]
+    return [NAMESPACE, *(name for name in names if name not in (*_HIDDEN_NAMESPACES, NAMESPACE))]
 
 
-def _joined(prefix: str, part: str) -> str:
-    return prefix if part == NAMESPACE else f"{prefix}{part}/"
+def _join_prefix(prefix: str, name: str) -> str:
+    return prefix if name == NAMESPACE else f"{prefix}{name}/"
 
 
-def _prefixes(places: Iterable[ViewedPlace]) -> dict[ViewedPlace, str]:
+def _choose_prefixes(places: Iterable[ViewedPlace]) -> dict[ViewedPlace, str]:
     """Return a prefix for the keys of each place, so that no two places share keys.
 
-    The only place needs none, and transcripts have keys with the name of their program.
+    A single place needs no prefix. The only place with transcripts of a program needs no prefix
+    either, because the keys of transcripts contain the name of their program.
     """
-    listed = list(dict.fromkeys(places))
-    made: dict[ViewedPlace, str] = {}
-    for place in listed:
-        rivals = [one for one in listed if one is not place and one.program == place.program]
-        is_free = len(listed) == 1 or (place.program != STENOLOG and not rivals)
-        made[place] = "" if is_free else f"{_label(place, listed)}/"
-    return made
+    distinct_places = list(dict.fromkeys(places))
+    programs = Counter(place.program for place in distinct_places)
+    prefixes: dict[ViewedPlace, str] = {}
+    for place in distinct_places:
+        is_only_of_program = place.program != STENOLOG and programs[place.program] == 1
+        needs_no_prefix = len(distinct_places) == 1 or is_only_of_program
+        prefixes[place] = "" if needs_no_prefix else f"{_unique_label(place, distinct_places)}/"
+    return prefixes
 
 
-def _label(place: ViewedPlace, places: Sequence[ViewedPlace]) -> str:
+def _unique_label(place: ViewedPlace, places: Sequence[ViewedPlace]) -> str:
     """Return a short name of the place, which no other place has."""
-    name = _name(place)
-    if sum(_name(one) == name for one in places) > 1:
+    name = _short_name(place)
+    if sum(_short_name(other) == name for other in places) > 1:
         return f"{name}-{sha256(place.where.encode()).hexdigest()[:6]}"
     return name
 
 
-def _name(place: ViewedPlace) -> str:
+def _printable_name(place: ViewedPlace) -> str:
+    """Return the path of the place. Of a URL, which may contain a password, return the end."""
+    return _short_name(place) if "://" in place.where else place.where
+
+
+def _short_name(place: ViewedPlace) -> str:
     return place.where.rpartition("/")[2].partition("?")[0] or STENOLOG
 
 
 # --- the cache -----------------------------------------------------------------------------------
 
-_FOLDER: Final = "view"
-_PLACES: Final = ".places"
+_CACHE_FOLDER: Final = "view"
+_PLACES_SUFFIX: Final = ".places"
 """Suffix of the file that lists the places of an index."""
-_MAX_AGE: Final = 90 * 86_400
+_MAX_AGE_SECONDS: Final = 90 * 86_400
 """Seconds after which an index that was not used is deleted."""
 
 
-def index_file(places: Sequence[ViewedPlace], cache: Path) -> Path:
+def prepare_index_file(places: Sequence[ViewedPlace], cache: Path) -> Path:
     """Return the file of the search index of these places, in a private folder of the cache.
 
-    Deletes indexes of places that no longer exist: an index quotes messages. Raises OSError.
+    Deletes indexes of places that no longer exist, because an index quotes messages. Raises
+    OSError.
     """
-    folder = cache / _FOLDER
-    disk.make_private(folder)
+    folder = cache / _CACHE_FOLDER
+    disk.create_private_folder(folder)
     folder.chmod(0o700)
     _delete_old_indexes(folder)
-    listed = sorted((place.program, place.where) for place in places)
-    name = sha256(repr(listed).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    # Not the URLs of databases, which may contain a password.
-    paths = [where for _, where in listed if "://" not in where]
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.replace_file(descriptor, f"{name}{_PLACES}", msgspec.json.encode(paths))
-    finally:
-        os.close(descriptor)
+    sorted_places = sorted((place.program, place.where) for place in places)
+    name = sha256(repr(sorted_places).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    # The list leaves out URLs of databases, because a URL may contain a password.
+    paths = [where for _, where in sorted_places if "://" not in where]
+    list_file, text = folder / f"{name}{_PLACES_SUFFIX}", msgspec.json.encode(paths)
+    # The list is written only if it changed: writing takes longer than opening the places.
+    if not list_file.exists() or list_file.read_bytes() != text:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            disk.replace_file(descriptor, list_file.name, text)
+        finally:
+            os.close(descriptor)
+    list_file.touch()
     return folder / f"{name}.db"
 
 
 def _delete_old_indexes(folder: Path) -> None:
-    for listed in folder.glob(f"*{_PLACES}"):
+    for list_file in folder.glob(f"*{_PLACES_SUFFIX}"):
         try:
-            paths = msgspec.json.decode(listed.read_bytes(), type=list[str])
-            is_old = time() - listed.stat().st_mtime > _MAX_AGE
+            paths = msgspec.json.decode(list_file.read_bytes(), type=list[str])
+            is_old = time() - list_file.stat().st_mtime > _MAX_AGE_SECONDS
         except (OSError, msgspec.DecodeError):
             paths, is_old = [], True
         if is_old or not all(map(os.path.lexists, paths)):
-            for file in folder.glob(f"*{listed.name.removesuffix(_PLACES)}.*"):
+            for file in folder.glob(f"*{list_file.name.removesuffix(_PLACES_SUFFIX)}.*"):
                 file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The other side of `agent_worker`: starts an agent, talks to it, hears what it says, kills it."""
+"""Client of `agent_worker`: starts an agent process, sends messages, reads its lines, kills it."""
 
 import contextlib
 import json
@@ -13,13 +13,13 @@ from typing import Any, Final
 TTL: Final = 5.0
 """Seconds until the lease of a killed agent expires on PostgreSQL.
 
-Longer than a busy machine pauses a process, or an agent that runs loses its lease.
+Longer than a busy machine pauses a process; otherwise a running agent would lose its lease.
 """
 _PATIENCE: Final = 120.0
 
 
 class Agent:
-    """A process with an agent in it."""
+    """A process with an agent."""
 
     def __init__(
         self,
@@ -41,39 +41,39 @@ class Agent:
         self._heard = b""
 
     def send(self, **wanted: str) -> None:
-        """Have it do something."""
+        """Send a command."""
         self._stdin.write(json.dumps(wanted).encode() + b"\n")
         self._stdin.flush()
 
     def lines(self) -> list[list[Any]]:
-        """What it has said; a line that a kill has cut was never heard."""
+        """Return the lines received so far, without a line that a kill cut off."""
         return [json.loads(line) for line in self._heard.splitlines(True) if line.endswith(b"\n")]
 
     def until(self, word: str, times: int) -> None:
-        """Listen until it has said this word so many times."""
+        """Read until the word was received `times` times."""
         while sum(line[0] == word for line in self.lines()) < times:
             assert self._listen(), f"it ended before it said {word!r}: {self.lines()}"
 
     def pause(self) -> None:
-        """Stop it, as a busy machine does for a while."""
+        """Pause the process, as a busy machine does."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it run again after a pause."""
+        """Continue the process after a pause."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> list[list[Any]]:
-        """Kill it with -9; all that it said."""
+        """Kill the process with SIGKILL and return all its lines."""
         self._process.send_signal(signal.SIGKILL)
         return self._ended(-signal.SIGKILL)
 
     def end(self) -> list[list[Any]]:
-        """Let it end by itself; all that it said."""
+        """Let the process end by itself and return all its lines."""
         self._stdin.close()
         return self._ended(0)
 
     def close(self) -> None:
-        """Leave nothing of it behind."""
+        """Kill the process and close its pipes."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):

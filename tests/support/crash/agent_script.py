@@ -1,8 +1,8 @@
-"""The model of the killed agents: what users ask it, what it does about that, and what it saw.
+"""Scripted model of the killed agents; it also records the messages that requests contained.
 
-A message is `m17: look pay then look`: in one step both tools are called, in the next the other
-one. When all of it is done, the answer names every message that it answers. So a log shows by
-itself which message was answered where, and whether twice.
+A message such as `m17: look pay then look` calls two tools in the first step and one in the next.
+The final answer names every message that it answers, so the log shows which message was answered
+where, and whether twice.
 """
 
 import json
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stenolog.agent.turn import INTERRUPTED
+from stenolog.agent.turn import INTERRUPTED_MARK
 from stenolog.testing.scripted_model import ScriptedMessage, tool_call
 
 WISHES: Final = (
@@ -29,22 +29,22 @@ _ANSWERED: Final = re.compile(r"\bm\d+\b")
 
 
 def named_in(text: str) -> list[str]:
-    """The messages that an answer says to answer."""
+    """Return the messages that an answer names."""
     return _ANSWERED.findall(text)
 
 
 class Script:
-    """Answers requests, from any thread, and remembers what they showed."""
+    """Answers requests from any thread and records which messages they contained."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self.shown: set[str] = set()
-        """The messages that the model has seen: whatever it has seen must be in the log."""
+        """Messages that the model has seen; all of them must be in the log."""
         self.idle: list[str] = []
-        """The windows in which there was nothing to answer."""
+        """Requests in which there was nothing to answer."""
 
     def __call__(self, request: Mapping[str, Any]) -> ScriptedMessage:
-        """What is said to this request."""
+        """Answer a request."""
         messages: Sequence[Mapping[str, Any]] = request["messages"]
         if "response_format" in request:
             return _clerk(str(messages[-1]["content"]))
@@ -61,7 +61,7 @@ class Script:
 
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], set[str]]:
-    """The messages that are not answered yet, with their wishes; and the calls that were made."""
+    """Return the unanswered messages with their steps, and the ids of the calls made so far."""
     waiting: dict[str, str] = {}
     made: set[str] = set()
     for message in messages:
@@ -70,14 +70,14 @@ def _read(messages: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]],
             waiting.update(_ASKED.findall(content))
         elif message["role"] == "assistant":
             made.update(call["id"] for call in message.get("tool_calls") or ())
-            # What was closed with a mark is no longer waited for.
-            for name in list(waiting) if INTERRUPTED in content else named_in(content):
+            # Messages before an interruption mark are no longer pending.
+            for name in list(waiting) if INTERRUPTED_MARK in content else named_in(content):
                 waiting.pop(name, None)
     return list(waiting.items()), made
 
 
 def _next_calls(name: str, wish: str, made: set[str]) -> list[dict[str, Any]]:
-    """The calls of the first step that was not made yet."""
+    """Return the calls of the first step that was not made yet."""
     for step, tools in enumerate(wish.split(" then ")):
         wanted = [(f"{name}.{step}.{n}", tool) for n, tool in enumerate(tools.split())]
         calls = [
@@ -91,7 +91,7 @@ def _next_calls(name: str, wish: str, made: set[str]) -> list[dict[str, Any]]:
 
 
 def _clerk(asked: str) -> str:
-    """A summary, or notes of turns."""
+    """Return a summary, or notes about turns."""
     turns = re.findall(r"^## Turn (\d+)", asked, re.MULTILINE)
     if turns:
         noted = [{"turn": int(n), "daily": f"They spoke, {n}.", "facts": []} for n in turns]

@@ -1,4 +1,4 @@
-"""Agents that are killed and started again on one store, and the checks of what they leave."""
+"""Agents that are killed and restarted on one store, and checks of the resulting logs."""
 
 import random
 import time
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stenolog.agent.turn import CUT_OFF
+from stenolog.agent.turn import CUT_OFF_TEXT
 from stenolog.catalog.message_metadata import interruption
 from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.messages import calls_of
@@ -21,11 +21,11 @@ from support.crash.reporting import Say
 WHERE: Final = {"jsonl": "{}/workspace", "sqlite": "sqlite:{}/steno.db"}
 KEYS: Final = ("telegram:1", "telegram:2", "cli:20261115-1:default")
 MOMENTS: Final = ("began", "said", "answer", "ack", "ended", "answer", "open")
-"""Which word of the agent the kill follows, each in turn; `answer`: to all that was sent."""
+"""The event after which each agent is killed; `answer` is the answer to all messages."""
 
 
 class AgentTrial:
-    """A store that agents work on, one after the other, each of them killed but the last."""
+    """A store with one agent after the other; every agent but the last is killed."""
 
     def __init__(self, place: Path, engine: str, seed: int) -> None:
         self._where = WHERE[engine].format(place)
@@ -33,26 +33,26 @@ class AgentTrial:
         self._journal.touch()
         self._chance = random.Random(seed)
         self._script = Script()
-        # Some time between two pieces, so that there is a middle to be killed in.
+        # A pause between chunks, so that a kill can hit the middle of an answer.
         self._server = ModelServer(self._script, pause=0.003)
         self._sent: dict[str, tuple[str, str]] = {}
         self._acknowledged: set[str] = set()
         self._answers: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
         self._agents: list[Agent] = []
         self.struck: Counter[str] = Counter()
-        """How often the kill met what, and what became of it."""
+        """How often the kill hit each state, and the outcome."""
 
     def close(self) -> None:
-        """End the agents and the model."""
+        """Close the agents and the model server."""
         for agent in self._agents:
             agent.close()
         self._server.close()
 
-    # --- the rounds --------------------------------------------------------------------------
+    # --- rounds ------------------------------------------------------------------------------
 
     def run(self, number: int) -> None:
-        """One agent: it resumes, gets messages again and new ones, and is killed."""
-        # Every fourth one finds what is left too old, and closes it.
+        """Run one agent: it resumes, gets old and new messages, and is killed."""
+        # Every fourth agent considers interrupted turns too old and closes them.
         agent = self._agent(resume_within=-1.0 if number % 4 == 3 else 86_400.0)
         work = [{"do": "resume"}, *self._again(most=4)]
         work += [self._new(number, wish) for wish in self._chance.sample(WISHES, 5)]
@@ -68,7 +68,7 @@ class AgentTrial:
         self._look()
 
     def end(self) -> None:
-        """The last agent goes on with all that is left, and then gets every message once more."""
+        """Run the last agent: it resumes all turns and gets every message once more."""
         agent = self._agent()
         agent.send(do="resume")
         agent.until("all resumed", 1)
@@ -88,13 +88,13 @@ class AgentTrial:
 
     def _new(self, number: int, wish: str) -> dict[str, str]:
         id = f"m{len(self._sent) + 1}"
-        # Mostly in one session, so that messages arrive during a turn, too.
+        # Mostly in one session, so that messages also arrive during a turn.
         key = KEYS[number % len(KEYS)] if self._chance.random() < 0.6 else self._chance.choice(KEYS)
         self._sent[id] = key, f"{id}: {wish}"
         return {"key": key, "id": id, "text": f"{id}: {wish}"}
 
     def _again(self, *, most: int) -> list[dict[str, str]]:
-        """Some of the last messages, as a channel delivers them that heard of no answer."""
+        """Return some of the last messages, as a channel redelivers them without an answer."""
         lately = list(self._sent)[-12:]
         chosen = self._chance.sample(lately, min(most, len(lately)))
         return [{"key": self._sent[id][0], "id": id, "text": self._sent[id][1]} for id in chosen]
@@ -109,14 +109,14 @@ class AgentTrial:
                 assert outcome in ("answered", "again", "elsewhere"), rest
                 self._answers[id].add((seq, text))
 
-    # --- what must hold ----------------------------------------------------------------------
+    # --- checks ------------------------------------------------------------------------------
 
     def _histories(self, *, full: bool) -> dict[str, list[Message]]:
         with open_store(self._where) as store:
             return {key: store.get_history(key, full=full) for key in store.list_sessions()}
 
     def _look(self) -> None:
-        """Right after a kill: what was acknowledged is there; in what state is noted."""
+        """Check after a kill that acknowledged messages are stored, and record the state."""
         said = Counter(_words(one) for log in self._histories(full=True).values() for one in log)
         missing = {id for id in self._acknowledged if said[self._sent[id][1]] != 1}
         assert not missing
@@ -132,8 +132,8 @@ class AgentTrial:
                 self.struck["between turns"] += 1
 
     def _check(self) -> None:
-        """At the end, by the logs alone."""
-        assert self._server.refusals == []
+        """Check the logs at the end."""
+        assert self._server.request_faults == []
         assert self._script.idle == [], "the model was asked for a second answer"
         histories = self._histories(full=True)
         self._check_answers(histories)
@@ -142,12 +142,12 @@ class AgentTrial:
         book = Counter(self._journal.read_text().split("\n")[:-1])
         assert set(book.values()) == {1}, [line for line, times in book.items() if times > 1]
         for id, result in paid.items():
-            assert result in (f"paid {id}", CUT_OFF), result
-            # Without a mark it was done, and to its end.
-            assert result == CUT_OFF or book[f"end {id}"] == 1, id
-        # Nothing was paid that the log does not know of.
+            assert result in (f"paid {id}", CUT_OFF_TEXT), result
+            # Without an interruption mark the call was made and completed.
+            assert result == CUT_OFF_TEXT or book[f"end {id}"] == 1, id
+        # The log knows every payment.
         assert {line.split()[1] for line in book} <= set(paid)
-        self.struck["payments cut off"] = sum(result == CUT_OFF for result in paid.values())
+        self.struck["payments cut off"] = sum(result == CUT_OFF_TEXT for result in paid.values())
 
     def _check_answers(self, histories: Mapping[str, Sequence[Message]]) -> None:
         found: Counter[str] = Counter()
@@ -169,7 +169,7 @@ class AgentTrial:
                 closed = bool(interruption(answer.to_dict()))
                 assert named[id] == (0 if closed else 1), (id, _words(answer))
                 assert closed or id in named_in(_words(answer)), (id, _words(answer))
-                # Whoever was told an answer was told this one, however often they asked.
+                # Every client received this answer, however often it asked.
                 assert self._answers[id] == {(answer.seq, _words(answer))}
                 self.struck["closed with a mark"] += closed
         assert found == dict.fromkeys(self._sent, 1)
@@ -177,7 +177,7 @@ class AgentTrial:
 
 
 def _wait(seconds: float) -> None:
-    """Wait more exactly than a sleep does."""
+    """Wait more precisely than `sleep`."""
     moment = time.perf_counter() + seconds
     while time.perf_counter() < moment:
         pass
@@ -192,7 +192,7 @@ def _words(message: Message) -> str:
 
 
 def _results(histories: Mapping[str, Sequence[Message]]) -> dict[str, str]:
-    """The result of each payment; every call has exactly one, whichever tool it is of."""
+    """Return the result of each payment, after checking that every call has exactly one result."""
     results: dict[str, str] = {}
     for history in histories.values():
         bodies = [message.to_dict() for message in history]

@@ -1,8 +1,8 @@
-"""An agent as a process of its own, to be killed; run by its path.
+"""Agent process that tests kill; run by its path.
 
-It hears messages and `resume` as JSON lines on standard input and says on standard output what
-happens, one line each. The end of its input is the end of its work. `ack` is said of a message when
-the model is asked for its answer, or the answer is there: until then nobody was promised anything.
+It reads messages and `resume` as JSON lines from standard input and prints events, one line each.
+It ends when its input ends. It prints `ack` for a message when it calls the model for the answer,
+or when the answer is stored: before that, nothing was promised.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def _say(*words: object) -> None:
 
 
 def _teller(id: str) -> EventHandler:
-    """Says what happens to a message, or to what was resumed."""
+    """Return an event handler that prints the events of a message or a resumed turn."""
     unsaved = False
 
     def tell(event: Event) -> None:
@@ -62,7 +62,7 @@ def _teller(id: str) -> EventHandler:
 
 
 def _tools(journal: Path) -> list[Tool]:
-    """One that may be repeated, and one that may not and writes down what it has done."""
+    """Return a repeatable tool, and one that is not repeatable and records its calls."""
 
     @tool(repeatable=True)
     async def look(what: Annotated[str, "what to look at"]) -> str:
@@ -90,7 +90,7 @@ class _Worker:
         self._loop = loop
 
     async def work(self, lines: asyncio.StreamReader) -> None:
-        """Do as the lines say, all at once, and see that all of it comes to its end."""
+        """Run the commands of all lines concurrently until all are done."""
         async with asyncio.TaskGroup() as tasks:
             async for line in lines:
                 tasks.create_task(self._careful(self._one(json.loads(line))))

@@ -1,7 +1,8 @@
-"""Children that a test can kill, starve and inject faults into.
+"""Child processes that tests can kill, starve and inject faults into.
 
-A small process with everything imported forks one for each run, so that a run costs milliseconds
-and makes no system call but its own. A child talks over a socket: `write` belongs to the store.
+A small process with everything imported forks one child for each run, so that a run takes
+milliseconds and makes no unrelated system calls. A child talks over a socket, because `write`
+belongs to the store.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ _MESSAGE: Final = 1 << 16
 
 
 class Child:
-    """One forked run: waits for `go`, then says lines until it ends or dies."""
+    """A forked run that waits for `go`, then sends lines until it ends or dies."""
 
     def __init__(self, pid: int, channel: socket.socket, reap: Callable[[int], int]) -> None:
         self.pid = pid
@@ -42,15 +43,15 @@ class Child:
         self._ended = False
 
     def go(self) -> None:
-        """Let it begin."""
+        """Let the child start."""
         self._channel.send(b"g")
 
     def lines(self) -> list[Line]:
-        """All the lines that arrived so far."""
+        """Return the lines received so far."""
         return decode_lines(self._received)
 
     def poll(self) -> bool:
-        """Take what has arrived, without waiting; whether more can come."""
+        """Receive without waiting; return whether more can come."""
         while not self._ended:
             try:
                 part = self._channel.recv(_MESSAGE, socket.MSG_DONTWAIT)
@@ -63,15 +64,15 @@ class Child:
         return False
 
     def words(self) -> int:
-        """How many lines arrived so far."""
+        """Return the number of lines received so far."""
         return self._received.count(b"\n")
 
     def said(self, word: str) -> int:
-        """Return how many lines with this word arrived so far."""
+        """Return how many lines with this word were received so far."""
         return self._received.count(b'"%s"' % word.encode())
 
     def until(self, reached: Callable[[bytes], bool], *, seconds: float = 30) -> bool:
-        """Take what arrives until this is so, watching closely; False if it ended before."""
+        """Receive until a condition holds, polling closely; False if the child ended before."""
         limit = time.monotonic() + seconds
         while self.poll():
             if reached(self._received):
@@ -81,7 +82,10 @@ class Child:
         return reached(self._received)
 
     def finish(self, *, seconds: float = 30) -> int:
-        """Wait for its end; its exit status. A child that hangs is killed: TimeoutError."""
+        """Wait for the end and return the exit status.
+
+        Kills a child that hangs and raises TimeoutError.
+        """
         limit = time.monotonic() + seconds
         hung = False
         while self.poll():
@@ -97,17 +101,17 @@ class Child:
         return status
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._channel.close()
 
     def kill(self) -> None:
-        """Kill it with -9, now."""
+        """Kill the child with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
 class Nursery:
-    """Where children come from. A context manager: all of them are gone at its end."""
+    """Creates children; as a context manager it ends all of them."""
 
     def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
         self._line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,7 +128,7 @@ class Nursery:
         self._children: list[Child] = []
 
     def child(self, role: str, **options: Any) -> Child:
-        """A child that will play this role (a function of `roles`) when told to go."""
+        """Create a child that runs this role (a function of `child_roles`) after `go`."""
         near, far = socket.socketpair()
         with far:
             request = json.dumps([role, options], default=str).encode()
@@ -163,7 +167,7 @@ class Nursery:
         self._complaints.close()
 
 
-# --- the other side --------------------------------------------------------------------------
+# --- server side -----------------------------------------------------------------------------
 
 
 def _serve(line: socket.socket) -> None:
@@ -186,7 +190,7 @@ def _play(line: socket.socket, channel: socket.socket, role: str, options: dict[
     code = 1
     try:
         line.close()
-        # Where only ancestors may trace, strace is none: let anybody.
+        # If only ancestors may trace, strace is not allowed to; let every process trace.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
         for name, text in options.pop("env", {}).items():
             os.environ[name] = text
@@ -207,11 +211,11 @@ def _play(line: socket.socket, channel: socket.socket, role: str, options: dict[
 
 
 def _no_sync(fd: object) -> None:
-    """What a store that does not sync does."""
+    """Do nothing, as a store without sync."""
 
 
 def _warm_up() -> None:
-    """Whatever is imported or read at first use is not met again in a child."""
+    """Do everything that is imported or read on first use, so that children do not repeat it."""
     with tempfile.TemporaryDirectory() as folder:
         Run(Path(folder), lambda _line: None).go()
 

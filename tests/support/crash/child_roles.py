@@ -1,6 +1,6 @@
-"""What a child can be: the scripted run, or one of many that write, read and compact at once.
+"""Roles of child processes: the scripted run, or concurrent writers, readers and compactors.
 
-Each gets the channel it talks over, and says every acknowledged message with its seq.
+Each role gets the channel it talks over, and reports every acknowledged message with its seq.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from stenolog.stores.base import Store
 from support.crash.workload import Line, Run, encode_line, message
 
 _PATIENCE: Final = 120.0
-"""Who waits for a lock so long waits for ever."""
+"""Seconds to wait for a lock; a longer wait counts as a deadlock."""
 _PACE: Final = 0.002
-"""Whoever reads or compacts beside writers leaves them some of the machine."""
+"""Seconds that readers and compactors sleep, so that writers get CPU time."""
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
     size: int = 40,
     patience: float = 5.0,
 ) -> None:
-    """The scripted run of all operations."""
+    """Run all operations once."""
 
     def report(line: Line) -> None:
         channel.sendall(encode_line(line))
@@ -56,9 +56,16 @@ def write_patiently(channel: socket.socket, *, where: str, key: str, name: str, 
     _say(channel, "END")
 
 
+def _open_patient_store(where: str) -> stenolog.Store:
+    """Open a store; a folder waits long for its locks, because the machine may be busy."""
+    if where.startswith(("sqlite:", "postgresql:")):
+        return stenolog.open_store(where)
+    return stenolog.JSONLStore(where, busy_timeout=_PATIENCE)
+
+
 def write(channel: socket.socket, *, where: str, key: str, name: str, count: int) -> None:
-    """Append so many messages, one after the other."""
-    with stenolog.open_store(where) as store:
+    """Append `count` messages one after the other."""
+    with _open_patient_store(where) as store:
         _append(channel, store, key, name, count)
     _say(channel, "END")
 
@@ -66,8 +73,8 @@ def write(channel: socket.socket, *, where: str, key: str, name: str, count: int
 def write_by_threads(
     channel: socket.socket, *, where: str, key: str, name: str, threads: int, count: int
 ) -> None:
-    """The same from many threads of one process, on one store."""
-    with stenolog.open_store(where) as store:
+    """Append from many threads of one process, on one store."""
+    with _open_patient_store(where) as store:
         writers = [
             threading.Thread(target=_append, args=(channel, store, key, f"{name}t{number}", count))
             for number in range(threads)
@@ -80,10 +87,10 @@ def write_by_threads(
 
 
 def compact(channel: socket.socket, *, where: str, key: str, seed: int) -> None:
-    """Checkpoint, compact and take back, over and over, until told to stop."""
+    """Checkpoint, compact and undo repeatedly until told to stop."""
     moves = random.Random(seed)
     rounds = archived = undone = 0
-    with stenolog.open_store(where) as store:
+    with _open_patient_store(where) as store:
         while not _told(channel, wait=_PACE):
             visible = store.get_history(key)
             if len(visible) > 1:
@@ -101,7 +108,7 @@ def compact(channel: socket.socket, *, where: str, key: str, seed: int) -> None:
 
 
 def come_and_go(channel: socket.socket, *, where: str, key: str, seed: int) -> None:
-    """Delete, restore, fork and compact until told to stop; say EVERY once each was done."""
+    """Delete, restore, fork and compact until told to stop; report EVERY when each was done."""
     moves = random.Random(seed)
     made: Counter[str] = Counter()
     with stenolog.JSONLStore(where, busy_timeout=_PATIENCE) as store:
@@ -129,7 +136,7 @@ def come_and_go(channel: socket.socket, *, where: str, key: str, seed: int) -> N
 
 
 def read(channel: socket.socket, *, where: str, key: str) -> None:
-    """Read everything, over and over, until told to stop; what is not a run is said."""
+    """Read everything repeatedly until told to stop; report histories with gaps."""
     reads = longest = 0
     with stenolog.open_store(where, read_only=True) as store:
         while not _told(channel, wait=_PACE):
@@ -150,7 +157,7 @@ def read(channel: socket.socket, *, where: str, key: str) -> None:
 def fork_while_writing(
     channel: socket.socket, *, where: str, key: str, forks: int, count: int
 ) -> None:
-    """Threads append while the process forks, again and again; every child appends as well."""
+    """Append from threads while the process forks repeatedly; every child appends as well."""
     with stenolog.open_store(where) as store:
         _append(channel, store, key, "before", 1)
         busy = threading.Event()
@@ -190,8 +197,8 @@ def write_interrupted(
 ) -> None:
     """Append from many threads until told to stop, and interrupt appends of the main thread.
 
-    A timer raises KeyboardInterrupt, as Ctrl-C does, at a random moment of such an append, or
-    soon after an append that takes no longer than the last one that was not interrupted.
+    A timer raises KeyboardInterrupt, as Ctrl-C does, at a random moment of such an append, or soon
+    after an append that takes no longer than the last uninterrupted one.
     """
     moments = random.Random(seed)
     usual = 0.01
@@ -212,7 +219,7 @@ def write_interrupted(
                 try:
                     seq = store.add_full_message(key, message(label))
                 except MaybeStored:
-                    # The one who wrote for several of us was interrupted.
+                    # The thread that wrote for a group of threads was interrupted.
                     _say(channel, "CUT", [label, None])
                 else:
                     _say(channel, "ACK", [label, seq])
@@ -253,7 +260,7 @@ def _told(channel: socket.socket, *, wait: float = 0) -> bool:
 
 
 def _say(channel: socket.socket, word: str, result: Any = None) -> None:
-    # One send of one line: threads and forked children share the channel.
+    # Send each line in one call: threads and forked children share the channel.
     channel.sendall(encode_line(Line(word, result=result)))
 
 

@@ -22,12 +22,12 @@ PLACES: Final = ("Oslo", "Rome", "Lima", "Bern", "Riga")
 
 
 def said(key: str, number: int) -> str:
-    """What the user says in a turn: with a subject that comes again, and one that does not."""
+    """Return the user's text of a turn, with a recurring subject and a unique one."""
     return f"I live in {PLACES[number]} now, and I have seen city{number} from {key[-1]}"
 
 
 def _clerk(tone: str) -> CompletionFunction:
-    """A model that finds all there is to find, and tells it in its own tone."""
+    """Return a model that extracts every fact and phrases it with `tone`."""
 
     def ask(
         messages: Sequence[Mapping[str, Any]],
@@ -54,7 +54,7 @@ def _clerk(tone: str) -> CompletionFunction:
 
 
 def talk(where: str) -> None:
-    """Three turns in each session, and the first of them compacted away."""
+    """Store three turns in each session, and summarize the first one."""
     with open_store(where) as sessions:
         for key in KEYS:
             for number in range(3):
@@ -63,7 +63,7 @@ def talk(where: str) -> None:
 
 
 def go_on(where: str) -> None:
-    """Two more turns in each."""
+    """Store two more turns in each session."""
     with open_store(where) as sessions:
         for key in KEYS:
             for number in (3, 4):
@@ -76,12 +76,12 @@ def _turn(add: Callable[[str, str, str], int], key: str, number: int) -> None:
 
 
 def consolidate(where: str) -> None:
-    """All sessions, in short runs of turns."""
+    """Consolidate all sessions in batches of two turns."""
     _consolidate(where, "Spoke of", max_turns=2)
 
 
 def consolidate_otherwise(where: str) -> None:
-    """The same with a model that words things in another way, and other runs of turns."""
+    """Consolidate with a model that phrases notes differently, in other batches."""
     _consolidate(where, "Told about", max_turns=3)
 
 
@@ -108,7 +108,7 @@ PROGRAMS: Final[dict[str, Callable[[str], None]]] = {
 
 
 def _warm_up() -> None:
-    """Whatever is imported or read at first use is not met again in a child."""
+    """Do everything that is imported or read on first use, so that children do not repeat it."""
     with tempfile.TemporaryDirectory() as folder:
         for where in (str(Path(folder) / "w"), f"sqlite:{folder}/s.db"):
             talk(where)

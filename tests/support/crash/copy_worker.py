@@ -21,18 +21,18 @@ from stenolog.transfer.copy_all import copy_place
 from support.crash.migration_worker import serve
 
 MOST = 1_500
-"""So much is done by each of those who write; then they wait."""
+"""Number of operations of each writer; then it waits."""
 
 
 def copy(where: str) -> None:
-    """Copy from one place to another: `SRC|DST`."""
+    """Copy from one store to another: `SRC|DST`."""
     source, target = where.split("|")
     copied = copy_place(source, target)
     assert copied.problems == 0, [found.problems for found in copied.namespaces.values()]
 
 
 def back_up(where: str) -> None:
-    """Take a backup: `SRC|DIR`."""
+    """Back up a store: `SRC|DIR`."""
     source, folder = where.split("|")
     taken = backup.back_up(source, folder)
     assert taken.problems == 0, [found.problems for found in taken.namespaces.values()]
@@ -42,7 +42,7 @@ PROGRAMS = {"copy": copy, "back_up": back_up}
 
 
 def write(where: str, name: str) -> None:
-    """Say numbers in order, in sessions of one's own and in one of all, until told to stop."""
+    """Append numbers to own sessions and a shared one until told to stop."""
     chance = random.Random(name)
     said = 0
     with open_store(where) as store:
@@ -51,7 +51,7 @@ def write(where: str, name: str) -> None:
             if select.select([sys.stdin], [], [], 0)[0]:
                 break
             key = f"{name}:{chance.randrange(3)}" if chance.random() < 0.7 else "all"
-            # Sessions that are not there, or too short; and whoever copies may hold one for long.
+            # Sessions may be missing or too short, and a copy may hold one for long.
             with suppress(UsageError, StoreBusy):
                 dice = chance.random()
                 if dice < 0.85 or key == "all":
@@ -71,7 +71,7 @@ def write(where: str, name: str) -> None:
 
 
 def _warm_up() -> None:
-    """Whatever is imported or read at first use is not met again in a child."""
+    """Do everything that is imported or read on first use, so that children do not repeat it."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         with open_store(place / "x") as store:
@@ -86,9 +86,9 @@ def _warm_up() -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         write(*sys.argv[1:])
-        # Whatever is still open goes with the process.
+        # Open files are closed with the process.
         os._exit(0)
     _warm_up()
-    # So that a few sessions take several groups.
+    # So that a few sessions need several groups.
     transfer.GROUP_SNAPSHOTS = 3  # type: ignore[misc]
     serve(PROGRAMS)

@@ -1,8 +1,8 @@
-"""Compares a store with what a run said before it was cut short.
+"""Compares a store with the lines that a run reported before it was interrupted.
 
-The model is InMemoryStore: the acknowledged steps are replayed on it, and the store must look like
-it, or like it with the step that was under way. Seqs may differ (those of an unfinished write are
-never used again), so messages are compared by label, and seqs by rules of their own.
+The model is InMemoryStore: the acknowledged steps are replayed on it, and the store must equal it,
+with or without the step that was in progress. Seqs may differ (those of an unfinished write are
+never used again), so messages are compared by label, and seqs by separate rules.
 """
 
 import contextlib
@@ -27,8 +27,10 @@ from support.crash.workload import ENDINGS, FORK, OPEN, Line, Step, label_of, me
 
 Fate = Literal["acked", "refused", "absent", "unknown"]
 Taken = bool | Step
-"""Whether an unknown step is taken to have happened, or what happened instead: a purge may have
-come to some of the sessions of a key, and is then made again."""
+"""Whether an unknown step is assumed to have happened, or a replacement step.
+
+A purge may have reached only some sessions of a key; it is then repeated.
+"""
 
 _HALF_PURGE: Final = "half a purge"
 _ENDINGS: Final = (*ENDINGS, _HALF_PURGE)
@@ -37,44 +39,44 @@ _MAX_OPEN_QUESTIONS: Final = 10
 
 
 class Violation(AssertionError):
-    """A promise that the store did not keep."""
+    """A promise that the store broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of a step: acknowledged, refused as a wrong call, surely absent, unknown."""
+    """Outcome of a step: acknowledged, rejected as a wrong call, certainly absent, or unknown."""
 
     step: Step
     fate: Fate
     result: Any = None
-    """What an acknowledged one returned, or the name of the error."""
+    """Return value of an acknowledged step, or the name of the error."""
     told: bool = True
-    """Whether the caller learnt of it; else it was found out by looking."""
+    """Whether the caller learned the outcome; otherwise the checks found it out."""
     late: bool = False
-    """Said while the power was going: if this one is in, so is every late one before it."""
+    """Reported during the power cut: if this step is stored, all earlier late ones are too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A session as one reader sees it; equal looks mean equal sessions.
+    """A session as a reader sees it; equal looks mean equal sessions.
 
-    One that is not there looks like one with nothing in it: a first call cut short leaves either.
+    A missing session equals an empty one, because an interrupted first call may leave either.
     """
 
     messages: tuple[tuple[str, bool], ...] = ()
-    """Label and whether hidden, of every message, archived ones included."""
+    """Label and hidden flag of every message, including archived ones."""
     summary: str = ""
     meta: str = "{}"
     undoable: int = 0
     forks: tuple[tuple[str, "Look"], ...] = ()
-    """The sessions that were forked from it."""
+    """Sessions that were forked from it."""
     trash: tuple[tuple[str, int], ...] = ()
-    """Its deleted sessions, and how many messages each has."""
+    """Its deleted sessions and their numbers of messages."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """A look and the seqs that stand behind it."""
+    """A look and its seqs."""
 
     look: Look
     seqs: dict[str, int] = field(default_factory=dict)
@@ -82,13 +84,13 @@ class Seen:
     below_floor: int = 0
 
 
-# --- what a run said -------------------------------------------------------------------------
+# --- outcomes of a run -----------------------------------------------------------------------
 
 
 def outcomes(lines: Sequence[Line], *, certain: int | None = None) -> list[Outcome]:
-    """The steps of a run and their fates, in order. Raises Violation for an untyped error.
+    """Return the steps of a run and their outcomes. Raises Violation for an untyped error.
 
-    What was said after the first `certain` lines was said while the power was going.
+    Lines after the first `certain` ones were sent during the power cut.
     """
     found: list[Outcome] = []
     begun: Step | None = None
@@ -120,7 +122,7 @@ def outcomes(lines: Sequence[Line], *, certain: int | None = None) -> list[Outco
 def _late(outcome: Outcome) -> Outcome:
     if outcome.fate in ("acked", "unknown"):
         return replace(outcome, fate="unknown", late=True)
-    # An error as the disk went away; as a refusal it would bind the model to what came before.
+    # The disk failed. A rejection would bind the model to the state before.
     return replace(outcome, fate="absent")
 
 
@@ -142,7 +144,7 @@ def _failed(step: Step, error: str) -> list[Outcome]:
 
 
 def _members(step: Step) -> list[Step]:
-    # Each append of a group is whole or absent on its own.
+    # Each append of a group is stored completely or not at all.
     return [Step("add_full_message", step.key, (label,)) for label in step.labels]
 
 
@@ -153,11 +155,11 @@ def _fate(error: str) -> Fate:
     return "refused" if issubclass(kind, UsageError) else "absent"
 
 
-# --- looking ---------------------------------------------------------------------------------
+# --- reading ---------------------------------------------------------------------------------
 
 
 def look(store: Store, key: str) -> Seen:
-    """A session, its forks and deleted sessions. Raises Violation where it contradicts itself."""
+    """Read a session, its forks and deleted sessions. Raises Violation if they are inconsistent."""
     seen = _look(store, key)
     forks = store.list_sessions(prefix=key + FORK)
     seen.look = replace(
@@ -206,7 +208,7 @@ def _look(store: Store, key: str) -> Seen:
         Look(
             messages=tuple(pairs),
             summary=info.summary,
-            # Without that seq: what failed may have used some up, here and not in the model.
+            # Without that seq: failed writes may have used seqs here but not in the model.
             meta=json.dumps(
                 {name: value for name, value in info.meta.items() if name != FORKED_AT},
                 sort_keys=True,
@@ -230,11 +232,11 @@ def _demand(kept: bool, otherwise: str) -> None:
 def _replay(
     history: Sequence[Outcome], taken: Sequence[Taken], *, disk_fails: bool = False
 ) -> InMemoryStore | None:
-    """The model after the acknowledged steps and those unknown ones that are taken to be in.
+    """Return the model after the acknowledged steps and the assumed unknown ones.
 
-    None where the model contradicts what the run was told: then it was not so. Where the disk
-    itself fails, a read is no promise: what a failed sync left in the kernel's memory may be seen,
-    and then be gone.
+    Returns None if the model contradicts a reported result, because the assumption is then wrong.
+    If the disk itself fails, a read is no promise: data that a failed sync left in the kernel's
+    cache may be visible and later be lost.
     """
     model = InMemoryStore()
     choice = iter(taken)
@@ -250,9 +252,9 @@ def _replay(
         except UsageError as raised:
             result, error = None, type(raised).__name__
             if step.op == "purge" and outcome.fate == "acked":
-                error = None  # it had only to finish what was out of sight already
+                error = None  # it only had to remove hidden messages
         except KeyError:
-            # It speaks of a message that is not there if things went this way.
+            # Under this assumption the step refers to a missing message.
             return None
         if outcome.fate == "refused":
             if error != outcome.result:
@@ -269,7 +271,7 @@ def _replay(
 def _repeat(model: InMemoryStore, step: Step) -> Any:
     if step.op != _HALF_PURGE:
         return perform(model, step)
-    # The live one is the first of them, if there is one.
+    # The live session, if any, is the first.
     with contextlib.suppress(NoSuchSession):
         model.delete(step.key)
         if not step.keep & 1:
@@ -284,7 +286,7 @@ def _repeat(model: InMemoryStore, step: Step) -> Any:
 
 
 def _halves(key: str) -> tuple[Step, ...]:
-    """Each choice of up to three sessions but all of them and none."""
+    """Return each choice of up to three sessions except all and none."""
     return tuple(Step(_HALF_PURGE, key, keep=gone) for gone in range(1, 7))
 
 
@@ -304,7 +306,7 @@ class _Possible:
 
 
 class Judge:
-    """Judges any number of stores by the same history: what was said before each was cut."""
+    """Checks any number of stores against the same history."""
 
     def __init__(self, history: Iterable[Outcome], *, disk_fails: bool = False) -> None:
         self._disk_fails = disk_fails
@@ -314,11 +316,11 @@ class Judge:
         self._known: dict[tuple[str, frozenset[str]], list[_Possible]] = {}
 
     def judge(self, where: Path, *, probe: int = 0, thorough: bool = False) -> list[Outcome]:
-        """What really happened, with the judge's own probes. Raises Violation.
+        """Check a store and return what really happened, including the probes. Raises Violation.
 
-        Looks without writing, opens, compares, repeats what is unknown and carries a token, appends
-        to every session, opens again and compares again; `thorough` also takes everything back,
-        step by step, and compacts. Labels of probes carry the number.
+        Reads without writing, opens, compares, repeats unknown steps that have an idempotency key,
+        appends to every session, opens again and compares again. `thorough` also undoes everything
+        step by step, and compacts. The labels of probes contain the number.
         """
         try:
             return self._judge(where, probe, thorough=thorough)
@@ -403,7 +405,7 @@ def _holds_a_store(where: Path) -> bool:
 def _possibilities(
     key: str, history: Sequence[Outcome], present: frozenset[str], *, disk_fails: bool
 ) -> Iterable[_Possible]:
-    """Every way it may have gone, given which messages are there."""
+    """Yield every possible course of events, given the messages that are stored."""
     everywhere = [label for outcome in history for label in outcome.step.labels]
     choices: list[tuple[Taken, ...]] = []
     late: list[int] = []
@@ -412,13 +414,13 @@ def _possibilities(
         if outcome.fate == "unknown":
             labels = set(outcome.step.labels)
             half = labels & present
-            # What came to an end since may have been there, and a purge cuts where it likes.
+            # A deleted session may have contained it, and a purge can cut anywhere.
             ended = any(other.step.op in _ENDINGS for other in history[place:])
             _demand(
                 ended or not half or half == labels,
                 f"{key!r}: half of it is there: {outcome.step}",
             )
-            # A message that only this step can have brought tells whether the step happened.
+            # A message that only this step can have stored shows whether the step happened.
             decided = bool(labels) and all(everywhere.count(label) == 1 for label in labels)
             if outcome.late:
                 late.append(len(choices))
@@ -433,14 +435,14 @@ def _possibilities(
     _demand(questions <= _MAX_OPEN_QUESTIONS, f"{key!r}: {questions} calls ended as MaybeStored")
     for count in range(len(late) + 1):
         for number, place in enumerate(late):
-            # The first that did not come through may be a purge that came half way.
+            # The first step that did not complete may be a partial purge.
             partly = halves.get(place, ()) if number == count else ()
             choices[place] = (number < count, *partly)
         for taken in itertools.product(*choices):
             model = _replay(history, taken, disk_fails=disk_fails)
             if model is None:
                 continue
-            # It kept a message by repeating it; had it not been there, it would be there twice.
+            # The step was repeated; if the message had been stored, it would be there twice.
             with contextlib.suppress(Violation):
                 seen = look(model, key)
                 yield _Possible(taken, seen.look, seen.below_floor)
@@ -479,7 +481,7 @@ def _difference(
 
 
 def _check_seqs(key: str, seen: Seen, history: Sequence[Outcome]) -> None:
-    """Seqs are as acknowledged, and missing only where a write was not finished."""
+    """Check that seqs are as acknowledged, with gaps only at unfinished writes."""
     unfinished = False
     ended = any(outcome.step.op in _ENDINGS for outcome in history)
     last = 0
@@ -487,19 +489,19 @@ def _check_seqs(key: str, seen: Seen, history: Sequence[Outcome]) -> None:
     for outcome in history:
         step = outcome.step
         if step.op in _ENDINGS:
-            # Another session, or a beginning that is gone: the count goes on from anywhere.
+            # Another session, or the start was purged: counting continues from any seq.
             last = 0
             continue
         if outcome.fate == "acked" and not set(step.labels) <= seen.seqs.keys():
-            unfinished = True  # of another session, or purged
+            unfinished = True  # in another session, or purged
             continue
-        # Which of two steps that cancel each other was cut short cannot be told from outside.
+        # It is not visible which of two steps that cancel each other was interrupted.
         unfinished = unfinished or outcome.fate == "absent" or not outcome.told
         if outcome.fate != "acked" or not step.labels or step.labels[0] in counted:
             continue
         real = [seen.seqs[label] for label in step.labels]
         if ended and outcome.told and real != outcome.result and _told_later(step, real, history):
-            unfinished = True  # the first ones were purged, or in another session
+            unfinished = True  # the first messages were purged, or are in another session
             continue
         counted.update(step.labels)
         if outcome.told and step.op != "set_history":
@@ -522,7 +524,7 @@ def _told_later(step: Step, real: list[int], history: Sequence[Outcome]) -> bool
 def _probe(
     store: Store, key: str, seen: Seen, history: Sequence[Outcome], number: int
 ) -> tuple[Look, list[Outcome]]:
-    """Ask again what carries a token, then append: both must work as if nothing had happened."""
+    """Repeat steps with an idempotency key, then append: both must work normally."""
     expected, made = seen.look, list[Outcome]()
     before = seen.last_seq
     tokened = [
@@ -574,7 +576,7 @@ def _take_everything_back(store: Store, key: str, history: Sequence[Outcome]) ->
 def _purge_again(
     store: Store, key: str, said: Sequence[Outcome], history: Sequence[Outcome]
 ) -> list[Outcome]:
-    """A purge that was cut short is made again, and then it is done."""
+    """Repeat an interrupted purge and check that it is complete."""
     made: list[Outcome] = []
     for outcome in said:
         step = outcome.step
@@ -589,14 +591,14 @@ def _purge_again(
             made.append(again)
         with contextlib.suppress(NoSuchSession, KeyError):
             result = perform(store, step)
-        # With what was out of sight already.
+        # Including messages that were hidden already.
         _demand(result >= wanted, f"{key!r}: made again, {step} gave {result}, not {wanted}")
         _compare(store, key, [*history, *made], f"purged again by {step}")
     return made
 
 
 def _empty_the_trash(store: Store, key: str, history: Sequence[Outcome]) -> None:
-    """Every deleted session comes back whole; then nothing of the key is left by a purge."""
+    """Check that every deleted session can be restored, and that a purge then removes all."""
     model = _replay(history, ())
     assert model is not None, "the model took all this a moment ago"
     entries = [t.uid for t in store.list_trash() if t.key == key]
@@ -616,7 +618,7 @@ def _empty_the_trash(store: Store, key: str, history: Sequence[Outcome]) -> None
 
 
 def _see_the_doctor(where: Path) -> None:
-    """What crashes left of sessions that are no more is put aside, and nothing is damaged."""
+    """Check that repair quarantines remains of purged sessions and finds no damage."""
     repair(where)
     found = [f for f in examine(where).findings if f.kind is not Kind.WIDE_PERMISSIONS]
     _demand(not found, f"the doctor finds {found}")
@@ -630,7 +632,7 @@ def _compare(store: Store, key: str, history: Sequence[Outcome], when: str) -> N
 
 
 def acknowledged(history: Iterable[Outcome]) -> Mapping[str, int]:
-    """How many messages each session was told that it has."""
+    """Return how many messages were acknowledged for each session."""
     counts: dict[str, int] = {}
     for outcome in history:
         if outcome.fate == "acked" and outcome.step.op != "again":

@@ -1,4 +1,4 @@
-"""File systems of a test's own: images on loop devices and small tmpfs, always taken down again."""
+"""File systems for tests: images on loop devices and small tmpfs, always unmounted again."""
 
 import contextlib
 import fcntl
@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 FileSystem = Literal["ext4", "xfs"]
 
-# _IOR('X', 125, __u32): stop the file system at once, without flushing its log (flag 2).
+# _IOR('X', 125, __u32): stop the file system immediately without flushing its log (flag 2).
 _GOING_DOWN: Final = 0x8004587D
 _NO_LOG_FLUSH: Final = 2
 
@@ -20,38 +20,38 @@ _MEGABYTES: Final = {"ext4": 64, "xfs": 320}
 
 
 class LoopDisk:
-    """A mounted image whose power can be cut."""
+    """A mounted image that can lose power."""
 
     def __init__(self, image: Path, mounted: Path) -> None:
         self.mounted = mounted
         self._image = image
 
     def mount(self) -> None:
-        """Mount it, replaying the journal."""
+        """Mount the image, which replays the journal."""
         _run("mount", "-o", "loop", self._image, self.mounted)
 
     def unmount(self) -> None:
-        """Take it down; the loop device goes with it."""
+        """Unmount the image, which also frees the loop device."""
         _run("umount", self.mounted)
 
     def repair(self) -> None:
-        """Check it as a boot does. Whatever it mended, it says so by its exit code."""
+        """Check and repair the file system as a boot does. The exit code only reports repairs."""
         command = ["e2fsck", "-f", "-y", str(self._image)]
         subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
 
     def descriptor(self) -> int:
-        """What `cut` needs, opened ahead so that the cut is one call."""
+        """Open the descriptor that `cut` needs in advance, so that the cut is one call."""
         return os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def cut(descriptor: int) -> None:
-    """The power is gone: nothing that is not on the disk by now will ever be."""
+    """Cut the power: data that is not on the disk yet is lost."""
     fcntl.ioctl(descriptor, _GOING_DOWN, struct.pack("I", _NO_LOG_FLUSH))
 
 
 @contextlib.contextmanager
 def loop_disk(place: Path, kind: FileSystem) -> Iterator[LoopDisk]:
-    """A new file system of this kind, mounted."""
+    """Create and mount a new file system of this kind."""
     image, mounted = place / f"{kind}.image", place / kind
     with image.open("wb") as empty:
         empty.truncate(_MEGABYTES[kind] << 20)
@@ -68,7 +68,7 @@ def loop_disk(place: Path, kind: FileSystem) -> Iterator[LoopDisk]:
 
 @contextlib.contextmanager
 def tiny_tmpfs(place: Path, size: str) -> Iterator[Path]:
-    """A tmpfs that is soon full; `grow` makes room."""
+    """Mount a small tmpfs that fills up quickly; `grow` enlarges it."""
     mounted = place / "tiny"
     mounted.mkdir()
     _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mounted)
@@ -79,13 +79,13 @@ def tiny_tmpfs(place: Path, size: str) -> Iterator[Path]:
 
 
 def grow(mounted: Path, size: str) -> None:
-    """Give a tmpfs more room."""
+    """Enlarge a tmpfs."""
     _run("mount", "-o", f"remount,size={size}", mounted)
 
 
 @contextlib.contextmanager
 def failing_disk(place: Path, *, room: str) -> Iterator[LoopDisk]:
-    """ext4 on an image that promises 64 MiB and has less: the kernel itself fails its writes."""
+    """Mount ext4 on an image that claims 64 MiB but has less, so that the kernel fails writes."""
     with tiny_tmpfs(place, room) as under:
         image, mounted = under / "image", place / "failing"
         with image.open("wb") as empty:
@@ -103,7 +103,7 @@ def failing_disk(place: Path, *, room: str) -> Iterator[LoopDisk]:
 
 def _take_down(mounted: Path) -> None:
     if mounted.is_mount():
-        # Lazily where something still looks at it: a mount must not outlive its test.
+        # Unmount lazily if the mount is in use: it must not outlive its test.
         with contextlib.suppress(subprocess.CalledProcessError):
             _run("umount", mounted)
             return

@@ -1,8 +1,8 @@
-"""Failing system calls around the scripted run.
+"""Failing system calls in the scripted run.
 
-strace is attached to a child that has everything imported and waits, so every call it counts
-belongs to the run and no path needs to be named: the new files and folders of a compaction are
-covered like the log itself.
+strace is attached to a waiting child that has everything imported. All counted calls therefore
+belong to the run, and no path has to be named: new files and folders of a compaction are covered
+like the log itself.
 """
 
 import itertools
@@ -50,7 +50,7 @@ _BEGINS: Final = r'"[\"BEGIN\"'
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The k-th of these calls fails so; lasting: and all after it."""
+    """An error of the call with this number; if lasting, also of all later ones."""
 
     call: str
     number: int
@@ -58,14 +58,14 @@ class Fault:
     lasting: bool = False
 
     def option(self) -> str:
-        """As strace wants it."""
+        """Return the option for strace."""
         what = f"signal={self.error}" if self.error == KILL else f"error={self.error}"
         return f"inject={self.call}:{what}:when={self.number}{'+' if self.lasting else ''}"
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of many faults."""
+    """Results of many faults."""
 
     runs: int = 0
     acknowledged: int = 0
@@ -75,7 +75,7 @@ class Tally:
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        """Count these too."""
+        """Add the results of another tally."""
         self.runs += other.runs
         self.acknowledged += other.acknowledged
         self.failed |= other.failed
@@ -84,7 +84,7 @@ class Tally:
 
 
 def calls_seen(nursery: Nursery, place: Path) -> Counter[str]:
-    """How often the undisturbed run makes each call."""
+    """Count the system calls of a run without faults."""
     child = nursery.child("run", where=place / "dry")
     trace = _traced(child, place / "dry.trace", [])
     assert all(line.word != "ERR" for line in child.lines()), child.lines()
@@ -93,9 +93,9 @@ def calls_seen(nursery: Nursery, place: Path) -> Counter[str]:
 
 
 def all_faults(seen: Mapping[str, int]) -> Iterator[Fault]:
-    """Every call in turn, with every error, once and for good, and death.
+    """Yield every call with every error, once and lasting, and with a kill.
 
-    EINTR for good is left out: Python itself calls again for ever (PEP 475).
+    A lasting EINTR is left out, because Python itself retries forever (PEP 475).
     """
     for call, count in seen.items():
         for number, error in itertools.product(range(1, count + 1), ERRORS):
@@ -107,7 +107,7 @@ def all_faults(seen: Mapping[str, int]) -> Iterator[Fault]:
 
 
 def sample(seen: Mapping[str, int], seed: int, count: int) -> list[Fault]:
-    """Some of all faults, of each call and error alike."""
+    """Choose `count` faults, evenly over calls and errors."""
     choice = random.Random(seed)
     groups: dict[tuple[str, str, bool], list[Fault]] = {}
     for fault in all_faults(seen):
@@ -120,14 +120,14 @@ def sample(seen: Mapping[str, int], seed: int, count: int) -> list[Fault]:
 
 
 def sweep(faults: Sequence[Fault], place: Path) -> Tally:
-    """Run and judge with each of these."""
+    """Run and check with each of these faults."""
     tally = Tally()
     logging.getLogger("stenolog").setLevel(logging.CRITICAL)
     place.mkdir(parents=True)
     with Nursery() as nursery:
         for number, fault in enumerate(faults):
             where = place / f"store{number}"
-            # Nobody else is there to wait for, and a call that waits in vain does so every time.
+            # No other process holds the lock, so a wait that times out would do so every time.
             child = nursery.child("run", where=where, patience=0.02)
             tally.runs += 1
             try:
@@ -180,7 +180,7 @@ def _note_failed(trace: Sequence[str], fault: Fault, tally: Tally) -> None:
 
 
 def _check_syncs(trace: Sequence[str], fault: Fault, lines: Sequence[Line]) -> None:
-    """A step with a failed sync is not acknowledged: trying again would not tell the truth."""
+    """Check that a step with a failed sync is not acknowledged, because a retry proves nothing."""
     if fault.call not in _SYNCS or fault.error == "EINTR":
         return
     step, failed = 0, set[int]()

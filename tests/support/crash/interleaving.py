@@ -1,12 +1,12 @@
 """A scheduler that stops one thread of a JSONL store at a lock operation or a system call.
 
-The modules of the engine get stand-ins for `os`, `fcntl` and `threading`. Every lock operation and
-every system call of the *first* thread is a numbered point, the same ones in every run. The thread
+The modules of the engine get replacements for `os`, `fcntl` and `threading`. Every lock operation
+and every system call of the *first* thread is a numbered point, the same in every run. The thread
 stops before the chosen point, the *second* thread makes a call until it returns or has to wait for
 a lock, and then the first one continues, or an error is raised in it. All waits are for events.
 
 No clock decides whether a call waits too long: a call that waits although no other call is running
-waits for a lock that nobody will release.
+waits for a lock that is never released.
 """
 
 import errno
@@ -30,7 +30,7 @@ LIMIT: Final = 30.0
 """Seconds after which a thread counts as hung."""
 
 BUSY_TIMEOUT: Final = 2 * LIMIT
-"""For the stores of a test: no call may depend on it."""
+"""Busy timeout of the stores in a test; no call may depend on it."""
 
 _MOST_WAITS: Final = 5
 """How often a call may wait alone: the other call may have ended just before the wait."""
@@ -62,7 +62,7 @@ _CALLS: Final = _OPENS | {
 
 
 class Kind(Enum):
-    """What the thread is about to do at a point."""
+    """Kind of step at a point."""
 
     ACQUIRE = "acquire"
     RELEASE = "release"
@@ -200,8 +200,8 @@ class Scheduler:
 def _outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except BaseException as error:  # noqa: BLE001  the test looks at it
-        # The traceback keeps the frames, and these the logs, whose descriptors are counted.
+    except BaseException as error:  # noqa: BLE001  the test examines it
+        # The traceback keeps the frames and their logs, whose descriptors are counted.
         return error.with_traceback(None)
 
 

@@ -1,4 +1,4 @@
-"""Kill a process in each operation in turn, and check the store after each kill."""
+"""Kills a process in each operation in turn, and checks the store after each kill."""
 
 import random
 import statistics
@@ -12,7 +12,7 @@ from support.crash.reporting import Say
 from support.crash.workload import OPERATIONS, Line
 
 _ROUNDS_PER_STORE = 6
-"""How often a store is killed before the next one begins empty."""
+"""How often a process is killed on one store before a new, empty store is used."""
 
 
 def kill_each_operation(place: Path, say: Say, *, hits: int, seed: int) -> None:
@@ -58,7 +58,7 @@ def _durations(nursery: Nursery, where: Path) -> dict[str, float]:
 
 
 def _kill_within(child: Child, target: str, usual: float, moments: random.Random) -> None:
-    # Not always the first one of its kind: later ones meet a longer log.
+    # Not always the first of its kind: later ones find a longer log.
     name = b'"op": "%s"' % target.encode()
     nth = moments.randint(1, 3)
     child.until(lambda said: said.count(name) >= nth)

@@ -21,28 +21,28 @@ SESSIONS: Final = 50
 WORKERS: Final = 8
 TTL: Final = 0.25
 SLACK: Final = 3.0
-"""Seconds past its ttl until a lease that is not given is taken for stuck."""
+"""Seconds after its ttl until a lease that cannot be acquired counts as stuck."""
 PATIENCE: Final = 120.0
-"""Seconds until a process that does not begin is given up."""
+"""Seconds until a process that does not start counts as failed."""
 HOLD_TTL: Final = 0.2
 LONG: Final = 3600.0
-"""A ttl that no test sees the end of."""
+"""A ttl that never expires during a test."""
 MOST_MORE_BLOWS: Final = 400
 
 
 class Contention(NamedTuple):
-    """What the sessions and the workers tell of all the turns."""
+    """Numbers about all turns, from the sessions and the workers."""
 
     turns: int
     hit: int
     """Turns whose holder was killed in the middle."""
     taken_over: int
-    """Those of them after which somebody else had the turn."""
+    """Those of them after which another process had the turn."""
     refused: int
-    """How often somebody who had been stalled was refused."""
+    """How often a paused process was rejected."""
 
     def proves(self, engine: str) -> bool:
-        """Whether what is claimed has happened at all."""
+        """Return whether the tested situations occurred at all."""
         return self.taken_over > 0 and (engine != "sqlite" or self.refused > 0)
 
 
@@ -62,9 +62,9 @@ def contention(store: Store, keys: list[str], workers: "LeaseWorkers") -> Conten
 
 
 def _runs(store: Store, key: str) -> list[tuple[str, list[str]]]:
-    """The turns of a session, and what was written in each.
+    """Return the turns of a session and the steps written in each.
 
-    Each is one run, begun once, and ended at most once.
+    Checks that each turn is one uninterrupted run with one start and at most one end.
     """
     texts = [str(message.content).split(" ") for message in store.get_history(key)]
     runs = [(name, [step for _, step in steps]) for name, steps in groupby(texts, lambda t: t[0])]
@@ -78,7 +78,7 @@ def _runs(store: Store, key: str) -> list[tuple[str, list[str]]]:
 
 
 class LeaseWorkers:
-    """Processes that are killed, stalled and replaced; all of them are gone at the end."""
+    """Worker processes that are killed, paused and replaced; all end with the block."""
 
     def __init__(self, where: str, place: Path) -> None:
         self._where = where
@@ -87,7 +87,7 @@ class LeaseWorkers:
         self._outputs: list[Path] = []
         self.killed = self.stalled = 0
         self.were_killed: set[str] = set()
-        """Names of those that were killed while others went on."""
+        """Names of the workers that were killed while others continued."""
         self.were_stalled: set[str] = set()
 
     def __enter__(self) -> "LeaseWorkers":
@@ -97,7 +97,7 @@ class LeaseWorkers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # Wherever they are: in a turn, at the gate, in a transaction.
+        # In a turn, waiting for a lease, or in a transaction.
         for _, process in self._running:
             process.kill()
             process.wait()
@@ -121,7 +121,7 @@ class LeaseWorkers:
             time.sleep(0.005)
 
     def kill(self, chance: random.Random) -> None:
-        """Kill one with -9, wherever it is, and begin another."""
+        """Kill one worker with SIGKILL at any point, and start another."""
         name, process = self._running.pop(chance.randrange(WORKERS))
         process.kill()
         process.wait()
@@ -130,7 +130,7 @@ class LeaseWorkers:
         self._start()
 
     def stall(self, chance: random.Random) -> None:
-        """Stop one for longer than its lease lasts, then let it go on."""
+        """Pause one worker for longer than its lease, then continue it."""
         name, process = chance.choice(self._running)
         self.were_stalled.add(name)
         os.kill(process.pid, signal.SIGSTOP)
@@ -139,16 +139,16 @@ class LeaseWorkers:
         self.stalled += 1
 
     def check_ends(self) -> None:
-        """None of them met an error that it did not expect."""
+        """Check that no worker ended with an unexpected error."""
         for _, process in self._running:
             assert process.returncode == -signal.SIGKILL, "a worker ended by itself"
 
     def said(self) -> Counter[str]:
-        """What became of their turns."""
+        """Count the outcomes of all turns."""
         return Counter(word for _, (word, _, _, _) in self._lines())
 
     def lost(self) -> set[str]:
-        """The names of the turns whose holder was refused."""
+        """Return the names of the turns whose holder was rejected."""
         lines = self._lines()
         return {f"{name}.{number}" for name, (word, _, number, _) in lines if word == "lost"}
 
@@ -164,7 +164,7 @@ def _whole_lines(output: Path) -> list[bytes]:
 
 @contextmanager
 def lease_holder(where: str, key: str, ttl: float) -> Iterator[subprocess.Popen[str]]:
-    """A process that has the turn, and writes when it is told to."""
+    """Run a process that holds the lease, and writes on request."""
     with (
         subprocess.Popen(
             [sys.executable, lease_worker.__file__, "hold", where, key, str(ttl)],

@@ -1,7 +1,7 @@
-"""One of many processes that take turns in sessions; run by its path, until it is killed.
+"""One of many processes that take turns in sessions until it is killed; run by its path.
 
-A turn writes `begin`, a few steps and `end` through the lease, with a pause between two as long as
-a model may take. What became of each turn is said on standard output.
+A turn writes `begin`, a few steps and `end` through the lease, with pauses between them as long as
+a model may take. The outcome of each turn is printed.
 """
 
 import json
@@ -14,7 +14,7 @@ from stenolog import LeaseLost, StoreBusy
 
 
 def work(where: str, name: str, sessions: int, ttl: float) -> None:
-    """Take turns for ever."""
+    """Take turns until killed."""
     chance = random.Random(name)
     with stenolog.open_store(where) as store:
         for number in range(1_000_000):
@@ -31,7 +31,7 @@ def work(where: str, name: str, sessions: int, ttl: float) -> None:
 
 
 def hold(where: str, key: str, ttl: float) -> None:
-    """Take one turn, say so, and write when told to."""
+    """Acquire a lease, report it, and write on request."""
     with stenolog.open_store(where) as store:
         lease = store.lease(key, ttl=ttl)
         _say("held", key, 0, lease.epoch)

@@ -1,4 +1,4 @@
-"""Many processes or threads that write to one session, and the checks of what is stored."""
+"""Many processes or threads that write to one session, and checks of the stored messages."""
 
 import time
 from collections import defaultdict
@@ -16,7 +16,7 @@ KEY = "everybody"
 def _run_with_compactor_and_readers(
     nursery: Nursery, where: Path, writers: list[Child], seed: int
 ) -> str:
-    """Let all of them go at once and wait for their end; what the others saw."""
+    """Start all children at once, wait for their end and return what readers and compactor saw."""
     beside = [
         nursery.child("compact", where=where, key=KEY, seed=seed),
         nursery.child("read", where=where, key=KEY),
@@ -39,7 +39,7 @@ def _run_with_compactor_and_readers(
 
 
 def interrupt_appends(place: Path, say: Say, seed: int, *, wanted: int) -> None:
-    """Write until this number of appends was cut short."""
+    """Write until `wanted` appends were interrupted."""
     where = place / "store"
     with Nursery() as nursery:
         child = nursery.child("write_interrupted", where=where, key=KEY, threads=8, seed=seed)
@@ -73,7 +73,10 @@ def _check_stored_once(
     more: dict[str, int] | None = None,
     perhaps: Iterable[str] = (),
 ) -> dict[str, int]:
-    """How many messages each writer had acknowledged; all of them are there, and no others."""
+    """Return the number of acknowledged messages per writer.
+
+    Checks that all of them are stored exactly once, and no others.
+    """
     told: dict[str, int] = dict(more or {})
     order: defaultdict[str, list[int]] = defaultdict(list)
     for child in writers:

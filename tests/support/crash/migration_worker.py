@@ -1,8 +1,8 @@
-"""Processes that import old sessions, or use the fallback, and are killed at the n-th step.
+"""Processes that import old sessions or use the fallback store, and are killed at the n-th step.
 
-A small process with everything imported forks one for each run. A step is a call that can leave
-something behind: it is counted by the profiler of Python itself, so nothing in our code knows of
-it, and the process is killed with -9 right before that call.
+A small process with everything imported forks one for each run. A step is a call that can change
+files. Python's profiler counts the steps, so the code under test is unchanged, and the process is
+killed with SIGKILL right before that call.
 """
 
 import json
@@ -33,13 +33,13 @@ _STEPS: Final = frozenset(
     {
         *("write", "pwrite", "fsync", "fdatasync", "rename", "unlink", "mkdir", "link", "open"),
         *("flock", "ftruncate", "truncate", "fchmod"),
-        # SQLite, by its driver.
+        # SQLite, through its driver.
         *("execute", "executemany"),
     }
 )
 
 KEYS: Final = ("telegram:91001", "agent:main:slack:1001", "telegram:1001", "new:1")
-"""Sessions of the fallback: a legacy one, an alias, one that JSON files do not know, a new one."""
+"""Sessions of the fallback store: a legacy one, an alias, one without a JSON file, a new one."""
 PURGED: Final = "discord:1001:77"
 
 
@@ -47,7 +47,7 @@ class Runner:
     """Runs programs in forked processes. A context manager."""
 
     def __init__(self, module: str = "support.crash.migration_worker") -> None:
-        """Those of this module, which serves them when it is run."""
+        """Run the programs of this module, which serves them when it is executed."""
         path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         self._server = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -58,15 +58,15 @@ class Runner:
         )
 
     def run(self, program: str, where: str, *, kill_at: int = 0) -> int:
-        """How many steps it made; 0 where it was killed right before the one of this number."""
+        """Run a program; return its number of steps, or 0 if killed before step `kill_at`."""
         steps = self._ask(program, where, kill_at, "")
         assert isinstance(steps, int), steps
         return steps
 
     def watch(self, program: str, where: str, folder: Path) -> list[int]:
-        """Run it to its end; the steps before which the folder is not as before the last one.
+        """Run a program to its end and return the steps before which the folder had changed.
 
-        Whoever is killed at any other step leaves the very same files as at the last of these.
+        A kill at any other step leaves the same files as a kill at the last of these.
         """
         steps = self._ask(program, where, 0, str(folder))
         assert isinstance(steps, list), steps
@@ -91,7 +91,7 @@ class Runner:
         self._server.communicate()
 
 
-# --- the other side --------------------------------------------------------------------------
+# --- server side -----------------------------------------------------------------------------
 
 
 def start(where: str) -> None:
@@ -102,7 +102,7 @@ def start(where: str) -> None:
 
 
 def fail(where: str) -> None:
-    """Start where not all sessions can be imported, and use the fallback."""
+    """Start with sessions that cannot all be imported, and use the fallback store."""
     open_sessions.open_store = _open_full  # type: ignore[attr-defined]
     sessions = open_sessions.open_sessions(where)
     assert isinstance(sessions.store, FallbackStore)
@@ -113,7 +113,7 @@ def fail(where: str) -> None:
 
 
 def write_json(where: str) -> None:
-    """Leave JSON files, as the fallback of version 0.1 did."""
+    """Write JSON files, as the fallback store of version 0.1 did."""
     place = locate_sessions(where, None)
     assert place.json_fallback is not None
     old = None if place.old == place.json_fallback else place.old
@@ -131,7 +131,7 @@ def _talk(sessions: SessionStore) -> None:
 
 
 def _open_full(where: Any, **options: Any) -> Store:
-    """A store that has no room left when it comes to one of the sessions."""
+    """Return a store whose disk is full when it writes one of the sessions."""
     store = open_store(where, **options)
     add = store.add_messages
 
@@ -173,12 +173,12 @@ def _play(program: Callable[[str], None], where: str, kill_at: int, folder: str)
 
 
 def _files(folder: str) -> dict[str, tuple[object, ...]]:
-    """What a kill would leave: every file and its bytes, and every folder."""
+    """Return what a kill would leave: every file with its bytes, and every folder."""
     found: dict[str, tuple[object, ...]] = {}
     for path in Path(folder).rglob("*"):
         if path.is_dir():
             found[str(path)] = ()
-        # Whoever opens the database first makes its index of the log anew.
+        # The first process that opens the database creates its log index again.
         elif not path.name.endswith("-shm"):
             about = path.stat()
             found[str(path)] = (about.st_ino, about.st_mode, zlib.crc32(path.read_bytes()))
@@ -186,7 +186,7 @@ def _files(folder: str) -> dict[str, tuple[object, ...]]:
 
 
 def serve(programs: Mapping[str, Callable[[str], None]]) -> None:
-    """Run one of these, in a process of its own, for each line that asks for one."""
+    """Run a program in its own process for each requested line."""
     logging.disable()
     for line in sys.stdin:
         wanted = json.loads(line)
@@ -212,7 +212,7 @@ def serve(programs: Mapping[str, Callable[[str], None]]) -> None:
 
 
 def _warm_up() -> None:
-    """Whatever is imported or read at first use is not met again in a child."""
+    """Do everything that is imported or read on first use, so that children do not repeat it."""
     import tempfile
 
     from stenolog.stores.sqlite import SQLiteStore
@@ -224,6 +224,6 @@ def _warm_up() -> None:
 
 if __name__ == "__main__":
     _warm_up()
-    # So that the samples take several batches.
+    # So that the samples need several batches.
     session_import.BATCH_MESSAGES = 7  # type: ignore[misc]
     serve(PROGRAMS)

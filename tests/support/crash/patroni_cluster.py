@@ -1,6 +1,6 @@
 """Three PostgreSQL servers under Patroni and etcd, on loopback, with synchronous replication.
 
-From Debian's packages patroni, etcd-server, python3-etcd and postgresql.
+They use Debian's packages patroni, etcd-server, python3-etcd and postgresql.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from support.postgres_server import Installation, Unavailable, attempts, descend
 NODES: Final = 3
 _PASSWORD: Final = "patroni-test"
 _TTL: Final = 10
-"""Seconds after which a leader that does not renew its lock is replaced."""
+"""Seconds until a leader that does not renew its lock is replaced."""
 
 
 class PatroniCluster:
@@ -43,7 +43,7 @@ class PatroniCluster:
             for number in range(NODES):
                 self._configure(number)
             self.start_node(0)
-            # The first one makes the database, and the others copy it.
+            # The first node creates the database, and the others copy it.
             self._wait(lambda members: any(_is_leader(one) for one in members), "a first leader")
             for number in range(1, NODES):
                 self.start_node(number)
@@ -58,14 +58,14 @@ class PatroniCluster:
 
     @property
     def url(self) -> str:
-        """All servers; the store finds the one that takes writes."""
+        """URL with all servers; the store finds the one that accepts writes."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
         return f"postgresql://postgres:{_PASSWORD}@{hosts}/postgres?connect_timeout=2"
 
     # --- etcd --------------------------------------------------------------------------------
 
     def start_etcd(self) -> None:
-        """Start etcd, with the data that it has."""
+        """Start etcd with its existing data."""
         client, peer = (f"http://127.0.0.1:{port}" for port in self._etcd_ports)
         self._etcd = self._installation.start(
             "etcd",
@@ -77,14 +77,14 @@ class PatroniCluster:
         )
 
     def kill_etcd(self) -> None:
-        """Kill etcd with -9."""
+        """Kill etcd with SIGKILL."""
         self._etcd.signal(signal.SIGKILL)
         self._etcd.wait()
 
     # --- nodes -------------------------------------------------------------------------------
 
     def start_node(self, number: int) -> None:
-        """Start Patroni, which starts its server, rewound if need be."""
+        """Start Patroni, which starts its server and rewinds it if necessary."""
         self._nodes[number] = self._installation.start(
             "patroni",
             str(self._folder / f"{number}.json"),
@@ -92,8 +92,8 @@ class PatroniCluster:
         )
 
     def kill_node(self, number: int) -> int:
-        """Kill Patroni and its server with -9; return how many processes that were."""
-        # Stopped first, so that Patroni starts nothing new meanwhile.
+        """Kill Patroni and its server with SIGKILL; return the number of processes."""
+        # Pause it first, so that Patroni starts no new process.
         self.pause_node(number)
         killed = self._signal(number, signal.SIGKILL)
         self._nodes[number].wait()
@@ -104,7 +104,7 @@ class PatroniCluster:
         return self._signal(number, signal.SIGSTOP)
 
     def continue_node(self, number: int) -> None:
-        """Let them go on."""
+        """Continue all processes of a node."""
         self._signal(number, signal.SIGCONT)
 
     def _signal(self, number: int, which: signal.Signals) -> int:
@@ -120,16 +120,16 @@ class PatroniCluster:
                 sent += 1
         return sent
 
-    # --- what Patroni says -------------------------------------------------------------------
+    # --- state reported by Patroni -----------------------------------------------------------
 
     def leader(self) -> int:
-        """Return the number of the node that takes writes, once there is one."""
+        """Wait for a leader and return its number."""
         members = self._wait(lambda all_: any(_is_leader(one) for one in all_), "a leader")
         [leader] = [one for one in members if _is_leader(one)]
         return int(leader["name"].removeprefix("n"))
 
     def wait_for_another_leader(self, old: int) -> int:
-        """Wait until another node than this one takes writes."""
+        """Wait until another node is the leader."""
         self._wait(
             lambda all_: any(_is_leader(one) and one["name"] != f"n{old}" for one in all_),
             "another leader",
@@ -138,7 +138,7 @@ class PatroniCluster:
         return self.leader_besides(old)
 
     def wait_for_no_leader(self, old: int) -> None:
-        """Wait until the server of this node takes no writes any more."""
+        """Wait until the server of this node no longer accepts writes."""
         for _ in (one for _ in range(3) for one in attempts()):
             if not self._takes_writes(old):
                 return
@@ -154,7 +154,7 @@ class PatroniCluster:
         return found == (False,)
 
     def leader_besides(self, old: int) -> int:
-        """Return the leader as the nodes besides this one see it."""
+        """Return the leader as the other nodes see it."""
         [leader] = [one for one in self._members(but=old) if _is_leader(one)]
         return int(leader["name"].removeprefix("n"))
 
@@ -172,7 +172,7 @@ class PatroniCluster:
         self, holds: Callable[[list[dict[str, Any]]], bool], what: str, *, but: int | None = None
     ) -> list[dict[str, Any]]:
         members: list[dict[str, Any]] = []
-        # Three times: a cluster needs more patience than a server.
+        # Three times as long: a cluster is slower than a server.
         for _ in (one for _ in range(3) for one in attempts()):
             members = self._members(but=but)
             if holds(members):
@@ -180,7 +180,7 @@ class PatroniCluster:
         raise Unavailable(f"waited in vain for {what}: {members}\n{self.said()}")
 
     def _members(self, *, but: int | None = None) -> list[dict[str, Any]]:
-        """All nodes as the first one that answers knows them."""
+        """Return all nodes as reported by the first node that answers."""
         for number, port in enumerate(self._rest):
             if number != but:
                 with contextlib.suppress(OSError, ValueError):
@@ -190,12 +190,12 @@ class PatroniCluster:
         return []
 
     def said(self) -> str:
-        """The last lines of all logs."""
+        """Return the last lines of all logs."""
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs)
 
     def close(self) -> None:
-        """Kill everything."""
+        """Kill all processes."""
         for number in range(NODES):
             if self._nodes[number] is not None:
                 self._signal(number, signal.SIGKILL)
@@ -215,7 +215,7 @@ class PatroniCluster:
             "scope": "steno",
             "name": f"n{number}",
             "restapi": {"listen": rest, "connect_address": rest},
-            # By etcd's older API: by the newer one, Patroni 3.0 cannot name another synchronous
+            # Use etcd's older API: with the newer one, Patroni 3.0 cannot name another synchronous
             # standby after a failover ("Synchronous replication key updated by someone else").
             "etcd": {"hosts": f"{here}:{self._etcd_ports[0]}"},
             "bootstrap": {
@@ -246,7 +246,7 @@ class PatroniCluster:
                 "pgpass": str(self._folder / f"pgpass{number}"),
             },
         }
-        # YAML, which Patroni reads, takes JSON.
+        # Patroni reads YAML, which includes JSON.
         file.write_text(json.dumps(settings))
         if self._installation.account is not None:
             self._installation.account.owns(file)
@@ -254,7 +254,7 @@ class PatroniCluster:
 
 @contextlib.contextmanager
 def patroni_cluster() -> Iterator[PatroniCluster]:
-    """Run a cluster; the test is NOT RUN where a package is missing."""
+    """Run a cluster. The test is NOT RUN if a package is missing."""
     needs.tool("patroni", "etcd")
     check_packaged()
     probe = ["/usr/bin/python3", "-c", "import etcd, patroni"]

@@ -1,4 +1,4 @@
-"""The other side of `postgres_writer`: starts writers, hears what they say, and judges the log."""
+"""Client of `postgres_writer`: starts writers, reads their reports, and checks the log."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _PATIENCE: Final = 180.0
 
 
 class Writer:
-    """A process that writes until it is told to stop."""
+    """A process that writes until told to stop."""
 
     def __init__(self, work: str, where: str, name: str) -> None:
         self.name = name
@@ -42,20 +42,20 @@ class Writer:
         self._stdout.close()
 
     def lines(self) -> list[list[Any]]:
-        """What it has said so far."""
+        """Return the lines received so far."""
         return [json.loads(line) for line in self._heard.splitlines(True) if line.endswith(b"\n")]
 
     def count(self, word: str) -> int:
-        """How often it has said this."""
+        """Return how often this word was received."""
         return sum(line[0] == word for line in self.lines())
 
     def go(self) -> None:
-        """Let it begin."""
+        """Let the process start."""
         self._stdin.write(b"go\n")
         self._stdin.flush()
 
     def stop(self) -> None:
-        """Let it end by itself."""
+        """Let the process end by itself."""
         self._stdin.close()
         limit = time.monotonic() + _PATIENCE
         while self.listen(limit):
@@ -63,7 +63,7 @@ class Writer:
         assert self._process.wait(_PATIENCE) == 0, f"{self.name} failed: {self.lines()[-3:]}"
 
     def listen(self, limit: float) -> bool:
-        """Take what it says next; False at its end."""
+        """Read the next output; return False at the end."""
         ready, _, _ = select.select([self._stdout], [], [], max(0.0, limit - time.monotonic()))
         assert ready, f"{self.name} is silent, its last words: {self.lines()[-3:]}"
         heard = os.read(self._stdout.fileno(), 1 << 16)
@@ -72,7 +72,7 @@ class Writer:
 
 
 def until(writers: Iterable[Writer], holds: Callable[[Writer], bool]) -> None:
-    """Listen to each of them until this holds for it."""
+    """Read from each writer until the condition holds for it."""
     limit = time.monotonic() + _PATIENCE
     for writer in writers:
         while not holds(writer):
@@ -80,17 +80,17 @@ def until(writers: Iterable[Writer], holds: Callable[[Writer], bool]) -> None:
 
 
 def store_more(writers: Iterable[Writer], count: int) -> None:
-    """Listen to each of them until so many more of its messages were acknowledged."""
+    """Read from each writer until `count` more of its messages were acknowledged."""
     writers = list(writers)
     wanted = {writer.name: writer.count("stored") + count for writer in writers}
     until(writers, lambda writer: writer.count("stored") >= wanted[writer.name])
 
 
 def judge(store: Store, writers: Iterable[Writer]) -> Counter[str]:
-    """Compare the log with what the writers were told; how often each was told what.
+    """Compare the log with the writers' reports; return how often each outcome occurred.
 
-    What was acknowledged is there once, at its seq. What was refused and never sent again is not.
-    What nobody knew of is there at most once.
+    Acknowledged messages are stored once, at their seq. Messages that were rejected and never sent
+    again are not stored. Messages with an unknown outcome are stored at most once.
     """
     writers = list(writers)
     found: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -119,6 +119,6 @@ def judge(store: Store, writers: Iterable[Writer]) -> Counter[str]:
         stored = {text for word, text, _ in said if word == "stored"}
         absent = refused - stored - unknown
         assert not absent & set(found), f"refused, and yet there: {absent & set(found)}"
-    # The writer may have been told to stop in the middle of the last one.
+    # The writer may have been told to stop during the last message.
     assert set(found) <= known, f"nobody has said this: {set(found) - known}"
     return told

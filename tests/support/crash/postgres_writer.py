@@ -1,7 +1,7 @@
-"""A process that appends to two sessions until its input ends, whatever happens; run by its path.
+"""A process that appends to two sessions until its input ends; run by its path.
 
-With tokens, a message of which nobody knows whether it was stored is sent again; without, only one
-that surely was not. What became of each is said on standard output.
+With idempotency keys, it resends a message whose outcome is unknown; without, only a message that
+was certainly not stored. The outcome of each message is printed.
 """
 
 import json
@@ -28,7 +28,7 @@ def write(where: str, name: str, *, tokens: bool) -> None:
                 kind = type(error).__name__
                 _say(kind, text, str(error))
                 time.sleep(0.02)
-                # Whether it is there, only the log can tell.
+                # Only the log shows whether it is stored.
                 number += isinstance(error, MaybeStored) and not tokens
             else:
                 _say("stored", text, seq)
@@ -36,7 +36,7 @@ def write(where: str, name: str, *, tokens: bool) -> None:
 
 
 def open_at_once(where: str, name: str) -> None:
-    """Wait for the word, open the store, and append."""
+    """Wait for a line on standard input, open the store, and append."""
     _say("ready", name, 0)
     sys.stdin.readline()
     with PostgresStore(where) as store:

@@ -1,4 +1,4 @@
-"""Stop a file system in the middle of a run, mount it again and check the store."""
+"""Stops a file system in the middle of a run, mounts it again and checks the store."""
 
 import os
 import random
@@ -12,6 +12,8 @@ from support.crash.disks import FileSystem, cut, loop_disk
 from support.crash.reporting import Say
 
 FILE_SYSTEMS: tuple[FileSystem, ...] = ("ext4", "xfs")
+MAX_REPORTS = 150
+"""Lines that a child reports at most before its cut; each step reports two."""
 
 
 def cut_power(
@@ -24,7 +26,7 @@ def cut_power(
     never_sync: bool = False,
     engine: str = "",
 ) -> None:
-    """`engine`: what stands before the place, as `sqlite:` does."""
+    """Cut the power `cuts` times. `engine` is the prefix of the address, such as `sqlite:`."""
     needs.kernel(kind)
     moments = random.Random(seed)
     total = steps = 0
@@ -41,12 +43,13 @@ def cut_power(
             )
             power = disk.descriptor()
             child.go()
-            end = time.monotonic() + moments.uniform(0.02, 0.3)
-            while time.monotonic() < end:
-                child.poll()
-                time.sleep(0.0005)
-            # Only what was heard before the cut counts: a sync that returns while the file system
-            # goes down is an artefact of cutting it this way.
+            # The cut comes after a number of reports, not of seconds: a child on a busy machine may
+            # do nothing for a second, and a cut before its first message tests little.
+            reports = moments.randrange(MAX_REPORTS)
+            child.until(lambda received: received.count(b"\n") >= reports, seconds=120)  # noqa: B023
+            time.sleep(moments.uniform(0, 0.005))
+            # Only lines received before the cut count: a sync that returns while the file system
+            # goes down is an artefact of this kind of cut.
             child.poll()
             certain = child.words()
             cut(power)

@@ -1,4 +1,4 @@
-"""Records every call by which a store changes files, and can kill the process at any of them."""
+"""Records every call that changes files of a store, and can kill the process at any of them."""
 
 import contextlib
 import fcntl
@@ -12,18 +12,18 @@ from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 ROOT: Final = 0
-"""The node of the folder that is watched."""
+"""The node of the recorded folder."""
 
 Blindness = Literal["files", "folders"]
 
 
 class Killed(BaseException):
-    """The process is killed here: neither this call nor anything after it happens."""
+    """A simulated kill: neither this call nor any later one happens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Bytes at a place in a file."""
+    """Bytes written at an offset of a file."""
 
     node: int
     offset: int
@@ -32,7 +32,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """A file cut or grown."""
+    """A file truncated or extended."""
 
     node: int
     size: int
@@ -40,14 +40,14 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """A file or a folder brought to the disk."""
+    """A file or folder synced."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An entry of a folder that disappears, appears, or both at once."""
+    """A directory entry that disappears, appears, or both at once."""
 
     node: int
     old: tuple[int, str] | None = None
@@ -59,15 +59,15 @@ Event = Written | Resized | Synced | Moved
 
 
 class Recorder:
-    """Stands in for functions of os and keeps what they did below one folder.
+    """Replaces functions of os and records their effects below one folder.
 
-    Blind to files or folders, it leaves their syncs out, as if the store had not made them.
+    `blind_to` leaves out the syncs of files or folders, as if the store had not made them.
     """
 
     def __init__(self, root: Path, *, blind_to: Blindness | None = None) -> None:
         self.events: list[Event] = []
         self.kill_at: int | None = None
-        """How many calls the process has left; the next one after them kills it."""
+        """Number of calls until the kill."""
         self._blind_to = blind_to
         self._dead = False
         self._nodes: dict[tuple[int, int], int] = {}
@@ -76,11 +76,11 @@ class Recorder:
         self._register(root.stat())
         self._adopt(root)
         self.before = len(self.events)
-        """How many events tell what was there, and on the disk, when the recording began."""
+        """Number of events that describe the folder at the start of the recording, all on disk."""
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Watch what this process does until the end of the block."""
+        """Record the calls of this process during the block."""
         watched = {
             "open": self._open,
             "write": self._write,
@@ -106,11 +106,11 @@ class Recorder:
                 setattr(os, name, getattr(self._os, name))
 
     def revive(self) -> None:
-        """The killed process has let go of everything; another one begins."""
+        """Start the next process after the killed one has released everything."""
         self._dead, self.kill_at = False, None
 
     def _alive(self) -> bool:
-        """Whether this call happens. A dead process makes none, but may run to its end."""
+        """Return whether this call happens; a dead process makes none, but may run to its end."""
         if self.kill_at is not None and not self._dead:
             self.kill_at -= 1
             if self.kill_at < 0:
@@ -130,7 +130,7 @@ class Recorder:
         self.events.append(Synced(above))
 
     def _register(self, found: os.stat_result) -> int:
-        # A number that the file system gives out again stands for another node from then on.
+        # An inode number that the file system reuses is a new node.
         node = next(self._numbers)
         self._nodes[_identity(found)] = node
         return node
@@ -149,7 +149,7 @@ class Recorder:
     def _node_at(self, path: Any, dir_fd: int | None) -> int:
         return self._nodes[_identity(os.stat(path, dir_fd=dir_fd, follow_symlinks=False))]
 
-    # --- what stands in for os ---------------------------------------------------------------
+    # --- replacements for os -----------------------------------------------------------------
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         place = self._place(path, dir_fd) if flags & (os.O_CREAT | os.O_TRUNC) else None

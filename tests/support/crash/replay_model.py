@@ -1,10 +1,11 @@
-"""All the disks that a power cut may leave, from recorded calls.
+"""All disk states that a power cut may leave, computed from recorded calls.
 
-- What was written and not synced is lost in any part: from any byte on, or block by block in any
-  choice, where a lost block of a grown file reads as NULs (blocks down to 64 bytes, so that small
-  logs get holes too).
-- An entry of a folder that appeared, moved or disappeared since the folder was last synced is as
-  it was or as it is, each on its own. Syncing a file does not keep its entry; a move is atomic.
+- Any part of unsynced data may be lost: everything from some byte on, or any choice of blocks,
+  where a lost block of a grown file reads as NULs (blocks down to 64 bytes, so that small logs get
+  holes too).
+- A directory entry that appeared, moved or disappeared since the last sync of its folder is in its
+  old or new state, independently of others. Syncing a file does not sync its entry; a move is
+  atomic.
 """
 
 import itertools
@@ -26,7 +27,7 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class Disk:
-    """What is on the disk for sure, and what was changed since."""
+    """Synced state of the disk, and the changes since then."""
 
     files: dict[int, bytes] = field(default_factory=dict)
     folders: set[int] = field(default_factory=lambda: {ROOT})
@@ -35,7 +36,7 @@ class Disk:
     moves: list[Moved] = field(default_factory=list)
 
     def apply(self, event: Event) -> None:
-        """Go on by one recorded call."""
+        """Apply one recorded call."""
         match event:
             case Written() | Resized():
                 self.unsynced.setdefault(event.node, []).append(event)
@@ -52,7 +53,7 @@ class Disk:
                 _move(self.entries, kept)
 
     def tree(self, moves: Iterable[Moved], contents: dict[int, bytes]) -> "Tree":
-        """The disk with these of the moves, and these contents of what was not synced."""
+        """Return the disk with these moves and these contents of unsynced files."""
         entries = {folder: dict(names) for folder, names in self.entries.items()}
         _move(entries, moves)
         tree: dict[str, bytes | None] = {}
@@ -76,7 +77,7 @@ class Disk:
                 tree[inside] = contents.get(node, self.files.get(node, b""))
 
     def now(self) -> "Tree":
-        """The disk if nothing is lost."""
+        """Return the disk if nothing is lost."""
         return self.tree(
             self.moves,
             {
@@ -86,7 +87,7 @@ class Disk:
         )
 
     def losses(self, choice: random.Random, *, limit: int) -> Iterator["Tree"]:
-        """Disks that a power cut may leave now, at most about so many; all where they are few."""
+        """Yield about `limit` disks that a power cut may leave now, or all if there are fewer."""
         moves = [self.moves, *_subsets(self.moves, choice)]
         contents = [
             _losses(self.files.get(node, b""), changes, choice)
@@ -104,12 +105,12 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A whole folder: paths and what is in them; None for a folder."""
+    """Content of a folder: file contents by path; None for a folder."""
 
     paths: tuple[tuple[str, bytes | None], ...]
 
     def build(self, place: Path) -> None:
-        """Make it real."""
+        """Create the files and folders."""
         place.mkdir()
         for name, content in self.paths:
             path = place / name
@@ -119,7 +120,7 @@ class Tree:
                 path.write_bytes(content)
 
     def digest(self) -> bytes:
-        """Equal for equal trees."""
+        """Return a digest that is equal for equal trees."""
         state = blake2b(digest_size=16)
         for name, content in self.paths:
             state.update(f"{name}\0{-1 if content is None else len(content)}\0".encode())
@@ -128,7 +129,7 @@ class Tree:
 
 
 def tree_of(place: Path) -> Tree:
-    """A folder as it is."""
+    """Read a folder."""
     found = sorted(place.rglob("*"))
     return Tree(
         tuple(
@@ -169,7 +170,7 @@ def _content(before: bytes, changes: Iterable[Written | Resized]) -> bytes:
 def _losses(
     before: bytes, changes: Sequence[Written | Resized], choice: random.Random
 ) -> list[bytes]:
-    """What may be in a file: everything, nothing new, and many things between."""
+    """Return possible contents of a file: all changes, none, and many states between."""
     after = _content(before, changes)
     found = [after, before]
     found += [_content(before, kept) for kept in _subsets(changes, choice)]
@@ -192,7 +193,7 @@ def _losses(
 
 
 def _cuts(text: bytes, choice: random.Random) -> list[int]:
-    """Where a write may be torn: around every line end, and at some bytes between."""
+    """Return offsets where a write may be torn: around line ends, and at some other bytes."""
     ends = [place + 1 for place, byte in enumerate(text) if byte == 0x0A][:6]
     near = {end + off for end in ends for off in (-2, -1, 0, 1)}
     near |= {choice.randrange(len(text) + 1) for _ in range(4)}
@@ -200,7 +201,10 @@ def _cuts(text: bytes, choice: random.Random) -> list[int]:
 
 
 def _subsets(items: Sequence[Item], choice: random.Random) -> Iterator[list[Item]]:
-    """All subsets of a few; of many all beginnings, all ends, each one alone or missing, some."""
+    """Yield all subsets of a few items.
+
+    Of many items: all prefixes, all suffixes, each item alone or missing, and some random subsets.
+    """
     count = len(items)
     if count <= _ALL_SUBSETS_OF:
         for size in range(count + 1):
@@ -217,14 +221,17 @@ def _subsets(items: Sequence[Item], choice: random.Random) -> Iterator[list[Item
 
 
 def _picks(counts: Sequence[int], choice: random.Random, limit: int) -> Iterator[tuple[int, ...]]:
-    """All combinations; of too many, each option beside all kept or anything, and some more."""
+    """Yield all combinations.
+
+    If there are too many: each option together with random others, and some more.
+    """
     if math.prod(counts) <= limit:
         yield from itertools.product(*map(range, counts))
         return
     for number, count in enumerate(counts):
         options = range(count) if count <= limit // 2 else choice.sample(range(count), limit // 2)
         for option in options:
-            # The first option is always that everything is kept.
+            # The first option always keeps everything.
             beside = [choice.choice((0, choice.randrange(other))) for other in counts]
             yield (*beside[:number], option, *beside[number + 1 :])
     for _ in range(limit // 4):

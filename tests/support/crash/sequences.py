@@ -1,6 +1,6 @@
-"""Short sequences of operations, judged on every disk that a power cut may leave within the last.
+"""Short sequences of operations, checked on every disk that a power cut in the last one may leave.
 
-A cut within an earlier operation is a cut in a shorter sequence.
+A power cut in an earlier operation is covered by a shorter sequence.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from support.crash.replay_model import Disk, tree_of
 from support.crash.workload import ENDINGS, OPEN, OPERATIONS, Line, Step, labels, perform, plan
 
 Ground = str
-"""What is there before a sequence begins: see GROUNDS."""
+"""Initial state of the store before a sequence: see GROUNDS."""
 
 _STORE: Final = "store"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One sequence, on one ground.
+    """One sequence on one initial state.
 
-    `kill` names the operation (the opening before them all is -1) and the call at which the
-    process is killed, after which another process goes on.
+    `kill` names the operation (-1 is the first opening) and the call at which the process is
+    killed; another process then continues.
     """
 
     ground: Ground
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of many cases."""
+    """Results of many cases."""
 
     sequences: int = 0
     cuts: int = 0
@@ -54,7 +54,7 @@ class Tally:
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        """Count these too."""
+        """Add the results of another tally."""
         self.sequences += other.sequences
         self.cuts += other.cuts
         self.disks += other.disks
@@ -69,7 +69,7 @@ class Tally:
 
 
 class Sequencer:
-    """Runs cases in a folder of its own."""
+    """Runs cases in its own folder."""
 
     def __init__(self, place: Path, *, limit: int = 120) -> None:
         self._place = place
@@ -78,7 +78,7 @@ class Sequencer:
         self._numbers = itertools.count()
 
     def judge(self, case: Case, seed: int) -> Tally:
-        """Record the sequence, and judge every disk."""
+        """Record the sequence, and check every disk."""
         ground, history = self._ground(case.ground)
         tally = Tally(sequences=1)
         place = self._place / f"run{next(self._numbers)}"
@@ -135,12 +135,12 @@ class Sequencer:
 
 
 def _agree(disk: Disk, place: Path, case: Case) -> None:
-    """What was recorded is all that happened: else the model says nothing about the store."""
+    """Check that the recording is complete; otherwise the model proves nothing about the store."""
     assert disk.now() == tree_of(place), f"{case}: the store changed files behind the recorder"
 
 
 class _Play:
-    """Makes the calls of a case and keeps what a caller would know."""
+    """Makes the calls of a case and records what a caller would know."""
 
     def __init__(self, where: Path, recorder: Recorder) -> None:
         self._where = where
@@ -149,10 +149,10 @@ class _Play:
         self._tokened = Step("add_full_message", "a", ("token.30",), once="token")
         self._before_last = 0
         self.began = 0
-        """How many events were recorded before the last operation."""
+        """Number of events recorded before the last operation."""
 
     def all(self, case: Case) -> None:
-        """Open the store and make them, in the order of the case."""
+        """Open the store and run the operations of the case in order."""
         victim, call = case.kill if case.kill is not None else (None, 0)
         recorder = self._recorder
         recorder.kill_at = call if victim == -1 else None
@@ -164,13 +164,13 @@ class _Play:
         recorder.kill_at = None
         for number, op in enumerate(case.ops):
             self._before_last = len(self._lines)
-            # Nobody else judges cuts within the first opening.
+            # No other case checks power cuts during the first opening.
             self.began = len(recorder.events) if number else recorder.before
             recorder.kill_at = call if victim == number else None
             try:
                 store = self._one(store, number, op)
             except Killed:
-                # A dead process writes nothing more, but its locks and descriptors go.
+                # A dead process writes nothing more, but its locks and descriptors are released.
                 store.close()
                 recorder.revive()
                 store = self._open()
@@ -201,16 +201,16 @@ class _Play:
         return store
 
     def cut_short(self) -> list[Outcome]:
-        """What is known while the last operation is under way."""
+        """Return the outcomes known while the last operation is in progress."""
         return self._outcomes(self._lines[: self._before_last + 1])
 
     def finished(self) -> list[Outcome]:
-        """What is known when it has returned."""
+        """Return the outcomes known after the last operation."""
         return self._outcomes(self._lines)
 
     def _outcomes(self, lines: Sequence[Line]) -> list[Outcome]:
         found: list[Outcome] = []
-        # A killed operation has no answer, and yet another one follows.
+        # A killed operation has no result, although another operation follows.
         for line, following in itertools.zip_longest(lines, lines[1:]):
             if line.word == "BEGIN":
                 answered = following is not None and following.word != "BEGIN"
@@ -218,11 +218,11 @@ class _Play:
         return found
 
 
-# --- what may be there before ----------------------------------------------------------------
+# --- initial states --------------------------------------------------------------------------
 
 
 def _talk(where: Path, *, messages: int = 4, compacted: bool = False) -> list[Outcome]:
-    """A summary, a floor, a batch, something hidden above the floor, something to archive."""
+    """Create a session with a summary, a floor, a batch, hidden messages and some to archive."""
     lines: list[Line] = []
     ops = ["add_message"] * 3 + ["add_messages", "set_summary", "truncate_history"]
     if compacted:
@@ -243,7 +243,7 @@ def _made(store: Store, number: int, op: str) -> list[Line]:
 
 
 def _torn(where: Path) -> list[Outcome]:
-    """A message was being written when the power went: half a line at the end."""
+    """Leave half a line at the end, as a power cut during a message does."""
     history = _talk(where)
     step = Step("add_message", "a", ("torn.90",))
     log = _log(where)
@@ -256,7 +256,7 @@ def _torn(where: Path) -> list[Outcome]:
 
 
 def _holed(where: Path) -> list[Outcome]:
-    """A batch was being written: its middle never reached the disk, its end did."""
+    """Leave a hole in a batch whose middle did not reach the disk, but whose end did."""
     history = _talk(where)
     step = Step("add_messages", "a", ("hole1.90", "hole2.90", "hole3.90"))
     log = _log(where)
@@ -271,24 +271,24 @@ def _holed(where: Path) -> list[Outcome]:
 
 
 def _long(where: Path) -> list[Outcome]:
-    """So long that a state is due in one of the next writes."""
+    """Create a log so long that one of the next writes stores a state."""
     return _talk(where, messages=244)
 
 
 def _compacted(where: Path) -> list[Outcome]:
-    """With one archive, and something for the next."""
+    """Create a session with one archive, and messages for the next."""
     return _talk(where, compacted=True)
 
 
 def _trashed(where: Path) -> list[Outcome]:
-    """With an archive, and deleted."""
+    """Create a deleted session with an archive."""
     history = _compacted(where)
     with stenolog.open_store(str(where)) as store:
         return history + outcomes(_made(store, 200, "delete"))
 
 
 def _recreated(where: Path) -> list[Outcome]:
-    """Deleted once with an archive and once without, and alive, with a fork."""
+    """Create a session that was deleted twice (once with an archive) and exists, with a fork."""
     history = _trashed(where)
     with stenolog.open_store(str(where)) as store:
         ops = ["add_messages", "delete", "add_message", "add_messages", "fork"]
@@ -314,10 +314,10 @@ GROUNDS: Final[dict[Ground, Callable[[Path], list[Outcome]]]] = {
 }
 
 _LIFECYCLE: Final = ("fork", *ENDINGS)
-"""Operations by which sessions begin and end."""
+"""Operations that create and end sessions."""
 _WITHIN: Final = tuple(op for op in OPERATIONS if op not in _LIFECYCLE)
 _BESIDE: Final = ("add_message", "again", "clear", "compact", "undo", OPEN)
-"""What is done before and after those, where all of it would be too much."""
+"""Operations before and after those, where all operations would take too long."""
 _TRIPLES: Final = 600
 _CALLS: Final = {
     "compact": 20,
@@ -327,15 +327,15 @@ _CALLS: Final = {
     "purge_before": 15,
     "purge": 29,
 }
-"""How many calls an operation makes at the most; of the others 6."""
+"""Maximum number of calls of an operation; 6 for the others."""
 
 
 def all_cases(seed: int) -> Iterator[Case]:
-    """All sequences of up to three operations in a talk, of up to two on the other grounds.
+    """Yield all sequences of up to three operations in a talk, of up to two on other states.
 
-    And every operation, or the first opening, killed at each of its calls, with another after it.
-    Of three operations of which one begins or ends a session, a chosen few; other grounds for
-    these where they find something else there.
+    Also every operation, or the first opening, killed at each of its calls, followed by another. Of
+    three operations with one that creates or ends a session, yield only a sample; other initial
+    states only if they make a difference.
     """
     yield from _within()
     for length in (1, 2):
@@ -359,7 +359,7 @@ def all_cases(seed: int) -> Iterator[Case]:
 
 
 def _within() -> Iterator[Case]:
-    """All that happens while a session exists."""
+    """Yield all sequences without creation or end of a session."""
     for length in (1, 2, 3):
         for ops in itertools.product(_WITHIN, repeat=length):
             yield Case("talk", ops)
@@ -377,7 +377,7 @@ def _within() -> Iterator[Case]:
 
 
 def sample(seed: int, count: int) -> list[Case]:
-    """Some of all cases, of each ground and length alike."""
+    """Choose `count` cases, evenly over initial states and lengths."""
     choice = random.Random(seed)
     groups: dict[tuple[str, int, bool, bool], list[Case]] = {}
     for case in all_cases(seed):
@@ -392,13 +392,13 @@ def sample(seed: int, count: int) -> list[Case]:
 
 
 def judge_all(cases: Sequence[Case], place: Path, seed: int) -> Tally:
-    """All of these, one after the other."""
+    """Check all these cases one after the other."""
     tally = Tally()
     place.mkdir(parents=True, exist_ok=True)
     sequencer = Sequencer(place)
     report = logging.getLogger("stenolog")
     level = report.level
-    # Damage is reported as it is met, and here it is met thousands of times.
+    # Each damage is logged, which happens thousands of times here.
     report.setLevel(logging.CRITICAL)
     try:
         for case in cases:

@@ -1,6 +1,6 @@
-"""One of many processes that write to a SQLite store; run by its path, told to go by a line.
+"""One of many processes that write to a SQLite store; run by its path, started by a line of input.
 
-Half of its messages go to a session of its own, half to one of all. It tells its longest wait.
+Half of its messages go to its own session, half to a shared one. It prints its longest wait.
 """
 
 import json
@@ -11,7 +11,7 @@ import stenolog
 
 
 def write(file: str, count: int, number: int) -> None:
-    """Append so many messages and tell how it went."""
+    """Append `count` messages and print the result."""
     worst, failed = 0.0, None
     with stenolog.SQLiteStore(file) as store:
         print("ready", flush=True)

@@ -1,7 +1,7 @@
 """One scripted run of every operation.
 
-Whoever makes it says what it begins and what came of it, so that a judge can tell afterwards what
-must be in the store, what may be, and what must not.
+The run reports each operation before it starts and its result, so that a check knows afterwards
+what must be in the store, what may be, and what must not.
 """
 
 import itertools
@@ -44,16 +44,16 @@ OPERATIONS: Final = (
     "purge_before",
     "purge",
 )
-"""Every operation that a run makes, by the name under which it is aimed at and counted."""
+"""All operations of a run, by the names under which they are targeted and counted."""
 
 ENDINGS: Final = ("delete", "restore", "purge_before", "purge")
-"""Those after which messages may be elsewhere, or nowhere, that were there before."""
+"""Operations that may move or remove existing messages."""
 
 FORK: Final = "/fork "
-"""Stands in the key of a fork, behind the key of its source."""
+"""Separates the key of a source session from the rest of its fork's key."""
 
-# One pass over all of them, each where it has something to do; `a` grows from pass to pass, the
-# other sessions begin anew, each with another operation that creates one.
+# One pass over all operations, each where it has an effect. `a` grows from pass to pass, the other
+# sessions start again, each with another operation that creates one.
 SCRIPT: Final = (
     ("create", "new"),
     ("add_message", "a"),
@@ -114,32 +114,32 @@ SCRIPT: Final = (
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call, in words that mean the same whatever seqs the store gives out."""
+    """One call, described independently of seqs."""
 
     op: str
     key: str = ""
     labels: tuple[str, ...] = ()
-    """The messages that it adds."""
+    """Messages that it adds."""
     named: tuple[str, ...] = ()
-    """Messages already there that it speaks of: kept, first and last hidden, last covered."""
+    """Existing messages that it refers to: kept, first and last hidden, last covered."""
     once: str | None = None
     text: str = ""
     keep: int = 0
 
 
 def message(label: str) -> dict[str, Any]:
-    """The message of a label `NAME.SIZE`: about that long, with bytes that tempt a parser."""
+    """Return a message for a label `NAME.SIZE`, with that size and bytes that are hard to parse."""
     size = int(label.rpartition(".")[2])
     return {"role": "user", "content": f"{label} " + ('é\n{"kind":"' * (size // 11 + 1))[:size]}
 
 
 def label_of(fields: dict[str, Any]) -> str:
-    """The label of a message made by `message`; empty where it is none of ours."""
+    """Return the label of a message from `message`, or "" for any other."""
     return str(fields.get("content", "")).partition(" ")[0]
 
 
 def perform(store: Store, step: Step) -> Any:
-    """Make the call; what came back, as JSON has it, with labels in place of messages."""
+    """Make the call and return its result as JSON, with labels in place of messages."""
     key, messages = step.key, [message(label) for label in step.labels]
     match step.op:
         case "add_message" | "create":
@@ -191,7 +191,7 @@ def perform(store: Store, step: Step) -> Any:
 
 
 def labels(store: Store, key: str) -> list[str]:
-    """What is visible, by label."""
+    """Return the labels of the visible messages."""
     return [label_of(found.to_dict()) for found in store.get_history(key)]
 
 
@@ -210,10 +210,10 @@ def _seqs(store: Store, step: Step) -> list[int]:
 
 
 def plan(op: str, key: str, number: int, visible: Sequence[str], *, size: int = 40) -> Step:
-    """What this operation shall do now, given what is visible. Each number makes new labels."""
+    """Return the next step of this operation, given the visible messages; labels are new."""
 
     def new(count: int) -> tuple[str, ...]:
-        # One in three is several times as long, so that writes end at all places in a block.
+        # One in three is several times as long, so that writes end at all offsets of a block.
         return tuple(
             f"{number}{'xyz'[i]}.{size * (1 + 8 * ((number + i) % 3 == 0))}" for i in range(count)
         )
@@ -248,17 +248,17 @@ def plan(op: str, key: str, number: int, visible: Sequence[str], *, size: int = 
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):
-    """One word of a run: BEGIN with a step, then ACK, ERR (a typed error) or BUG; END at last."""
+    """A line of a run: BEGIN with a step, then ACK, ERR (a typed error) or BUG; END last."""
 
     word: str
     number: int = 0
     step: Step | None = None
     result: Any = None
-    """What an ACK returned, and how many nanoseconds it took; the name and text of an ERR."""
+    """The return value and nanoseconds of an ACK; the name and text of an ERR."""
 
 
 def intents(first: int, passes: int | None) -> Iterator[tuple[int, str, str]]:
-    """Numbered operations and the sessions they go to, over and over until told otherwise."""
+    """Yield numbered operations and their sessions, repeatedly until told to stop."""
     numbers = itertools.count(first)
     for turn in itertools.count() if passes is None else range(passes):
         for op, key in SCRIPT:
@@ -267,7 +267,7 @@ def intents(first: int, passes: int | None) -> Iterator[tuple[int, str, str]]:
 
 
 class Run:
-    """A run against the store at one place, reported line by line."""
+    """A run against the store in one folder, reported line by line."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class Run:
         self._tokened: dict[str, Step] = {}
 
     def go(self, *, first: int = 0, passes: int | None = 1) -> None:
-        """All the operations, in the order of the script; a failed one does not stop it."""
+        """Run all operations in the order of the script; a failed one does not stop the run."""
         for number, op, key in intents(first, passes):
             if op == OPEN and self._store is not None:
                 self._say(number, Step(OPEN), self._close)
@@ -342,10 +342,10 @@ class Run:
 
 
 def encode_line(line: Line) -> bytes:
-    """A line as it goes over a channel."""
+    """Encode a line for a channel."""
     return json.dumps(msgspec.to_builtins(line)).encode() + b"\n"
 
 
 def decode_lines(received: bytes) -> list[Line]:
-    """The lines that arrived whole."""
+    """Decode the complete lines."""
     return [msgspec.json.decode(part, type=Line) for part in received.split(b"\n")[:-1]]

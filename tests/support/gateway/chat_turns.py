@@ -24,12 +24,12 @@ ENGINES: dict[str, tuple[Any, Any]] = {
 
 
 HOURS = 10_000.0
-"""Time to live of leases: the gateway looks for unfinished turns in the background once in it."""
+"""Ttl of leases. The gateway looks for unfinished turns in the background once per ttl."""
 
 
 @contextmanager
 def new_place(engine: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the new_place of a new store."""
+    """Yield the address of a new store."""
     match engine:
         case "postgres":
             yield request.getfixturevalue("own_url")
@@ -42,7 +42,7 @@ def new_place(engine: str, folder: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def chat(served: Served, client: Any, content: str) -> None:
-    """Send one message, and wait for the answer and for what is done after it."""
+    """Send one message, wait for the answer and for the work after it."""
     body = {"messages": [{"role": "user", "content": content}]}
     answer = client.post("/v1/chat/completions", json=body, headers={"X-Session-Key": "work"})
     assert answer.json()["choices"][0]["message"]["content"] == f"to {content}"

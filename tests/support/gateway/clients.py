@@ -1,4 +1,4 @@
-"""Users of a gateway, or of several: who talk until they are answered, and who listen."""
+"""Clients of one or more gateways: some send messages until they are answered, some listen."""
 
 import json
 import random
@@ -17,12 +17,12 @@ _SOON: Final = 0.05
 
 
 class Talker(threading.Thread):
-    """Says one thing after the other in a session, and each until it is answered."""
+    """Sends one message after the other in a session, and retries each until it is answered."""
 
     def __init__(
         self, urls: Sequence[str], key: str, seed: int, stop: threading.Event, *, who: str = "a"
     ) -> None:
-        """`who`: tells those apart that talk in the same session."""
+        """Create a client. `who` distinguishes clients in the same session."""
         super().__init__(name=f"talker {key} {who}")
         self._urls = urls
         self._key = key
@@ -30,15 +30,15 @@ class Talker(threading.Thread):
         self._chance = random.Random(seed)
         self._enough = stop
         self.answers: dict[str, set[str]] = {}
-        """What was answered to each thing that was said; more than one answer is one too many."""
+        """Answers to each message; more than one answer is an error."""
         self.unclean: list[str] = []
-        """Responses that are neither an answer nor a clear refusal."""
+        """Responses that are neither an answer nor a clear rejection."""
         self._given_up = False
         self.failed = 0
-        """How often a request failed, and was made again."""
+        """How often a request failed and was retried."""
 
     def run(self) -> None:
-        """Talk until it is enough; what was said is answered before that."""
+        """Send messages until told to stop; all sent messages are answered before."""
         number = 0
         while not self._enough.is_set():
             number += 1
@@ -51,7 +51,7 @@ class Talker(threading.Thread):
                 time.sleep(_SOON)
 
     def give_up(self) -> None:
-        """Ask no more for what was not answered."""
+        """Stop retrying unanswered messages."""
         self._given_up = True
 
     def _answered(self, words: str, token: str) -> bool:
@@ -77,7 +77,7 @@ class Talker(threading.Thread):
 
 
 def _streamed(text: str) -> str | None:
-    """What a stream says; None for one that does not come to its end."""
+    """Return the text of a stream, or None if it is incomplete."""
     data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     if not data or data[-1] != "[DONE]":
         return None
@@ -86,7 +86,7 @@ def _streamed(text: str) -> str | None:
 
 
 class Listener(threading.Thread):
-    """Follows a session over SSE, and comes back wherever the stream breaks."""
+    """Follows a session over SSE, and reconnects when the stream breaks."""
 
     def __init__(self, urls: Sequence[str], key: str, seed: int, stop: threading.Event) -> None:
         super().__init__(name=f"listener {key}")
@@ -96,12 +96,12 @@ class Listener(threading.Thread):
         self._enough = stop
         self._last = ""
         self.heard: list[tuple[int, Any]] = []
-        """The seq and the words of each message, as they came."""
+        """Seq and text of each message, in order of arrival."""
         self.broken = 0
         """How often the stream broke."""
 
     def run(self) -> None:
-        """Listen until it is enough."""
+        """Listen until told to stop."""
         while not self._enough.is_set():
             try:
                 self._listen(self._chance.choice(self._urls))
@@ -117,7 +117,7 @@ class Listener(threading.Thread):
         headers = dict(_HEADERS)
         if self._last:
             headers["Last-Event-ID"] = self._last
-        # Now and then it reads nothing for a while, and so looks whether it is enough.
+        # Sometimes a read times out; the listener then checks whether to stop.
         timeout = httpx2.Timeout(5, read=1)
         with (
             httpx2.Client(timeout=timeout, headers=headers) as client,
@@ -137,7 +137,7 @@ class Listener(threading.Thread):
 
 
 def wait_for_listeners(where: str, listeners: list[Listener]) -> None:
-    """Until all have heard everything, or a minute has passed."""
+    """Wait until all listeners have received everything, or a minute has passed."""
     deadline = time.monotonic() + 60
     with open_store(where, read_only=True) as store:
         for number, listener in enumerate(listeners):

@@ -1,4 +1,4 @@
-"""`steno serve` as a process: started, asked, killed, and started again at the same port."""
+"""`steno serve` as a process that can be killed and restarted on the same port."""
 
 import os
 import select
@@ -14,10 +14,10 @@ _PATIENCE: Final = 120.0
 
 
 class Process:
-    """One gateway. The same object can be started again after its end."""
+    """One gateway. It can be started again after its end."""
 
     def __init__(self, place: Path, *, sessions: str, model: str, config: str = "") -> None:
-        """`place`: a folder for its token, its settings and its words."""
+        """Create a gateway. `place` is a folder for its token, settings and output."""
         place.mkdir(parents=True, exist_ok=True)
         self._token = place / "token"
         self._token.write_text(TOKEN)
@@ -32,23 +32,23 @@ class Process:
         self._config.chmod(0o600)
         self._place = place
         self.words = place / "stderr"
-        """What it tells people."""
+        """File with the standard error of the process."""
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address of the gateway."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """Pid of the process."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> "Process":
-        """Start it, and wait until it listens."""
+        """Start the process and wait until it listens."""
         command = ["serve", "--port", str(self.port), "--config", str(self._config)]
         with self.words.open("ab") as words:
             self._process = subprocess.Popen(
@@ -65,12 +65,12 @@ class Process:
         return self
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def ended(self) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for the end and return the exit code."""
         assert self._process is not None
         assert self._process.stdout is not None
         code = self._process.wait(_PATIENCE)
@@ -79,17 +79,17 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """Kill it with -9."""
+        """Kill the process with SIGKILL."""
         self.signal(signal.SIGKILL)
         assert self.ended() == -signal.SIGKILL
 
     def stop(self) -> int:
-        """Ask it to end; the exit code."""
+        """Terminate the process and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.ended()
 
     def close(self) -> None:
-        """Leave nothing of it behind."""
+        """Kill the process and close its pipes."""
         if self._process is not None and self._process.stdout is not None:
             self._process.kill()
             self._process.wait()
@@ -98,7 +98,7 @@ class Process:
 
 
 def free_port() -> int:
-    """A port that nobody listens at, below those that the system gives out by itself."""
+    """Return a free port below the range that the system assigns."""
     with socket.socket() as probing:
         probing.bind(("127.0.0.1", 0))
         port: int = probing.getsockname()[1]

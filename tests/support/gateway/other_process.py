@@ -1,7 +1,7 @@
 """Another process that uses the store of a gateway; run by its path.
 
-It makes the store calls that stand on its standard input, one JSON list of name and arguments a
-line, and writes the name of each to its standard output when it is done. `open` comes first.
+It makes the store calls from its standard input, one JSON list of name and arguments per line, and
+prints the name of each when it is done. The first call is `open`.
 """
 
 import json
@@ -15,13 +15,13 @@ from stenolog.stores.open_store import open_store
 
 
 class OtherProcess:
-    """A process with a store of its own, seen from the test."""
+    """A process with its own store, as seen from the test."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def call(self, name: str, *values: object, **named: object) -> None:
-        """Have it make a store call; return when that is done."""
+        """Make a store call in the process and wait until it is done."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([name, values, named]) + "\n")
@@ -31,7 +31,7 @@ class OtherProcess:
 
 @contextmanager
 def other_process() -> Iterator[OtherProcess]:
-    """Yield a process that has opened no store yet."""
+    """Yield a process that has not opened a store yet."""
     command = [sys.executable, __file__]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""A gateway in a thread of its own, for tests that talk to it as anybody would."""
+"""A gateway in its own thread, for tests that use it over HTTP."""
 
 import asyncio
 import threading
@@ -31,24 +31,24 @@ class Nothing:
     routes: Sequence[BaseRoute] = ()
 
     async def start(self) -> None:
-        """Nothing is to be started."""
+        """Do nothing."""
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     async def drain(self, *, wait_seconds: float) -> None:
-        """Nothing is on its way."""
+        """Do nothing."""
         del wait_seconds
 
     async def stop_sending(self) -> None:
-        """Nothing is being sent."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing is to be closed."""
+        """Do nothing."""
 
 
 class Served:
-    """A gateway from entering it until leaving it."""
+    """A gateway that runs while the context manager is entered."""
 
     def __init__(
         self,
@@ -116,22 +116,22 @@ class Served:
 
     @property
     def browser_url(self) -> str:
-        """Where a browser logs in."""
+        """URL at which a browser signs in."""
         return f"http://{Token(TOKEN.encode()).host_name()}:{self.url.rpartition(':')[2]}"
 
     def ask_to_end(self) -> None:
-        """Have it begin to end; leaving it waits until it has."""
+        """Start the shutdown; leaving the context manager waits for its end."""
         self._event_loop.call_soon_threadsafe(self._ended.set)
 
     def hurry(self) -> None:
-        """Have it wait for nothing any more."""
+        """Cancel all waiting during the shutdown."""
         self._event_loop.call_soon_threadsafe(self._hurry.set)
 
     def quiet(self) -> None:
-        """Wait until everything that follows an answer is done."""
+        """Wait until the work after an answer is done."""
         asyncio.run_coroutine_threadsafe(self.loop.wait_until_idle(), self._event_loop).result(30)
 
     def client(self, **headers: str) -> httpx2.Client:
-        """A client that has the token."""
+        """Return a client with the token."""
         given = {"Authorization": f"Bearer {TOKEN}", **headers}
         return httpx2.Client(base_url=self.url, headers=given, timeout=30)

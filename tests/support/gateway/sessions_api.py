@@ -1,4 +1,4 @@
-"""The sessions API without a network: the endpoints over agents of a test, and a client of them."""
+"""The sessions API without a network: its endpoints over agents of a test, and a client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.gateway.app import HEALTH
 from stenolog.gateway.error_responses import HANDLERS
-from stenolog.gateway.openapi import VERSION, routes, with_document
+from stenolog.gateway.openapi import routes, with_document
 from stenolog.gateway.requests import RawPaths
 from stenolog.gateway.sessions_api import SESSIONS
 from stenolog.gateway.shared_state import Gateway
@@ -28,7 +28,7 @@ KEY: Final = "cli:default"
 
 
 def echo(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    """An answer to everything."""
+    """Answer every request."""
     del tools
     return f"I heard {len(messages)} messages."
 
@@ -36,7 +36,7 @@ def echo(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any
 def application(
     open_agents: Callable[[], Sequence[AgentInstance]], *, max_turns: int = 64
 ) -> Starlette:
-    """The endpoints of the API alone, over agents that live as long as it does."""
+    """Return an application with only the API, which opens and closes its agents."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -50,14 +50,14 @@ def application(
         finally:
             await asyncio.wait_for(loop.close(patience=5.0), 30)
 
-    endpoints = with_document((*SESSIONS, *HEALTH), version=VERSION)
+    endpoints = with_document((*SESSIONS, *HEALTH))
     app = Starlette(routes=routes(endpoints), exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.router.redirect_slashes = False
     return app
 
 
 class Api:
-    """A client of the API, with the store beneath it."""
+    """A client of the API, with access to the store."""
 
     def __init__(self, client: TestClient, agents: list[AgentInstance], app: Starlette) -> None:
         self.client = client
@@ -66,7 +66,7 @@ class Api:
 
     @property
     def gateway(self) -> Gateway:
-        """What the requests work with."""
+        """State of the gateway."""
         found: Gateway = self._app.state.gateway
         return found
 
@@ -77,14 +77,14 @@ class Api:
 
     @property
     def store(self) -> Store:
-        """Its store."""
+        """Store of the first agent."""
         assert self.agent.store is not None
         return self.agent.store
 
     def __call__(
         self, method: str, path: str, *, key: str | None = None, status: int = 200, **said: Any
     ) -> Any:
-        """What is answered, which must have this status."""
+        """Send a request, check the status and return the decoded response."""
         where = "" if key is None else f"/v1/sessions/{segment(key)}"
         response = self.client.request(method, f"{where}{path}", **said)
         assert response.status_code == status, response.text
@@ -92,14 +92,14 @@ class Api:
         return response.json()
 
     def error(self, method: str, path: str, *, status: int, **said: Any) -> tuple[str, str]:
-        """The code and the words of what is refused."""
+        """Send a request that is rejected; return the code and the message of the error."""
         found = self(method, path, status=status, **said)["error"]
         assert set(found) == {"message", "type", "code"}
         return found["code"], found["message"]
 
 
 def segment(key: str) -> str:
-    """The key as one segment of a path."""
+    """Quote the key as one segment of a path."""
     return quote(key, safe="").replace(".", "%2E")
 
 
@@ -107,7 +107,7 @@ def segment(key: str) -> str:
 def serving(
     folder: Path, model: ChatModel | None = None, *, store: str = "jsonl", max_turns: int = 64
 ) -> Iterator[Api]:
-    """The API over an agent in this folder."""
+    """Serve the API over an agent in this folder."""
     agents: list[AgentInstance] = []
 
     def open_agents() -> list[AgentInstance]:

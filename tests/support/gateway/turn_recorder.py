@@ -8,15 +8,16 @@ from typing import Any, Final
 
 import pytest
 
+from stenolog.agent.threads import ThreadPool
 from stenolog.stores.base import Lease, Store
 
 CALLS: Final = tuple(
     name
-    for name in (*vars(Store), "mark", "add_group", "purge_trash")
+    for name in (*vars(Store), "read_marker", "add_group", "purge_trash")
     if not name.startswith("_") and name not in ("close", "follow", "health")
 )
 BACKGROUND: Final = ("_after_answer", "_renew", "resume", "BackgroundNotes", "Daemon.")
-"""Parts of the names of coroutines that run beside a turn or after its answer."""
+"""Parts of the names of coroutines that run during a turn but are not part of it, or after it."""
 
 
 class Recorder:
@@ -27,7 +28,7 @@ class Recorder:
         self.calls: list[str] = []
         """Names of the store calls of the turn; `release` is that of its lease."""
         self.others: list[str] = []
-        """The same of stores that are not watched, for example the one of the notes."""
+        """Names of the calls of stores that are not watched, for example the one of the notes."""
         self.hops: list[list[str]] = []
         """For each thread hop of the turn the store calls made in it."""
         self.watched: Callable[[Any], bool] = lambda _: True
@@ -37,7 +38,7 @@ class Recorder:
         """Names of the store calls that were made on the thread of an event loop."""
 
     def clear(self) -> None:
-        """Forget what was recorded."""
+        """Clear the records."""
         self.calls, self.others, self.hops, self.blocking = [], [], [], []
 
     def check(self) -> None:
@@ -95,7 +96,10 @@ def _on_event_loop() -> bool:
 
 
 def record(patch: pytest.MonkeyPatch, store: type[Store], lease: type[Lease]) -> Recorder:
-    """Record the calls of an engine's stores and leases, and the hops of every event loop."""
+    """Record the calls of an engine's stores and leases, and the hops of every event loop.
+
+    A hop is a call in a thread pool of the agent, or in any other executor.
+    """
     recorder = Recorder()
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,4 +119,6 @@ def record(patch: pytest.MonkeyPatch, store: type[Store], lease: type[Lease]) ->
         return in_executor(self, pool, recorder.hop(work), *values)
 
     patch.setattr(asyncio.BaseEventLoop, "run_in_executor", run_in_executor)
+    submit = ThreadPool.submit
+    patch.setattr(ThreadPool, "submit", lambda self, work: submit(self, recorder.hop(work)))
     return recorder

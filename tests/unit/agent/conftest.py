@@ -1,4 +1,4 @@
-"""In memory: what is asked here is what is stored, not how safely."""
+"""Fixtures of the agent tests: a temporary folder in memory, because nothing here tests syncs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,6 @@ from support import temporary_folders
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder that costs no syncs."""
+    """Yield a folder in memory."""
     with temporary_folders.folder() as path:
         yield path

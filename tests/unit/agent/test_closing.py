@@ -1,4 +1,4 @@
-"""Everything that is opened is closed: nothing is left of a loop, also with a turn in flight."""
+"""Tests that closing a loop closes everything it opened, also during a turn."""
 
 import asyncio
 import threading

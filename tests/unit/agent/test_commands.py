@@ -1,4 +1,4 @@
-"""What a user says to the agent itself."""
+"""Tests the chat commands that a user sends to the agent."""
 
 import asyncio
 from collections.abc import Callable
@@ -272,7 +272,7 @@ def test_sessions_of_other_users_are_neither_listed_nor_opened(store: str, tmp_p
         await hear("A client.", "telegram:T8:2", "")
         listed = (await hear("/sessions", "telegram:1", "telegram:1")).text
         assert "telegram:T9:1" in listed
-        # The last two callers are clients of the gateway that chose the key of a user.
+        # The last two callers are clients of the gateway that chose a user's key.
         for key, sender in (
             *(("telegram:2", "telegram:2"), ("telegram:T8:2", ""), ("telegram:T7:1", "")),
         ):

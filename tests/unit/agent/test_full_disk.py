@@ -1,6 +1,6 @@
-"""A disk that is full in the middle of a conversation: it is told, the talk goes on, all is kept.
+"""Tests that a conversation continues on a full disk, reports it, and loses nothing.
 
-Full for real: a small tmpfs, where that can be mounted; and files that may not grow, everywhere.
+The disk is a small tmpfs where that can be mounted, and a file size limit everywhere.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn import CUT_OFF
+from stenolog.agent.turn import CUT_OFF_TEXT
 from stenolog.agent.turn_events import SaveFailed, SaveRecovered
 from stenolog.context.window import Limits
 from stenolog.errors import StoreUnavailable
@@ -25,7 +25,7 @@ from support import needs
 from support.agents import KEY, SPEC, Heard, bodies, called, open_agent, reopened, say
 from support.crash.disks import tiny_tmpfs
 
-# Longer than what may still fit into pages that a file has already.
+# Longer than the free space in pages that a file already has.
 LONG: Final = "and so on " * 12_000
 WIDE: Final = replace(
     SPEC, limits=Limits(max_context_tokens=1_000_000), tool_output_limit=len(LONG)
@@ -33,7 +33,7 @@ WIDE: Final = replace(
 
 every_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 takes_leases_on_a_full_disk = pytest.mark.parametrize("store", ["jsonl"])
-"""SQLite has to write to take a lease, and a turn without a lease does not run."""
+"""SQLite has to write to acquire a lease, and no turn runs without a lease."""
 every_disk = pytest.mark.parametrize("kind", ["tmpfs", "limit"])
 
 
@@ -43,10 +43,10 @@ class Disk(Protocol):
     folder: Path
 
     def fill(self) -> None:
-        """Leave no room."""
+        """Fill the disk."""
 
     def free(self) -> None:
-        """Make room again."""
+        """Free some space."""
 
 
 class _Tmpfs:
@@ -103,7 +103,7 @@ def _freed(limit: _Limit) -> Iterator[_Limit]:
 async def _loop(
     store: str, disk: Disk, model: ScriptedModel, tools: Sequence[Callable[[], str]] = ()
 ) -> AsyncIterator[AgentLoop]:
-    """A loop whose leases run out soon: on a full disk SQLite cannot give them back."""
+    """Yield a loop with short leases: on a full disk SQLite cannot release them."""
     agent = open_agent(store, disk.folder, model, spec=WIDE, tools=tools)
     loop = AgentLoop(AgentRegistry([agent]), ttl=0.5)
     try:
@@ -132,10 +132,10 @@ def test_full_disk_is_reported_and_messages_are_stored_in_order_later(
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "to 2", False)
             assert heard.of(SaveFailed)[0].count == 1
             assert "Nothing of it was stored" in heard.of(SaveFailed)[0].text
-            # Nothing stands in the log without what was said before it.
+            # No message is in the log without the messages before it.
             assert _contents(bodies(loop)) == ["said 1", "to 1"]
             assert not (await say(loop, "said 3")).saved
-            # The model has seen all of it, in order, and each once.
+            # The model has seen every message once, in order.
             shown = _contents(model.asked[-1].messages[1:])
             assert shown == ["said 1", "to 1", "said 2", "to 2", "said 3"]
             assert _contents(bodies(loop)) == ["said 1", "to 1"]
@@ -197,12 +197,12 @@ def test_close_reports_unsaved_messages_and_the_next_start_resumes(store: str, d
         model = ScriptedModel(["I do not know whether it is full."])
         async with _loop(store, disk, model, [fill]) as loop:
             async with asyncio.timeout(30):
-                # Where it cannot be seen that a process is gone, its lease has to run out first.
+                # If a process end cannot be detected, its lease has to expire first.
                 while not (found := await loop.resume()):
                     pass
             [resumed] = found
             assert (resumed.key, resumed.outcome) == (KEY, "answered")
-            assert bodies(loop)[2]["content"] == CUT_OFF
+            assert bodies(loop)[2]["content"] == CUT_OFF_TEXT
             again = await say(loop, "Fill it.", id="update-1")
             assert (again.outcome, again.text) == ("again", resumed.text)
 
@@ -211,7 +211,7 @@ def test_close_reports_unsaved_messages_and_the_next_start_resumes(store: str, d
     asyncio.run(after())
 
 
-# Not on a tmpfs: a lease may fit into pages that the write-ahead log has already.
+# Not on a tmpfs: a lease may fit into existing pages of the write-ahead log.
 @pytest.mark.parametrize("kind", ["limit"])
 def test_sqlite_on_a_full_disk_runs_no_turn_and_answers_later(
     disk: Disk,

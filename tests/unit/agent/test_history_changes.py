@@ -1,4 +1,4 @@
-"""/clear, /retry and /edit never hide a message that arrives meanwhile without answering it."""
+"""Tests that /clear, /retry and /edit never hide a concurrent message without answering it."""
 
 import asyncio
 import signal
@@ -131,7 +131,7 @@ def test_p2_rewrite_killed_anywhere_leaves_a_new_message_visible(
         folder = tmp_path / str(number)
         with open_store(place(store, folder)) as written:
             shown = [message.content for message in written.get_history(KEY)]
-            # A message whose append was not acknowledged may be there as well.
+            # A message whose append was not acknowledged may be stored as well.
             late = ["late"] if (folder / "arrived").exists() else shown[2:]
             assert shown == ["first", "answer", *late]
             assert late in ([], ["late"])
@@ -187,7 +187,7 @@ def test_clear_keeps_a_message_stored_while_it_reads_the_last_seq(
             cleared = await say(loop, "/clear")
             late = await asyncio.wait_for(asking[0], 30)
             assert late.text == "to late"
-            # The message may have taken the turn first.
+            # The message may have been answered first.
             hidden = ["late", "to late"] if "are hidden" in cleared.text else None
             assert _contents(loop) == (hidden or ["early", "to early", "late", "to late"])
 

@@ -1,4 +1,4 @@
-"""Turns are taken over after a time, whatever the clock of the machine says that stored them."""
+"""Tests that idle turns are resumed after a time even if the clocks of two machines differ."""
 
 import asyncio
 from datetime import datetime, timedelta, tzinfo
@@ -13,7 +13,7 @@ from support.agents import KEY, agent_loop, roles, say, until
 
 
 class _TenMinutesBehind(datetime):
-    """The clock of a reader to which the writer's clock is ten minutes ahead."""
+    """The clock of a reader that is ten minutes behind the writer's."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
@@ -21,7 +21,7 @@ class _TenMinutesBehind(datetime):
 
 
 async def _leave_unanswered(folder: Path) -> None:
-    """Store a message whose turn is cut off."""
+    """Store a message whose turn is interrupted."""
     async with agent_loop("jsonl", folder, ScriptedModel(["word " * 1_000], pause=0.05)) as loop:
         speaking = asyncio.create_task(say(loop, "Are you there?"))
         await until(lambda: KEY in loop.busy)
@@ -54,9 +54,9 @@ def test_new_message_restarts_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> 
     now = 1_000.0
     monkeypatch.setattr(resume, "monotonic", lambda: now)
     idle = IdleSessions()
-    assert idle.seconds(None, "a", 1) == 0.0
+    assert idle.idle_seconds(None, "a", 1) == 0.0
     now += 5.0
-    assert (idle.seconds(None, "a", 1), idle.seconds("ada", "a", 1)) == (5.0, 0.0)
-    assert idle.seconds(None, "a", 2) == 0.0
+    assert (idle.idle_seconds(None, "a", 1), idle.idle_seconds("ada", "a", 1)) == (5.0, 0.0)
+    assert idle.idle_seconds(None, "a", 2) == 0.0
     now += 3.0
-    assert idle.seconds(None, "a", 2) == 3.0
+    assert idle.idle_seconds(None, "a", 2) == 3.0

@@ -1,7 +1,8 @@
-"""An agent is opened whole, and with what there is: a store that fails has a fallback."""
+"""Tests that an agent opens completely, with a fallback store if its store fails."""
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.errors import UsageError
 from stenolog.sessions.session_manager import SessionManager
+from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.fallback import FallbackStore
 from support.agents import KEY, SPEC, say
@@ -104,3 +106,13 @@ def test_problems_of_a_session_manager_have_reasons(tmp_path: Path, because: str
     assert not [words for words in problems if words.rstrip().endswith(":")]
     assert any(because in words for words in problems) if because else True
     asyncio.run(instance.close())
+
+
+def test_sessions_without_a_store_are_rejected() -> None:
+    class OwnSessions:
+        get_history = InMemoryStore.get_history
+
+    for sessions in (OwnSessions(), InMemoryStore()):
+        expected = rf"JSONLBackend\(store\), not {type(sessions).__name__}"
+        with pytest.raises(UsageError, match=expected):
+            AgentInstance(SPEC, model=ScriptedModel([]), sessions=cast(Any, sessions))

@@ -1,4 +1,4 @@
-"""The loop runs unchanged on every kind of sessions: JSONL, SQLite, and SessionManager."""
+"""Tests the agent loop on every kind of session store: JSONL, SQLite and SessionManager."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
-from stenolog.agent.turn import INTERRUPTED, REPEATED
+from stenolog.agent.turn import INTERRUPTED_MARK, REPEATED_CALLS
 from stenolog.agent.turn_events import (
     ModelCalled,
     SaveFailed,
@@ -156,6 +156,7 @@ def test_tool_marked_alone_runs_after_the_others(tmp_path: Path) -> None:
         (called("add", '{"a": 1, "b": 2, "c": 3}'), "unknown field `c`"),
         (called("fail"), "ZeroDivisionError: oh no"),
         (called("leave"), "SystemExit"),
+        (called("first"), "StopIteration: none left"),
         (called("hang"), "did not end within 0.05 s"),
     ],
 )
@@ -170,14 +171,20 @@ def test_tool_errors_become_results_for_the_model(
         """End the program."""
         raise SystemExit(3)
 
+    @tool(timeout=5)
+    def first() -> None:
+        """Return the first item, as `next` does."""
+        raise StopIteration("none left")
+
     @tool(timeout=0.05)
     async def hang() -> None:
         """Never end."""
         await asyncio.Event().wait()
 
     async def main() -> None:
+        tools: list[Any] = [add, fail, leave, first, hang]
         script = [call, "I see."]
-        async with agent_loop("jsonl", tmp_path, script, tools=[add, fail, leave, hang]) as loop:
+        async with agent_loop("jsonl", tmp_path, script, tools=tools) as loop:
             heard = Heard()
             assert (await say(loop, "go", on_event=heard)).text == "I see."
             [ended] = heard.of(ToolFinished)
@@ -303,7 +310,7 @@ def test_stopped_answer_is_stored_with_a_mark_and_not_resumed(store: str, tmp_pa
             answer = await speaking
             assert answer.outcome == "interrupted"
             assert answer.text.startswith("word")
-            assert answer.text.endswith(INTERRUPTED)
+            assert answer.text.endswith(INTERRUPTED_MARK)
             assert bodies(loop)[-1]["content"] == answer.text
             assert not await loop.stop(KEY)
             assert await loop.resume(KEY) == []
@@ -354,7 +361,7 @@ def test_cancelled_caller_stops_the_answer(store: str, tmp_path: Path) -> None:
             speaking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await speaking
-            assert bodies(loop)[-1]["content"].endswith(INTERRUPTED)
+            assert bodies(loop)[-1]["content"].endswith(INTERRUPTED_MARK)
             assert loop.busy == set()
 
     asyncio.run(main())
@@ -378,7 +385,7 @@ def test_repeated_identical_calls_end_the_turn(tmp_path: Path) -> None:
         script = [called("add", '{"a": 1, "b": 1}', f"c{number}") for number in range(20)]
         async with agent_loop("jsonl", tmp_path, script, tools=[add]) as loop:
             answer = await say(loop, "go")
-            assert answer.text == REPEATED
+            assert answer.text == REPEATED_CALLS
             assert roles(loop).count("tool") == 3
             assert await loop.resume(KEY) == []
 

@@ -1,4 +1,4 @@
-"""What was said in one session is remembered in the next, of the same user and of nobody else."""
+"""Tests that a session recalls earlier sessions of the same user, and of no other user."""
 
 import asyncio
 import json
@@ -26,8 +26,8 @@ with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 NOTING = replace(SPEC, consolidation=True)
 
 
-class Noting(ScriptedModel):
-    """Answers by script, and when it is asked for facts, with what the user said."""
+class NotingModel(ScriptedModel):
+    """A model that answers by script, and requests for facts with the user's words."""
 
     def __init__(self, script: Any) -> None:
         super().__init__(script)
@@ -64,7 +64,7 @@ def test_notes_are_written_after_the_answer_and_recalled_in_a_new_session(
     store: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        model = Noting(["Noted.", "No hazelnuts, then.", "I know nothing of you."])
+        model = NotingModel(["Noted.", "No hazelnuts, then.", "I know nothing of you."])
         async with agent_loop(store, tmp_path, model, spec=NOTING) as loop:
             await say(loop, "I am allergic to hazelnuts.")
             await loop.wait_until_idle()
@@ -104,13 +104,13 @@ def test_notes_wait_for_the_answer_in_progress(tmp_path: Path) -> None:
         await goes_on.wait()
 
     async def main() -> None:
-        model = Noting([called("wait"), "Noted.", "Done."])
+        model = NotingModel([called("wait"), "Noted.", "Done."])
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING, tools=[wait]) as loop:
             await loop.wait_until_idle()
             speaking = asyncio.create_task(say(loop, "Wait.", key="cli:other"))
             await begun.wait()
             await say(loop, "I like tea.")
-            waiting = loop._turns._notes[None]._waiting
+            waiting = loop._turns._notes[None]._queued_keys
             await until(lambda: KEY in waiting)
             assert not model.noting.is_set()
             goes_on.set()
@@ -123,7 +123,7 @@ def test_notes_wait_for_the_answer_in_progress(tmp_path: Path) -> None:
 
 def test_missing_notes_are_written_at_the_next_start(tmp_path: Path) -> None:
     async def first() -> None:
-        model = Noting(["Ok."])
+        model = NotingModel(["Ok."])
         model.goes_on.clear()
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING, patience=0) as loop:
             await say(loop, "I like tea.")
@@ -131,7 +131,7 @@ def test_missing_notes_are_written_at_the_next_start(tmp_path: Path) -> None:
         assert model.noted == 0
 
     async def second() -> None:
-        model = Noting([])
+        model = NotingModel([])
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
             await loop.wait_until_idle()
             assert _core(loop) == ["I like tea."]
@@ -141,7 +141,7 @@ def test_missing_notes_are_written_at_the_next_start(tmp_path: Path) -> None:
 
 
 class Timers:
-    """The timers of the notes, and the clock they go by."""
+    """The timers of the notes, and their clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = datetime.now(UTC)
@@ -155,22 +155,22 @@ class Timers:
         return asyncio.get_running_loop().call_later(3600.0, callback)
 
     def govern(self, loop: AgentLoop) -> None:
-        """Make the memory of an agent go by this clock."""
+        """Make an agent's memory use this clock."""
         memory = loop.registry.agent().memory
         assert memory is not None
         assert memory._consolidation is not None
         memory._consolidation._clock = lambda: self.now
 
     def elapse(self) -> None:
-        """Let the time of the only timer pass, and run it."""
+        """Advance the clock to the only timer, and run it."""
         [(seconds, callback)] = self.pending
         self.pending.clear()
         self.now += timedelta(seconds=seconds)
         callback()
 
 
-class Failing(Noting):
-    """A model that gives no notes while it is down."""
+class FailingModel(NotingModel):
+    """A model that returns no notes while it is down."""
 
     down = True
 
@@ -187,7 +187,7 @@ def test_idle_agent_writes_notes_when_the_model_is_back(
     timers = Timers(monkeypatch)
 
     async def main() -> None:
-        model = Failing(["Ok."])
+        model = FailingModel(["Ok."])
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
             timers.govern(loop)
             await say(loop, "I like tea.")
@@ -212,14 +212,14 @@ def test_notes_are_written_after_the_back_off_of_a_restarted_agent(
     timers = Timers(monkeypatch)
 
     async def first() -> None:
-        async with agent_loop("jsonl", tmp_path, Failing(["Ok."]), spec=NOTING) as loop:
+        async with agent_loop("jsonl", tmp_path, FailingModel(["Ok."]), spec=NOTING) as loop:
             timers.govern(loop)
             await say(loop, "I like tea.")
             await loop.wait_until_idle()
             timers.pending.clear()
 
     async def second() -> None:
-        model = Noting([])
+        model = NotingModel([])
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
             timers.govern(loop)
             await loop.wait_until_idle()
@@ -234,7 +234,7 @@ def test_notes_are_written_after_the_back_off_of_a_restarted_agent(
 
 def test_consolidation_can_be_disabled(tmp_path: Path) -> None:
     async def main() -> None:
-        model = Noting(["Ok."])
+        model = NotingModel(["Ok."])
         async with agent_loop("jsonl", tmp_path, model) as loop:
             await say(loop, "I like tea.")
             await loop.wait_until_idle()
@@ -257,7 +257,7 @@ def test_without_memory_the_recall_tool_finds_nothing(tmp_path: Path) -> None:
 
 
 def _block(model: ScriptedModel) -> str:
-    """What the model was shown in its last request."""
+    """Return the last request to the model."""
     return str(model.asked[-1].messages)
 
 

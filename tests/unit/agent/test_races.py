@@ -1,13 +1,11 @@
-"""What happens at the worst moment: stopped twice, delivered twice, two at once, full and not full.
-
-Each of these lost, doubled or misplaced something once.
-"""
+"""Tests races of stops, deliveries and concurrent messages that once lost or doubled something."""
 
 import asyncio
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn import INTERRUPTED
+from stenolog.agent.turn import INTERRUPTED_MARK
 from stenolog.agent.turn_events import InboundMessage, Notice, ToolFinished
 from stenolog.context.window import Limits
 from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
@@ -56,7 +54,7 @@ def _where(store: str, folder: Path) -> str:
 
 
 class Waiting(ScriptedModel):
-    """Answers its first request only when it is let."""
+    """A model that answers its first request only when the test allows it."""
 
     def __init__(self, script: Any, *, begins: str = "") -> None:
         super().__init__(script)
@@ -84,9 +82,9 @@ def test_answer_stopped_twice_is_stored_once(store: str, tmp_path: Path) -> None
             first = asyncio.create_task(loop.stop(KEY))
             for _ in range(5):
                 await asyncio.sleep(0)
-            # Whichever comes later may find it stopped.
+            # The later one may find the turn stopped.
             assert any([await loop.stop(KEY), await first])
-            assert (await speaking).text == f"half a {INTERRUPTED}"
+            assert (await speaking).text == f"half a {INTERRUPTED_MARK}"
             assert roles(loop) == ["user", "assistant"]
 
     asyncio.run(main())
@@ -122,7 +120,7 @@ def test_unanswered_messages_are_not_summarized(store: str, tmp_path: Path) -> N
             model.go.set()
             texts = [(await one).text for one in said]
             assert texts[0] == "to m1"
-            # All of them by one answer, which has seen them all.
+            # One answer that has seen all of them.
             assert len(set(texts[1:])) == 1
             sent = [
                 [body["content"] for body in asked.messages if body["role"] == "user"]
@@ -360,7 +358,7 @@ def test_exception_of_a_tool_is_its_result(error: type[BaseException], tmp_path:
 def test_tool_that_ignores_cancellation_does_not_block_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stenolog.agent.scheduler._CANCEL_TIMEOUT", 0.2)
+    monkeypatch.setattr("stenolog.agent.scheduler._CANCEL_TIMEOUT_SECONDS", 0.2)
     begun, over = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -466,7 +464,7 @@ def test_lease_taken_over_ends_the_turn_immediately(tmp_path: Path) -> None:
         async with agent_loop("sqlite", tmp_path, model) as loop:
             speaking = asyncio.create_task(say(loop, "Hi."))
             await model.first.wait()
-            # The renewal finds it taken over; that the model is silent changes nothing.
+            # The renewal finds the lease taken over, even while the model is silent.
             loop._turns._active[None, KEY].cancel("lost")
             assert (await speaking).outcome == "failed"
             assert roles(loop) == ["user"]
@@ -487,7 +485,7 @@ def test_message_answered_by_another_process_is_not_answered_again(
             heard = Heard()
             waiting = asyncio.create_task(say(loop, "Hello?", on_event=heard))
             await until(lambda: bool(heard.of(Notice)))
-            # Both between two looks: who waits finds the turn free.
+            # Both happen between two polls: the waiting call finds the session free.
             lease.store.add_message(KEY, "assistant", "From elsewhere.")
             lease.release()
             answer = await waiting
@@ -499,7 +497,7 @@ def test_message_answered_by_another_process_is_not_answered_again(
 
 
 class Raced(InMemoryStore):
-    """A store in which somebody speaks at the moment in which a history is replaced."""
+    """A store that gets a message at the moment when a history is replaced."""
 
     speaks = False
 
@@ -510,7 +508,7 @@ class Raced(InMemoryStore):
         *,
         expect_last: int | None = None,
     ) -> None:
-        """Replace what is visible, a moment too late."""
+        """Replace the visible messages, but let a message arrive first."""
         if self.speaks:
             self.speaks = False
             self.add_message(key, "user", "at that moment")
@@ -532,5 +530,37 @@ def test_message_concurrent_with_a_command_is_not_hidden(command: str) -> None:
         said = [body["content"] for body in bodies(loop)]
         assert said == ["old words", "to old words", "at that moment"]
         await loop.close()
+
+    asyncio.run(main())
+
+
+@with_store
+def test_message_that_arrives_between_two_turns_is_stored_at_once(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        model = Waiting(_echo)
+        async with agent_loop(store, tmp_path, model) as loop:
+            first = asyncio.create_task(say(loop, "one"))
+            await model.first.wait()
+            second = asyncio.create_task(say(loop, "two"))
+            await until(lambda: len(bodies(loop)) == 2)
+            [session] = loop._turns._active.values()
+            release, late = session.lock.release, list[asyncio.Task[Any]]()
+            message = InboundMessage(key=KEY, content="three")
+            view = partial(session.instance.store.view, KEY)
+
+            def release_while_a_message_arrives() -> None:
+                if not late:
+                    late.append(asyncio.create_task(loop.handle(message, prepare=view)))
+                release()
+
+            session.lock.release = release_while_a_message_arrives  # type: ignore[method-assign]
+            model.first.clear()
+            first.cancel()
+            await model.first.wait()  # the turn of the second message runs
+            await until(lambda: bodies(loop)[-1]["content"] == "three")
+            model.go.set()
+            assert all(answer.saved for answer in await asyncio.gather(second, *late))
 
     asyncio.run(main())

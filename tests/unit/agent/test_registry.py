@@ -1,4 +1,4 @@
-"""Which agent a message is for."""
+"""Tests which agent receives a message."""
 
 import asyncio
 from pathlib import Path

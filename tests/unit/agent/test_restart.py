@@ -1,4 +1,4 @@
-"""After a restart every sender finds their own talk again, and nobody else's."""
+"""Tests that senders find their own conversation again after a restart, and no other."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn import INTERRUPTED
+from stenolog.agent.turn import INTERRUPTED_MARK
 from stenolog.errors import ModelUnavailable
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedModel
@@ -34,7 +34,7 @@ def _noted(words: object) -> str:
 
 
 def _is_unlucky(words: object) -> bool:
-    """Whether this is one of those whose message stays unanswered at first."""
+    """Return whether a message is one of those that are not answered at first."""
     return any(words == _said(sender) for sender in range(0, SENDERS, 5))
 
 
@@ -55,14 +55,14 @@ async def _all_say(loop: AgentLoop, words: str = "") -> list[str]:
 
 
 async def _check_new_messages(loop: AgentLoop, model: ScriptedModel, *, closed: bool) -> None:
-    """The first new message of each sender is sent with their own earlier turns, and no others."""
+    """Check that the new message of each sender is sent with their own earlier turns only."""
     model.asked.clear()
     await _all_say(loop, "What is my number?")
     shown = {asked.messages[1]["content"]: asked.messages for asked in model.asked}
     assert len(model.asked) == len(shown) == SENDERS
     for sender in range(SENDERS):
         said = _said(sender)
-        before = INTERRUPTED if closed and _is_unlucky(said) else _noted(said)
+        before = INTERRUPTED_MARK if closed and _is_unlucky(said) else _noted(said)
         [system, *talk] = shown[said]
         assert [body["content"] for body in talk] == [said, before, "What is my number?"]
         assert "number" not in system["content"]
@@ -119,7 +119,7 @@ def test_after_a_kill_fifty_senders_are_still_known(store: str, tmp_path: Path) 
     def answer(request: Mapping[str, Any]) -> str:
         words = request["messages"][-1]["content"]
         if _is_unlucky(words):
-            let_go.wait(60)  # the process is killed before it hears of it
+            let_go.wait(60)  # the process is killed before it returns
         return _noted(words)
 
     where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
@@ -129,7 +129,7 @@ def test_after_a_kill_fifty_senders_are_still_known(store: str, tmp_path: Path) 
             for sender in range(SENDERS):
                 agent.send(key=_key(sender), id=f"update-{sender}", text=_said(sender))
             agent.until("answer", SENDERS - 10)
-            assert server.wait_until(lambda: server.asked >= SENDERS, timeout=30)
+            assert server.wait_until(lambda: server.request_count >= SENDERS, timeout=30)
             agent.kill()
         finally:
             agent.close()
@@ -140,7 +140,7 @@ def test_after_a_kill_fifty_senders_are_still_known(store: str, tmp_path: Path) 
         async with agent_loop(store, tmp_path, model) as loop:
             resumed: set[str] = set()
             async with asyncio.timeout(30):
-                # Where it cannot be seen that a process is gone, its leases have to run out first.
+                # If a process end cannot be detected, its leases have to expire first.
                 while len(resumed) < 10:
                     resumed |= {one.text for one in await loop.resume()}
             assert resumed == {_noted(_said(sender)) for sender in range(0, SENDERS, 5)}

@@ -1,4 +1,4 @@
-"""Turns that a killed process left are gone on with, or closed: the log says where."""
+"""Tests that turns of a killed process are resumed or closed, depending on the log."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
-from stenolog.agent.turn import CUT_OFF, INTERRUPTED
+from stenolog.agent.turn import CUT_OFF_TEXT, INTERRUPTED_MARK
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_model, mark_received
 from stenolog.sessions.session_store import SessionStore
@@ -36,7 +36,7 @@ every_store = pytest.mark.parametrize("store", STORES)
 
 
 def _left(store: str, folder: Path, *said: dict[str, Any], key: str = KEY) -> None:
-    """Have a log as a killed process left it."""
+    """Write a log as a killed process leaves it."""
     instance = open_agent(store, folder, ScriptedModel([]))
     for body in said:
         assert instance.sessions.add_full_message(key, body)
@@ -93,7 +93,7 @@ def test_resume_repeats_repeatable_calls_and_marks_others(store: str, tmp_path: 
                 for body in bodies(loop)
                 if body["role"] == "tool"
             }
-            assert results == {"1": "seen a", "2": CUT_OFF}
+            assert results == {"1": "seen a", "2": CUT_OFF_TEXT}
 
     asyncio.run(main())
     assert ran == ["a"]
@@ -142,7 +142,7 @@ def test_new_message_closes_open_calls(store: str, tmp_path: Path) -> None:
             assert answer.outcome == "answered"
             sent = model.asked[0].messages
             assert [body["role"] for body in sent[1:]] == ["user", "assistant", "tool", "user"]
-            assert sent[3]["content"] == CUT_OFF
+            assert sent[3]["content"] == CUT_OFF_TEXT
 
     asyncio.run(main())
 
@@ -157,7 +157,7 @@ def test_turn_that_is_too_old_is_closed_with_a_mark(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
             [answer] = await loop.resume()
-            assert (answer.outcome, answer.text) == ("interrupted", INTERRUPTED)
+            assert (answer.outcome, answer.text) == ("interrupted", INTERRUPTED_MARK)
             assert await loop.resume() == []
 
     asyncio.run(main())
@@ -307,7 +307,9 @@ def test_open_calls_of_another_program_do_not_run(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Well."], tools=[look]) as loop:
             assert (await say(loop, "And now?")).text == "Well."
-            assert [body["content"] for body in bodies(loop) if body["role"] == "tool"] == [CUT_OFF]
+            assert [body["content"] for body in bodies(loop) if body["role"] == "tool"] == [
+                CUT_OFF_TEXT
+            ]
 
     asyncio.run(main())
     assert ran == []
@@ -343,7 +345,7 @@ def test_resumed_and_closed_turns_are_logged(
 
 @pytest.fixture(params=["jsonl", "sqlite"])
 def killed(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store whose agent was killed when it had stored an answer to a cleared question."""
+    """Return a store whose agent was killed after it had stored an answer to a cleared question."""
     worker = Path(__file__).parents[2] / "support" / "killed_agent.py"
     command = [sys.executable, str(worker), "answer", str(tmp_path), request.param]
     ended = subprocess.run(command, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""What failed when it was gone on with is not asked for again and again."""
+"""Tests that a failed resume is not repeated again and again."""
 
 import asyncio
 from pathlib import Path

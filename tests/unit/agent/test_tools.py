@@ -1,4 +1,4 @@
-"""Plain functions as tools."""
+"""Tests plain functions as tools."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def test_structured_arguments_have_their_own_schema() -> None:
     def go(to: Place) -> str:
         return f"{to.name} {to.far}"
 
-    # A class of a function's own cannot be looked up by its name.
+    # A local class cannot be looked up by its name.
     go.__annotations__["to"] = Place
     made = tool(go)
     assert made.parameters["properties"]["to"] == {"$ref": "#/$defs/Place"}

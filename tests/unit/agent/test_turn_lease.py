@@ -1,20 +1,24 @@
-"""A turn runs only while its process holds the lease of the session."""
+"""Tests that a turn runs only while its process holds the lease of the session."""
 
 import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
-from stenolog.agent.resume import FIRST_DELAY, ResumeBackoff
+from stenolog.agent.resume import FIRST_DELAY_SECONDS, ResumeBackoff
+from stenolog.agent.scheduler import HeldLease
 from stenolog.agent.tools import Tool, tool
 from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.jsonl.leases import FOLDER, lock_name
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.jsonl.leases import FOLDER, JSONLLease, lock_name
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, agent_loop, called, roles, say
 
@@ -35,7 +39,7 @@ def _scripted(name: str) -> ScriptedModel:
 
 @pytest.fixture
 def block_lease(tmp_path: Path) -> Callable[[], Path]:
-    """Return a function that makes the lease fail and returns what must be removed to repair it.
+    """Return a function that makes the lease fail and returns what to remove to repair it.
 
     A directory at the path of the lock file fails like a lock file of another user.
     """
@@ -125,10 +129,10 @@ def test_message_is_answered_once_the_lease_works_again(
 def test_failed_lease_is_tried_again_after_a_constant_delay() -> None:
     given_up = ResumeBackoff()
     for _ in range(20):
-        given_up.record_failure(None, KEY, 1, StoreUnavailable("no"), grows=False)
+        given_up.record_failure(None, KEY, 1, StoreUnavailable("no"), doubles=False)
         assert given_up.is_blocked(None, KEY, 1)
-    [(_, _, until)] = given_up._until.values()
-    assert until - monotonic() <= FIRST_DELAY
+    [(_, _, until)] = given_up._failures.values()
+    assert until - monotonic() <= FIRST_DELAY_SECONDS
 
 
 def test_redelivered_message_is_answered_once_the_lease_works_again(
@@ -216,3 +220,68 @@ def test_turn_does_not_run_in_a_process_without_file_descriptors(tmp_path: Path)
         check=False,
     )
     assert ran.stdout.splitlines() == ["failed 0", "Paid. 1"], ran.stderr
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_cancelled_message_that_has_taken_the_lease_releases_it(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["one", "two"]) as loop:
+            await say(loop, "first")
+            await loop.wait_until_idle()
+            agent = loop.registry.agent()
+            lease, begun, go_on = agent.store.lease, threading.Event(), threading.Event()
+            was_locked: list[bool] = []
+
+            def lease_slowly(*values: Any, **named: Any) -> Any:
+                begun.set()
+                assert go_on.wait(30)
+                taken = lease(*values, **named)
+                release = taken.release
+
+                def release_and_note(_: Any) -> None:
+                    was_locked.append(loop._turns._active[None, KEY].lock.locked())
+                    release()
+
+                patch.setattr(type(taken), "release", release_and_note)
+                return taken
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(agent.store, "lease", lease_slowly)
+                asking = asyncio.create_task(say(loop, "second"))
+                await asyncio.to_thread(begun.wait, 30)
+                asking.cancel()
+                go_on.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            agent.store.lease(KEY, ttl=60, wait=0).release()
+            assert roles(loop) == ["user", "assistant", "user"]
+            assert was_locked == [True]  # the next turn of this process starts with a free lease
+
+    asyncio.run(main())
+
+
+def test_released_lease_is_neither_renewed_nor_released_again() -> None:
+    store = InMemoryStore()
+    store.add_message(KEY, "user", "hello")
+    held = HeldLease(store.lease(KEY, ttl=60))
+    held.renew()
+    held.release()
+    next_lease = store.lease(KEY, ttl=60, wait=0)
+    held.renew()  # a turn has released the lease while its renewal was due
+    held.release()
+    assert not next_lease.lost
+
+
+def test_error_of_the_release_after_the_answer_does_not_fail_the_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError("the lock server is gone")
+
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
+            monkeypatch.setattr(JSONLLease, "release", fail)
+            assert (await say(loop, "Hi.")).text == "Hello."
+            monkeypatch.undo()
+
+    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What a client wants of a turn: its own system prompt and model, and tools that it carries out."""
+"""Tests the options of a turn: a client's system prompt, model, and tools."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn import ABANDONED
+from stenolog.agent.turn import ABANDONED_TEXT
 from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored, TurnOptions
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.turn_state import turn_state
@@ -33,7 +33,7 @@ def _calling(*names: str) -> dict[str, Any]:
 
 
 def _model_of(loop: AgentLoop) -> ScriptedModel:
-    """The model that was asked."""
+    """Return the model of the agent."""
     model = loop.registry.agent().model
     assert isinstance(model, ScriptedModel)
     return model
@@ -91,7 +91,7 @@ def test_turn_that_waits_for_its_client_is_not_interrupted(store: str, tmp_path:
         async with agent_loop(store, tmp_path, ["It shines."]) as loop:
             assert await loop.resume() == []
             assert roles(loop) == ["user", "assistant"]
-            # Asked again, the same calls are handed over again, and the model is not asked.
+            # If asked again, the same calls are returned again without a request to the model.
             answer = await _ask(loop, "The lamp, please.", id="m1")
             assert [call["id"] for call in answer.calls] == ["call-lamp"]
             answer = await _result(loop, "on")
@@ -109,7 +109,7 @@ def test_new_message_instead_of_a_tool_result_is_answered(store: str, tmp_path: 
             answer = await _ask(loop, "Leave it.")
             assert answer.text == "As you like."
             [result] = [body for body in bodies(loop) if body["role"] == "tool"]
-            assert result["content"] == ABANDONED
+            assert result["content"] == ABANDONED_TEXT
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""What could not be stored stays in hand, in its order, until it can."""
+"""Tests that unsaved messages are kept in order until they can be stored."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from stenolog.stores.in_memory import InMemoryStore
 from support.agents import KEY, Heard, agent_loop, roles, say
 
 
-class Picky(InMemoryStore):
-    """A store that does not take some messages, for as long as it is told so."""
+class RejectingStore(InMemoryStore):
+    """A store that rejects some messages until told otherwise."""
 
     refused: tuple[str, ...] = ()
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
-        """Store a message, unless it is refused."""
+        """Store a message, unless it is rejected."""
         body = message.to_dict() if isinstance(message, Message) else message
         if body.get("content") in self.refused:
             raise NotStored("the disk is full; free some space")
@@ -45,7 +45,7 @@ def _answer(text: str) -> dict[str, Any]:
 
 def test_an_answer_is_not_stored_before_its_question() -> None:
     async def main() -> None:
-        store = Picky()
+        store = RejectingStore()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?",)
         assert await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1") is None
@@ -62,7 +62,7 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
         assert [one.count for one in heard.of(SaveRecovered)] == [2]
         stored = [message.to_dict() for message in store.get_history(KEY)]
         assert [body["content"] for body in stored] == ["?", "!"]
-        # By then it is known where the question stands that the answer has seen.
+        # The seq of the question that the answer has seen is known by then.
         assert stored[1]["stenolog"] == {"seen": 1}
         assert hand.seq_of("1") == 1
 
@@ -71,7 +71,7 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
 
 def test_redelivered_message_is_unsaved_once() -> None:
     async def main() -> None:
-        store = Picky()
+        store = RejectingStore()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?",)
         for _ in range(2):
@@ -86,7 +86,7 @@ def test_redelivered_message_is_unsaved_once() -> None:
 
 def test_unstorable_message_does_not_block_later_ones() -> None:
     async def main() -> None:
-        store = Picky()
+        store = RejectingStore()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.add_full_message(KEY, _user("before"), once="1")
         store.refused = ("other", "next")
@@ -109,7 +109,7 @@ def test_unstorable_message_does_not_block_later_ones() -> None:
 
 def test_stale_unsaved_answer_is_dropped() -> None:
     async def main() -> None:
-        store = Picky()
+        store = RejectingStore()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         assert await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1") == 1
         store.refused = ("mine",)
@@ -120,7 +120,7 @@ def test_stale_unsaved_answer_is_dropped() -> None:
         )
         store.refused = ()
         store.add_full_message(KEY, _answer("theirs"))
-        # Who only says something does not write what belongs to a turn.
+        # A new user message does not write the messages of a turn.
         assert (
             await hand.store_user_message(sessions, _user("next"), on_event=heard, once="2") is None
         )
@@ -133,7 +133,7 @@ def test_stale_unsaved_answer_is_dropped() -> None:
 
 def test_stale_answer_is_dropped_despite_a_new_unanswered_message() -> None:
     async def main() -> None:
-        store = Picky()
+        store = RejectingStore()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1")
         store.refused = ("mine",)
@@ -151,7 +151,7 @@ def test_stale_answer_is_dropped_despite_a_new_unanswered_message() -> None:
 
 def test_question_stored_by_a_failed_write_is_not_answered_again() -> None:
     async def main() -> None:
-        store = Picky()
+        store = RejectingStore()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?", "mine")
         await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1")
@@ -162,7 +162,7 @@ def test_question_stored_by_a_failed_write_is_not_answered_again() -> None:
             seen=SeenMessages(upto=0, token=hand.newest_once),
         )
         store.refused = ()
-        # The write that failed had arrived all the same, and another process has answered it.
+        # The failed write had reached the store, and another process has answered it.
         store.add_full_message(KEY, _user("?"), once="1")
         store.add_full_message(KEY, _answer("theirs"))
         assert await hand.flush(sessions, on_event=heard)

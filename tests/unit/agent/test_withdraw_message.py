@@ -1,4 +1,4 @@
-"""A message that created a session again is withdrawn, and nothing else is lost with it."""
+"""Tests that a message that created a session again is withdrawn, and nothing else."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ LATE = {"role": "assistant", "content": "late answer"}
 
 @pytest.fixture(params=["jsonl", "sqlite"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
-    """Two stores of the same place, as in two processes."""
+    """Yield two stores of the same address, as in two processes."""
     where = str(tmp_path) if request.param == "jsonl" else f"sqlite:{tmp_path / 'steno.db'}"
     with closing(open_store(where)) as mine, closing(open_store(where)) as other:
         yield mine, other
@@ -35,7 +35,7 @@ def late_answer(mine: Store, other: Store) -> tuple[SessionView, int]:
 
 
 def before(store: Any, name: str, act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have another process act before the next call of this name."""
+    """Let another process act before the next call of this name."""
     call = getattr(store, name)
 
     def acted(*values: Any, **named: Any) -> Any:

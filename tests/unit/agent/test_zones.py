@@ -1,4 +1,4 @@
-"""The users' time zone: the one named, or the machine's."""
+"""Tests the users' time zone: the configured one, or the machine's."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""What models report of our estimates: kept in the index, and missed by nobody."""
+"""Token counts that models report: stored in the catalog, or in the process without one."""
 
 import sqlite3
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import NAME, CatalogFileStore
+from stenolog.stores.catalog_file import CATALOG_NAME, CatalogFileStore
 from stenolog.tokens import Calibration
 
 ONCE = Calibration().after(estimated=100, reported=130)
@@ -39,6 +39,42 @@ def test_calibration_is_stored_and_shared(tmp_path: Path, engine: str) -> None:
             assert other.calibration("m") == ONCE
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         assert catalog.calibration("m") == ONCE
+
+
+def test_report_that_hardly_changes_the_ratio_is_not_written(tmp_path: Path) -> None:
+    with stenolog.open_store(str(tmp_path / "w")) as store, open_catalog(store) as catalog:
+        for _ in range(20):
+            catalog.calibrate("m", estimated=100, reported=130)
+        written = _path(store).read_bytes()
+        settled = catalog.calibrate("m", estimated=1000, reported=1310)
+        assert _path(store).read_bytes() == written
+        assert settled.ratio > 1.3
+        assert catalog.calibration("m") == settled
+        with open_catalog(store) as other:
+            assert other.calibration("m").ratio == pytest.approx(1.3)
+
+
+def test_small_reports_are_written_when_they_add_up(tmp_path: Path) -> None:
+    with stenolog.open_store(str(tmp_path / "w")) as store, open_catalog(store) as catalog:
+        for _ in range(20):
+            catalog.calibrate("m", estimated=100, reported=130)
+        for _ in range(20):
+            now = catalog.calibrate("m", estimated=100, reported=135)
+        with open_catalog(store) as other:
+            assert other.calibration("m").ratio == pytest.approx(now.ratio, rel=0.011)
+            assert other.calibration("m").ratio > 1.32
+
+
+def test_calibration_written_by_another_process_replaces_unwritten_reports(tmp_path: Path) -> None:
+    with stenolog.open_store(str(tmp_path / "w")) as store, open_catalog(store) as catalog:
+        for _ in range(20):
+            catalog.calibrate("m", estimated=100, reported=130)
+        with open_catalog(store) as other:
+            for _ in range(20):
+                changed = other.calibrate("m", estimated=100, reported=200)
+        assert catalog.calibration("m").ratio == pytest.approx(changed.ratio, rel=0.011)
+        next_report = catalog.calibrate("m", estimated=100, reported=400)
+        assert next_report.ratio > 2
 
 
 def _path(store: Store) -> Path:
@@ -86,11 +122,11 @@ def test_missing_or_damaged_catalog_only_costs_accuracy(tmp_path: Path) -> None:
     with stenolog.open_store(tmp_path / "w") as store, open_catalog(store) as catalog:
         assert isinstance(store, stenolog.JSONLStore)
         catalog.calibrate("m", estimated=100, reported=130)
-        (store.folder / NAME).write_bytes(b"nonsense" * 1_000)
+        (store.folder / CATALOG_NAME).write_bytes(b"nonsense" * 1_000)
         assert catalog.calibration("m") == Calibration()
         assert catalog.calibrate("m", estimated=100, reported=130) == ONCE
         assert catalog.calibration("m") == ONCE
-        (store.folder / NAME).unlink()
+        (store.folder / CATALOG_NAME).unlink()
         assert catalog.calibration("m") == Calibration()
         assert catalog.calibrate("m", estimated=100, reported=130) == ONCE
 
@@ -113,7 +149,7 @@ def test_invalid_calibrations_are_ignored(tmp_path: Path) -> None:
         catalog.refresh()
         database = catalog._active.database
         for model, ratio in (("zero", 0.0), ("huge", 1e300), ("text", "x")):
-            with database.write() as transaction:
+            with database.write_transaction() as transaction:
                 transaction.execute(database.sql["calibrate"], (model, ratio, 3.0))
             assert catalog.calibration(model) == Calibration()
             assert catalog.calibrate(model, estimated=100, reported=130) == ONCE

@@ -9,7 +9,7 @@ from stenolog.catalog import Catalog, candidates
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
-from stenolog.memory.transcript import is_taken_back
+from stenolog.memory.transcript import is_withdrawn
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores import withdrawn_messages
 from stenolog.stores.base import Store
@@ -197,7 +197,7 @@ def test_recall_and_consolidation_agree_on_withdrawn_messages(
         for key in store.list_sessions() if number % 15 == 0 else []:
             info = store.info(key)
             said = [m for m in store.get_history(key, full=True) if m.role != "system"]
-            left = [(key, m.seq) for m in said if not is_taken_back(m, info)]
+            left = [(key, m.seq) for m in said if not is_withdrawn(m, info)]
             assert _found(catalog, EVERYWHERE, key, threads=False, limit=1_000) == left
             hidden += sum(m.hidden for m in said)
             taken_back += len(said) - len(left)
@@ -211,7 +211,7 @@ def test_messages_withdrawn_before_a_summary_are_not_found_after_it(
     store.hide("cli:a", 3, 4)
     left = [("cli:a", seq) for seq in (1, 2, 5, 6, 7, 8)]
     assert _found(catalog, "ferry", "cli:a") == left
-    store.set_meta("cli:a", **{withdrawn_messages.META: [[3, 4]]})
+    store.set_meta("cli:a", **{withdrawn_messages.META_FIELD: [[3, 4]]})
     store.checkpoint("cli:a", summary="they talked", upto=6)
     assert _found(catalog, "ferry", "cli:a") == left
     store.checkpoint("cli:a", summary="they talked on", upto=8)

@@ -22,7 +22,7 @@ from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.catalog_files import FileDatabase, LockFile
 from stenolog.maintenance.repair import accept
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import NAME, journal_name, lock_name
+from stenolog.stores.catalog_file import CATALOG_NAME, journal_name, lock_name
 from stenolog.stores.disk import Descriptor
 from stenolog.stores.open_store import open_store
 from support.catalog_scan import catalogued, differences, full_scan
@@ -44,45 +44,45 @@ def _folder(store: Store) -> Path:
 
 
 def _delete(folder: Path, _: random.Random) -> None:
-    (folder / NAME).unlink()
+    (folder / CATALOG_NAME).unlink()
 
 
 def _delete_lock(folder: Path, _: random.Random) -> None:
-    (folder / lock_name(NAME)).unlink()
+    (folder / lock_name(CATALOG_NAME)).unlink()
 
 
 def _truncate(folder: Path, chance: random.Random) -> None:
-    os.truncate(folder / NAME, chance.randrange((folder / NAME).stat().st_size))
+    os.truncate(folder / CATALOG_NAME, chance.randrange((folder / CATALOG_NAME).stat().st_size))
 
 
 def _overwrite(folder: Path, chance: random.Random) -> None:
-    with (folder / NAME).open("r+b") as file:
-        file.seek(chance.randrange((folder / NAME).stat().st_size))
+    with (folder / CATALOG_NAME).open("r+b") as file:
+        file.seek(chance.randrange((folder / CATALOG_NAME).stat().st_size))
         file.write(chance.randbytes(chance.choice([1, 100, 10_000])))
 
 
 def _replace_by_garbage(folder: Path, chance: random.Random) -> None:
-    (folder / NAME).unlink()
-    (folder / NAME).write_bytes(chance.randbytes(5_000))
+    (folder / CATALOG_NAME).unlink()
+    (folder / CATALOG_NAME).write_bytes(chance.randbytes(5_000))
 
 
 def _replace_by_nothing(folder: Path, _: random.Random) -> None:
-    (folder / NAME).write_bytes(b"")
+    (folder / CATALOG_NAME).write_bytes(b"")
 
 
 def _replace_by_another_database(folder: Path, _: random.Random) -> None:
-    (folder / NAME).unlink()
-    other = sqlite3.connect(folder / NAME)
+    (folder / CATALOG_NAME).unlink()
+    other = sqlite3.connect(folder / CATALOG_NAME)
     other.execute("CREATE TABLE catalog_about (version TEXT)")
     other.close()
 
 
 def _put_a_journal_beside(folder: Path, chance: random.Random) -> None:
-    (folder / journal_name(NAME)).write_bytes(chance.randbytes(3_000))
+    (folder / journal_name(CATALOG_NAME)).write_bytes(chance.randbytes(3_000))
 
 
 def _mark_nonsense(folder: Path, chance: random.Random) -> None:
-    (folder / lock_name(NAME)).write_bytes(chance.randbytes(30))
+    (folder / lock_name(CATALOG_NAME)).write_bytes(chance.randbytes(30))
 
 
 HARM: list[Harm] = [
@@ -138,7 +138,7 @@ def test_file_truncated_or_flipped_anywhere_is_rebuilt(logs: Store) -> None:
 def test_change_that_sqlite_does_not_notice_is_detected(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-    file = _folder(logs) / NAME
+    file = _folder(logs) / CATALOG_NAME
     changed = file.read_bytes().replace(b"allmessages hello", b"allmessages hallo")
     assert changed != file.read_bytes()
     with file.open("r+b") as opened:
@@ -151,21 +151,21 @@ def test_older_copy_of_the_file_is_brought_up_to_date(logs: Store, tmp_path: Pat
     copy = tmp_path / "older"
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        shutil.copy2(_folder(logs) / NAME, copy)
+        shutil.copy2(_folder(logs) / CATALOG_NAME, copy)
         logs.add_message("cli:default", "user", "allmessages newer")
         logs.delete("telegram:1")
         _agree(logs, catalog)
-        shutil.copy2(copy, _folder(logs) / NAME)
+        shutil.copy2(copy, _folder(logs) / CATALOG_NAME)
         _agree(logs, catalog)
         logs.add_message("cli:default", "user", "allmessages newest")
-        copy.replace(_folder(logs) / NAME)
+        copy.replace(_folder(logs) / CATALOG_NAME)
         _agree(logs, catalog)
 
 
 def test_catalog_of_another_version_is_rebuilt(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        with catalog._active.database.write() as transaction:
+        with catalog._active.database.write_transaction() as transaction:
             transaction.execute("UPDATE catalog_about SET version = '0.0'")
             transaction.execute("UPDATE catalog_session SET title = 'wrong'")
     with open_catalog(logs) as catalog:
@@ -175,7 +175,7 @@ def test_catalog_of_another_version_is_rebuilt(logs: Store) -> None:
 def test_catalog_changed_by_another_program_is_rebuilt(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        other = sqlite3.connect(_folder(logs) / NAME)
+        other = sqlite3.connect(_folder(logs) / CATALOG_NAME)
         other.execute("UPDATE catalog_session SET title = 'wrong'")
         other.commit()
         other.close()
@@ -185,11 +185,11 @@ def test_catalog_changed_by_another_program_is_rebuilt(logs: Store) -> None:
 def test_the_large_page_cache_is_kept_only_during_a_write(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        database = FileDatabase(_folder(logs) / NAME)
+        database = FileDatabase(_folder(logs) / CATALOG_NAME)
         sizes = []
-        with database.write() as transaction:
+        with database.write_transaction() as transaction:
             sizes += list(transaction.execute("PRAGMA cache_size"))
-        with database.read() as transaction:
+        with database.read_transaction() as transaction:
             sizes += list(transaction.execute("PRAGMA cache_size"))
         writer = database._connections["rw"].connection
         sizes += writer.execute("PRAGMA cache_size").fetchall()
@@ -208,14 +208,17 @@ def _leave_a_journal(logs: Store) -> None:
     """What is left of a writer that was killed while it wrote."""
 
     def write() -> None:
-        with open_catalog(logs) as catalog, catalog._active.database.write() as transaction:
+        with (
+            open_catalog(logs) as catalog,
+            catalog._active.database.write_transaction() as transaction,
+        ):
             _write_much(transaction)
             os._exit(0)
 
     with open_catalog(logs) as catalog:
         catalog.refresh()
     _in_a_child(write)
-    assert (_folder(logs) / journal_name(NAME)).stat().st_size > 4096
+    assert (_folder(logs) / journal_name(CATALOG_NAME)).stat().st_size > 4096
 
 
 def test_unfinished_write_of_a_killed_process_is_rolled_back(logs: Store) -> None:
@@ -223,12 +226,12 @@ def test_unfinished_write_of_a_killed_process_is_rolled_back(logs: Store) -> Non
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
         assert catalog.problems == ()
-    assert not (_folder(logs) / journal_name(NAME)).exists()
+    assert not (_folder(logs) / journal_name(CATALOG_NAME)).exists()
 
 
 def test_journal_is_not_applied_to_the_next_database(logs: Store) -> None:
     _leave_a_journal(logs)
-    (_folder(logs) / NAME).unlink()
+    (_folder(logs) / CATALOG_NAME).unlink()
     for _ in range(2):
         with open_catalog(logs) as catalog:
             _agree(logs, catalog)
@@ -250,11 +253,11 @@ def test_reader_does_not_touch_the_journal_of_a_replaced_database(
         def taken_away(looking: FileDatabase) -> bool:
             found = untouched(looking)
             if looking is database and not taken:
-                taken.append(_folder(logs) / NAME)
+                taken.append(_folder(logs) / CATALOG_NAME)
                 taken[0].unlink()
                 other.refresh()
-                _write_much(writing.enter_context(other._active.database.write()))
-                assert (_folder(logs) / journal_name(NAME)).stat().st_size > 4096
+                _write_much(writing.enter_context(other._active.database.write_transaction()))
+                assert (_folder(logs) / journal_name(CATALOG_NAME)).stat().st_size > 4096
             return found
 
         monkeypatch.setattr(FileDatabase, "_is_unchanged", taken_away)
@@ -290,11 +293,11 @@ def test_p11_catalog_file_is_private(logs: Store) -> None:
             catalog.refresh()
     finally:
         os.umask(before)
-    for name in (NAME, lock_name(NAME)):
+    for name in (CATALOG_NAME, lock_name(CATALOG_NAME)):
         assert stat.S_IMODE((_folder(logs) / name).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("name", [NAME, lock_name(NAME)])
+@pytest.mark.parametrize("name", [CATALOG_NAME, lock_name(CATALOG_NAME)])
 def test_p11_symlinked_catalog_is_not_followed(logs: Store, tmp_path: Path, name: str) -> None:
     (_folder(logs) / name).symlink_to(tmp_path / "elsewhere")
     with open_catalog(logs) as catalog:
@@ -329,7 +332,7 @@ def test_keep_writes_the_catalog_of_a_read_only_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "w", read_only=True) as store:
         with open_catalog(store, keep=True) as catalog:
             _agree(store, catalog)
-        assert (_folder(store) / NAME).exists()
+        assert (_folder(store) / CATALOG_NAME).exists()
 
 
 def _in_a_child(work: Callable[[], None]) -> None:
@@ -397,7 +400,7 @@ def test_catalog_moves_to_memory_when_the_disk_becomes_full(logs: Store) -> None
     def look() -> None:
         with open_catalog(logs) as catalog:
             catalog.refresh()
-            size = (_folder(logs) / NAME).stat().st_size
+            size = (_folder(logs) / CATALOG_NAME).stat().st_size
             for number in range(50):
                 logs.add_message("cli:default", "user", f"allmessages {number} {'word ' * 400}")
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -533,7 +536,7 @@ def test_threads_may_share_a_catalog(store: Store, catalog: Catalog) -> None:
 def test_a_forked_child_may_use_the_catalog_of_its_parent(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        with catalog._active.database.write() as transaction:
+        with catalog._active.database.write_transaction() as transaction:
             transaction.execute("UPDATE catalog_session SET title = 'not yet'")
 
             def look() -> None:

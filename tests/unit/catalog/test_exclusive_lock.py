@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from stenolog.catalog import sqlite_connections
-from stenolog.catalog.sqlite_connections import ExclusiveLock, ExclusiveUse
+from stenolog.catalog import exclusive_lock
+from stenolog.catalog.exclusive_lock import ExclusiveLock, ExclusiveUse
 
 PATIENCE = 120
 
@@ -14,7 +14,7 @@ PATIENCE = 120
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no thread lose its place because the machine is busy."""
-    monkeypatch.setattr(sqlite_connections, "_STALE", 10 * PATIENCE)
+    monkeypatch.setattr(exclusive_lock, "_STALE_SECONDS", 10 * PATIENCE)
 
 
 def _wait_for_waiters(lock: ExclusiveLock, count: int) -> None:
@@ -25,16 +25,16 @@ def _wait_for_waiters(lock: ExclusiveLock, count: int) -> None:
 
 
 def test_returning_thread_does_not_overtake_waiting_ones() -> None:
-    lock, order = ExclusiveLock(), list[str]()
+    lock, order = ExclusiveLock("it"), list[str]()
 
     def use(name: str) -> None:
         use = ExclusiveUse()
-        lock.begin(use, timeout=PATIENCE, what="it")
+        lock.begin(use, timeout=PATIENCE)
         order.append(name)
         lock.end(use)
 
     first = ExclusiveUse()
-    lock.begin(first, timeout=0, what="it")
+    lock.begin(first, timeout=0)
     threads = [threading.Thread(target=use, args=[name]) for name in ("second", "third")]
     for count, thread in enumerate(threads, start=1):
         thread.start()
@@ -48,16 +48,16 @@ def test_returning_thread_does_not_overtake_waiting_ones() -> None:
 
 
 def test_end_of_a_use_wakes_the_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_connections, "_CHECK_INTERVAL", PATIENCE)
-    lock, first, second = ExclusiveLock(), ExclusiveUse(), threading.Event()
+    monkeypatch.setattr(exclusive_lock, "_CHECK_INTERVAL_SECONDS", PATIENCE)
+    lock, first, second = ExclusiveLock("it"), ExclusiveUse(), threading.Event()
 
     def use() -> None:
         use = ExclusiveUse()
-        lock.begin(use, timeout=PATIENCE, what="it")
+        lock.begin(use, timeout=PATIENCE)
         second.set()
         lock.end(use)
 
-    lock.begin(first, timeout=0, what="it")
+    lock.begin(first, timeout=0)
     thread = threading.Thread(target=use)
     thread.start()
     _wait_for_waiters(lock, 1)
@@ -69,16 +69,16 @@ def test_end_of_a_use_wakes_the_waiting_thread(monkeypatch: pytest.MonkeyPatch) 
 
 def test_thread_that_gives_up_does_not_block_the_next() -> None:
     lock, first, next_use, given_up = (
-        ExclusiveLock(),
+        ExclusiveLock("it"),
         ExclusiveUse(),
         ExclusiveUse(),
         list[ExclusiveUse](),
     )
-    lock.begin(first, timeout=0, what="it")
+    lock.begin(first, timeout=0)
 
     def ask() -> None:
         given_up.append(ExclusiveUse())
-        lock._take(given_up[0])
+        lock._try_begin(given_up[0])
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -88,5 +88,5 @@ def test_thread_that_gives_up_does_not_block_the_next() -> None:
     lock.end(given_up[0])
     lock.end(first)
 
-    lock.begin(next_use, timeout=0, what="it")
+    lock.begin(next_use, timeout=0)
     assert lock.is_current(next_use)

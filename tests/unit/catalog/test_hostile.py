@@ -10,7 +10,7 @@ import pytest
 
 from stenolog import InMemoryStore, JSONLStore, UsageError
 from stenolog.catalog import Catalog, open_catalog, searchable_text
-from stenolog.catalog.query import MAX_TERMS, parse
+from stenolog.catalog.query import MAX_TERMS, parse_query
 from stenolog.stores.base import Store
 
 
@@ -27,9 +27,9 @@ def test_ligature_is_shown_unchanged_in_a_snippet(sign: str) -> None:
 
 
 def test_repeated_word_is_searched_once() -> None:
-    assert len(parse("word " * 100_000).terms) == 1
-    assert len(parse('word -word "word" word*').terms) == 4
-    assert len(parse(" ".join(f"w{n}" for n in range(1_000))).terms) == MAX_TERMS
+    assert len(parse_query("word " * 100_000).terms) == 1
+    assert len(parse_query('word -word "word" word*').terms) == 4
+    assert len(parse_query(" ".join(f"w{n}" for n in range(1_000))).terms) == MAX_TERMS
 
 
 def test_implausible_numbers_are_rejected_or_find_nothing() -> None:

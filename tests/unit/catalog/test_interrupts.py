@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore
-from stenolog.catalog import Catalog, catalog_files, open_catalog, sqlite_connections
+from stenolog.catalog import Catalog, catalog_files, exclusive_lock, open_catalog
 from stenolog.catalog.catalog_database import CatalogBusy
 from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
-from stenolog.catalog.sqlite_connections import ExclusiveLock, ExclusiveUse
+from stenolog.catalog.exclusive_lock import ExclusiveLock, ExclusiveUse
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import leases
 from support.interrupts import Striking
 
-MODULES = (catalog_files, sqlite_connections, contextlib)
+MODULES = (catalog_files, exclusive_lock, contextlib)
 SECONDS = 120
 """For failures only."""
 
@@ -75,7 +75,7 @@ def test_p8_ctrl_c_anywhere_leaves_the_catalog_usable(
     number, places = 1, list[str]()
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         if kind == "memory":
-            catalog._use(MemoryDatabase())
+            catalog._use_database(MemoryDatabase())
         catalog.refresh()
         while (error := _struck(number, store, catalog)) is not None:
             where = str(error)
@@ -131,27 +131,27 @@ def test_p8_waiting_thread_gives_up_after_its_timeout(tmp_path: Path) -> None:
         catalog.refresh()
         database = catalog._active.database
         _be_patient(catalog, 0.1)
-        with database.read():
-            [error] = _in_thread(lambda: database.read().__enter__())
+        with database.read_transaction():
+            [error] = _in_thread(lambda: database.read_transaction().__enter__())
             assert isinstance(error, CatalogBusy)
         assert _in_thread(catalog.list) == []
 
 
 def test_unreferenced_use_counts_as_ended() -> None:
-    turns, first, second = ExclusiveLock(), ExclusiveUse(), ExclusiveUse()
+    turns, first, second = ExclusiveLock("it"), ExclusiveUse(), ExclusiveUse()
     second.thread = first.thread + 1
-    turns.begin(first, timeout=0, what="it")
+    turns.begin(first, timeout=0)
     with pytest.raises(CatalogBusy):
-        turns.begin(second, timeout=0, what="it")
+        turns.begin(second, timeout=0)
     del first
-    turns.begin(second, timeout=0, what="it")
+    turns.begin(second, timeout=0)
     assert turns.is_current(second)
 
 
 def test_use_taken_over_by_another_thread_does_not_clean_up() -> None:
-    turns, first, second = ExclusiveLock(), ExclusiveUse(), ExclusiveUse()
-    turns.begin(first, timeout=0, what="it")
-    turns.begin(second, timeout=0, what="it")
+    turns, first, second = ExclusiveLock("it"), ExclusiveUse(), ExclusiveUse()
+    turns.begin(first, timeout=0)
+    turns.begin(second, timeout=0)
     assert not turns.is_current(first)
     assert turns.is_current(second)
 
@@ -159,7 +159,7 @@ def test_use_taken_over_by_another_thread_does_not_clean_up() -> None:
 def test_p8_concurrent_forks_leave_the_catalog_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_files, "_FORK_TIMEOUT", 0.05)
+    monkeypatch.setattr(catalog_files, "_FORK_TIMEOUT_SECONDS", 0.05)
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         store.add_message("k", "user", "hello")
         catalog.refresh()

@@ -47,11 +47,11 @@ def test_session_belongs_to_the_one_sender_of_all_its_user_messages(
     senders: list[str | None], sender: str
 ) -> None:
     messages = _said(*senders)
-    assert Ownership().after(messages).sender == sender
+    assert Ownership().with_messages(messages).sender == sender
     step_by_step = Ownership()
     for message in messages:
-        step_by_step = step_by_step.after([message])
-    assert step_by_step == Ownership().after(messages)
+        step_by_step = step_by_step.with_messages([message])
+    assert step_by_step == Ownership().with_messages(messages)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_session_belongs_to_the_one_sender_of_all_its_user_messages(
 )
 def test_malformed_mark_has_no_sender(mark: Any) -> None:
     body = {"role": "user", "content": "x", "stenolog": mark}
-    assert Ownership().after([_message(1, body)]).sender == ""
+    assert Ownership().with_messages([_message(1, body)]).sender == ""
 
 
 def test_mark_in_an_answer_or_content_part_has_no_sender() -> None:
     mark = {"received": {"sender": ANN}}
     answer = {"role": "assistant", "content": "x", "stenolog": mark}
     nested = {"role": "user", "content": [{"type": "text", "text": "x", "stenolog": mark}]}
-    assert Ownership().after([_message(1, answer)]).sender == ""
-    assert Ownership().after([_message(1, nested)]).sender == ""
+    assert Ownership().with_messages([_message(1, answer)]).sender == ""
+    assert Ownership().with_messages([_message(1, nested)]).sender == ""

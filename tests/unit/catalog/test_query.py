@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.catalog.catalog_database import schema
-from stenolog.catalog.query import expression, parse
+from stenolog.catalog.catalog_database import load_schema
+from stenolog.catalog.query import match_expression, parse_query
 from stenolog.testing.strategies import texts
 
 
@@ -36,24 +36,24 @@ from stenolog.testing.strategies import texts
     ],
 )
 def test_query_is_translated_to(typed: str, asked: str) -> None:
-    assert expression(parse(typed)) == asked
+    assert match_expression(parse_query(typed)) == asked
 
 
 @pytest.mark.parametrize("typed", ["", "   ", '"', '""', "*", "-", "-x", '-"x y"', "()&|", "\x00"])
 def test_query_without_words_is_empty(typed: str) -> None:
-    assert parse(typed).is_empty
+    assert parse_query(typed).is_empty
 
 
 def test_marks_limit_a_query_to_a_role_and_to_sessions() -> None:
-    asked = expression(parse("a -b"), role="user", sessions=[3, 4])
+    asked = match_expression(parse_query("a -b"), role="user", sessions=[3, 4])
     assert asked == '("a" AND "=r75736572" AND ("=s3" OR "=s4")) NOT ("b")'
-    assert len(expression(parse("a"), role="x" * 1000)) < 100
+    assert len(match_expression(parse_query("a"), role="x" * 1000)) < 100
 
 
 @pytest.fixture(scope="module")
 def index() -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        for statement in schema()[:-1]:
+        for statement in load_schema()[:-1]:
             connection.execute(statement)
         yield connection
 
@@ -71,7 +71,7 @@ SIGNS = st.text("ab\"*-+^:(){}[]\\ 'NEARO東,\x00\n", max_size=30)
 def test_every_text_is_a_valid_query(
     index: sqlite3.Connection, typed: str, role: str | None
 ) -> None:
-    parsed = parse(typed)
+    parsed = parse_query(typed)
     if not parsed.is_empty:
-        asked = expression(parsed, role=role, sessions=[1])
+        asked = match_expression(parsed, role=role, sessions=[1])
         assert index.execute("SELECT 1 FROM catalog_words WHERE catalog_words MATCH ?", [asked])

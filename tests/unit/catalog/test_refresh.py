@@ -325,13 +325,13 @@ def test_concurrent_refreshes_of_a_session_do_not_duplicate_messages(
 def _slow(catalog: Catalog) -> Indexer:
     """A refresher that has looked at the rows, and takes its time."""
     current = catalog._active
-    known = current.refresher._read_known()
+    known = current._read_known()
     return Indexer(
         catalog._store,
         current.database,
         StampRules(),
         catalog_id=known.catalog_id,
-        known=known.stamps,
+        known_stamps=known.stamps,
     )
 
 
@@ -343,7 +343,7 @@ def test_refresh_overtaken_by_an_older_one_repeats_its_read(
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
         slow = _slow(catalog)
-        slow._index("cli:default", store.stamps()["cli:default"])
+        slow._index_session("cli:default", store.stamps()["cli:default"])
         store.add_message("cli:default", "user", "fourth")
         _after_each_look(catalog, slow._writer.flush, monkeypatch)
         assert catalog.list(prefix="cli:").entries[0].count == 4
@@ -358,8 +358,8 @@ def test_slow_refresh_does_not_remove_a_restored_session(tmp_path: Path) -> None
         gone = slow._known.keys() - store.stamps().keys()
         store.restore("telegram:1")
         catalog.refresh()
-        slow.remove(gone)
-        assert "telegram:1" in catalog._active.refresher._read_known().stamps
+        slow.remove_sessions(gone)
+        assert "telegram:1" in catalog._active._read_known().stamps
 
 
 def test_slow_refresh_does_not_replace_newer_rows(
@@ -372,10 +372,10 @@ def test_slow_refresh_does_not_replace_newer_rows(
         slow, stamp = _slow(catalog), store.stamps()["cli:default"]
         store.add_message("cli:default", "user", "fourth")
         catalog.refresh()
-        before = catalog._active.refresher._read_known()
+        before = catalog._active._read_known()
         slow.index({"cli:default": stamp}, lambda _done, _total: None)
-        assert slow.missed
-        assert catalog._active.refresher._read_known() == before
+        assert slow.missed_keys
+        assert catalog._active._read_known() == before
 
 
 def test_steps_for_a_discarded_catalog_are_not_applied_to_the_next(
@@ -386,13 +386,13 @@ def test_steps_for_a_discarded_catalog_are_not_applied_to_the_next(
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
         slow = _slow(catalog)
-        slow._index("cli:default", store.stamps()["cli:default"])
+        slow._index_session("cli:default", store.stamps()["cli:default"])
         # The next one gets to the same version, by another way.
         (tmp_path / "sessions" / "catalog.db").unlink()
         store.hide("cli:default", 3, 3)
         catalog.refresh()
         slow._writer.flush()
-        assert slow.missed
+        assert slow.missed_keys
         _agree(store, catalog)
 
 
@@ -460,7 +460,7 @@ def test_catalog_emptied_before_a_read_is_filled_again(store: Store, catalog: Ca
     fill_three_sessions(store)
     catalog.refresh()
     database = catalog._active.database
-    read, looks = database.read, 0
+    read, looks = database.read_transaction, 0
 
     def purge_before_the_look() -> AbstractContextManager[Transaction]:
         nonlocal looks
@@ -469,10 +469,10 @@ def test_catalog_emptied_before_a_read_is_filled_again(store: Store, catalog: Ca
             store.purge("telegram:1")
         return read()
 
-    database.read = purge_before_the_look  # type: ignore[method-assign]
+    database.read_transaction = purge_before_the_look  # type: ignore[method-assign]
     assert [entry.key for entry in catalog.list().entries][:2] == ["cli:default", "telegram:2"]
     assert looks >= 2
-    database.read = read  # type: ignore[method-assign]
+    database.read_transaction = read  # type: ignore[method-assign]
     _agree(store, catalog)
 
 

@@ -8,7 +8,7 @@ import pytest
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Entry, SessionFilter, Sort
 from stenolog.errors import UsageError
-from stenolog.sessions.usage import Totals, cost_of, prices
+from stenolog.sessions.usage import Totals, cost_of, load_prices
 from stenolog.stores.base import Store
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ def _keys(catalog: Catalog, **how: Any) -> list[str]:
 
 
 def _stats_cost(store: Store, *keys: str) -> float:
-    totals = Totals(price=prices())
+    totals = Totals(price=load_prices())
     for key in keys:
         totals.add(store.info(key), store.get_history(key, full=True))
     return cost_of(totals.models).total
@@ -85,6 +85,23 @@ def test_copied_answers_of_a_fork_count_for_its_source_only(store: Store, catalo
     assert source.cost + fork.cost == pytest.approx(_stats_cost(store, "a", "b"), abs=1e-8)
 
 
+def test_records_of_other_programs_are_not_counted_as_tokens(
+    store: Store, catalog: Catalog
+) -> None:
+    body = {"role": "user", "content": "a question"}
+    record = {"uuid": "1", "text": "words of the record " * 50}
+    store.add_messages("plain", [body])
+    store.add_messages("imported", [{**body, "claude_code": record}])
+    tokens = {entry.key: entry.tokens for entry in catalog.list().entries}
+    assert tokens["imported"] == tokens["plain"]
+    estimates = []
+    for key in ("plain", "imported"):
+        totals = Totals()
+        totals.add(store.info(key), store.get_history(key))
+        estimates.append(totals.total.estimated)
+    assert estimates[0] == estimates[1]
+
+
 def test_failed_tool_calls_are_counted(store: Store, catalog: Catalog) -> None:
     store.add_messages("ok", [{"role": "tool", "content": "fine", "tool_call_id": "1"}])
     failed = {"role": "tool", "content": "no", "tool_call_id": "1", "stenolog": {"failed": True}}
@@ -93,6 +110,11 @@ def test_failed_tool_calls_are_counted(store: Store, catalog: Catalog) -> None:
     assert (_entry(catalog, "ok").failed, _entry(catalog, "bad").failed) == (0, 3)
     assert _keys(catalog, failed=True) == ["bad"]
     assert _keys(catalog, failed=False) == ["ok"]
+    # A fork copies the results. It has only the failures after them.
+    store.fork("bad", "fork")
+    assert _entry(catalog, "fork").failed == 0
+    store.add_messages("fork", [failed])
+    assert (_entry(catalog, "bad").failed, _entry(catalog, "fork").failed) == (3, 1)
 
 
 def test_tags_and_titles_do_not_change_the_time_of_the_last_message(
@@ -258,10 +280,10 @@ def test_answers_without_a_price_are_priced_again_by_a_newer_price_list(
     store.add_messages("k", [_answer(), _answer("no-such-model")])
     store.add_messages("all", [_answer()])
     monkeypatch.setattr("stenolog.catalog.index.price_list_version", lambda: 0)
-    monkeypatch.setattr("stenolog.catalog.answer_prices.prices", lambda: None)
+    monkeypatch.setattr("stenolog.catalog.answer_prices.load_prices", lambda: None)
     with open_catalog(store) as before:
         assert _entry(before, "k").cost is None
-    monkeypatch.setattr("stenolog.catalog.answer_prices.prices", prices)
+    monkeypatch.setattr("stenolog.catalog.answer_prices.load_prices", load_prices)
     monkeypatch.setattr("stenolog.catalog.index.price_list_version", lambda: 7)
     with open_catalog(store) as after:
         assert _entry(after, "k").cost == pytest.approx(_stats_cost(store, "k"), abs=1e-8)

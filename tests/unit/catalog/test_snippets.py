@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.catalog import message_search
-from stenolog.catalog.message_search import WIDTH, make_snippet
-from stenolog.catalog.query import parse
+from stenolog.catalog.message_search import SNIPPET_WIDTH, make_snippet
+from stenolog.catalog.query import parse_query
 from stenolog.testing.strategies import texts
 
 
 def _shown(text: str, query: str) -> str:
-    found = make_snippet(text, parse(query))
+    found = make_snippet(text, parse_query(query))
     shown, at = "", 0
     for start, end in found.marks:
         shown += f"{found.text[at:start]}[{found.text[start:end]}]"
@@ -45,7 +45,7 @@ def test_long_text_is_cut_at_spaces_around_the_words() -> None:
     assert shown.startswith("…")
     assert shown.endswith("…")
     assert "the [needle] is here" in shown
-    assert len(shown) <= WIDTH + 4
+    assert len(shown) <= SNIPPET_WIDTH + 4
     assert shown.strip("…").split()[0] in ("far", "away")
 
 
@@ -57,14 +57,14 @@ def test_snippet_shows_the_part_with_most_different_words() -> None:
 def test_number_of_positions_is_limited() -> None:
     for text in ("東京" * 30_000, "one " * 30_000, "東京 " * 30_000):
         assert (
-            len(message_search._find_positions(text, parse("東京 one")))
+            len(message_search._find_positions(text, parse_query("東京 one")))
             == message_search._MAX_POSITIONS
         )
 
 
 @given(st.one_of(texts(), st.text(max_size=600)), st.one_of(texts(), st.text(max_size=20)))
 def test_marks_lie_within_the_snippet_in_order(text: str, query: str) -> None:
-    found = make_snippet(text, parse(query))
+    found = make_snippet(text, parse_query(query))
     places = [place for mark in found.marks for place in mark]
     assert places == sorted(set(places))
     assert all(0 <= place <= len(found.text) for place in places)

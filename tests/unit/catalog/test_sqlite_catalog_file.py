@@ -70,7 +70,7 @@ def test_outdated_or_damaged_file_is_rebuilt(where: str, harm: str) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
-        with catalog._active.database.write() as transaction:
+        with catalog._active.database.write_transaction() as transaction:
             # Allows to change the tables of which a virtual table consists.
             transaction.execute("PRAGMA writable_schema = ON")
             try:
@@ -112,8 +112,8 @@ def test_expired_lease_is_not_shown_as_running(where: str) -> None:
 
 
 def test_lease_of_an_ended_process_is_not_shown_as_running(where: str) -> None:
-    if processes.current() is None:
-        pytest.skip("NOT RUN: nothing can be told of processes here")
+    if processes.current_process() is None:
+        pytest.skip("NOT RUN: the start times of processes are unknown here")
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         (heard, says), (reads, ends) = os.pipe(), os.pipe()
@@ -141,7 +141,7 @@ def test_lease_from_the_future_is_running_while_its_holder_runs(
         assert isinstance(store, SQLiteStore)
         fill_three_sessions(store)
         lease = store.lease("cli:default", ttl=600)
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("UPDATE lease SET since = '2999-01-01T00:00:00.000000Z'")
         assert [one.key for one in catalog.list(state="running").entries] == ["cli:default"]
         with pytest.raises(StoreBusy):

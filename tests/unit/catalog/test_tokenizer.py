@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.query import expression, parse
-from stenolog.catalog.tokenizer import MAX_TOKEN_LENGTH, lines
+from stenolog.catalog.query import match_expression, parse_query
+from stenolog.catalog.tokenizer import MAX_TOKEN_LENGTH, index_lines
 from stenolog.testing.strategies import texts
 
 NAMES = st.from_regex(r"[A-Za-z0-9_./-]{1,30}", fullmatch=True)
@@ -46,21 +46,21 @@ SOME = st.one_of(texts(), NAMES, UNSPACED, st.text(max_size=40))
     ],
 )
 def test_text_is_split_into_tokens(text: str, parts: str, more: str) -> None:
-    found = lines(text)
-    assert (found.parts, found.more) == (parts, more)
+    found = index_lines(text)
+    assert (found.parts, found.extra) == (parts, more)
 
 
 @given(SOME)
 @example("a:_:bB")
 def test_fts5_leaves_tokens_unchanged(text: str) -> None:
-    found = lines(text)
+    found = index_lines(text)
     index = sqlite3.connect(":memory:")
     try:
         index.execute(
             "CREATE VIRTUAL TABLE w USING fts5(t, content='', tokenize=\"ascii tokenchars '='\")"
         )
         index.execute("CREATE VIRTUAL TABLE v USING fts5vocab(w, instance)")
-        for line in (found.parts, found.more):
+        for line in (found.parts, found.extra):
             index.execute("INSERT INTO w (w) VALUES ('delete-all')")
             index.execute("INSERT INTO w (rowid, t) VALUES (1, ?)", (line,))
             taken = index.execute("SELECT term FROM v ORDER BY offset").fetchall()
@@ -71,17 +71,17 @@ def test_fts5_leaves_tokens_unchanged(text: str) -> None:
 
 @given(SOME)
 def test_tokens_are_short_and_lower_case_without_index_marks(text: str) -> None:
-    for token in f"{lines(text).parts} {lines(text).more}".split():
+    for token in f"{index_lines(text).parts} {index_lines(text).extra}".split():
         assert len(token) <= MAX_TOKEN_LENGTH
         assert not set(token) & set(string.ascii_uppercase + string.punctuation)
 
 
 def _finds(query: str, text: str) -> bool:
     """Whether an index of this text alone finds it."""
-    parsed = parse(query)
+    parsed = parse_query(query)
     if parsed.is_empty:
         return False
-    found = lines(text)
+    found = index_lines(text)
     index = sqlite3.connect(":memory:")
     try:
         index.execute(
@@ -89,9 +89,9 @@ def _finds(query: str, text: str) -> bool:
             "(parts, more, marks, content='', tokenize=\"ascii tokenchars '='\")"
         )
         index.execute(
-            "INSERT INTO w (rowid, parts, more) VALUES (1, ?, ?)", [found.parts, found.more]
+            "INSERT INTO w (rowid, parts, more) VALUES (1, ?, ?)", [found.parts, found.extra]
         )
-        asked = [expression(parsed)]
+        asked = [match_expression(parsed)]
         return bool(index.execute("SELECT 1 FROM w WHERE w MATCH ?", asked).fetchall())
     finally:
         index.close()
@@ -120,7 +120,7 @@ def test_every_part_of_a_text_without_spaces_is_found(text: str, data: st.DataOb
 
 @given(SOME, SOME)
 def test_text_as_query_finds_itself(text: str, other: str) -> None:
-    word = " ".join(w for w in text.replace('"', " ").split() if lines(w).parts)
+    word = " ".join(w for w in text.replace('"', " ").split() if index_lines(w).parts)
     assert _finds(f'"{word}"', f"{other} {word} {other}") == bool(word)
 
 
@@ -133,6 +133,6 @@ def test_separate_words_do_not_match_a_phrase() -> None:
 @given(SOME)
 def test_word_positions_match_the_text(text: str) -> None:
     found = [text[start:end] for start, end, _ in tokenizer.word_positions(text)]
-    assert " ".join(word.line for word in tokenizer.words(" ".join(found))) == " ".join(
+    assert " ".join(word.line for word in tokenizer.split_words(" ".join(found))) == " ".join(
         word.line for _, _, word in tokenizer.word_positions(text)
     )

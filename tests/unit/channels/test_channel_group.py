@@ -1,4 +1,4 @@
-"""The channels of some settings: only what is configured is opened, and all of it is closed."""
+"""Tests that only configured channels are opened, and that all of them are closed."""
 
 import asyncio
 from pathlib import Path

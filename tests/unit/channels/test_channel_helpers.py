@@ -1,22 +1,23 @@
-"""Allow-list, signatures, update offsets, chat moves, delivery marks and texts for users."""
+"""Tests the allow-list, signatures, update offsets, chat moves, delivery marks and user texts."""
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.agent.scheduler import CLOSING
+from stenolog.agent.scheduler import CLOSING_TEXT
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import AllowList, IncomingMessage, is_local
 from stenolog.channels.delivery import MAX_OWED, DeliveryMark, owed_mark, read_mark
 from stenolog.channels.inbox import ChatMove, read_move, session_of, text_for_user
 from stenolog.channels.telegram import Offsets
-from stenolog.channels.webhook import MAX_SIGNATURE_AGE, is_signed, signature
+from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, is_signed, signature
 
 SECRET = "a secret of both sides"
 BODY = b'{"text":"hello"}'
 
 
-# --- the allow-list ------------------------------------------------------------------------------
+# --- allow-list ----------------------------------------------------------------------------------
 
 
 @given(st.text(), st.text())
@@ -53,9 +54,9 @@ def test_rejected_sender_is_logged_once_with_its_id(caplog: pytest.LogCaptureFix
 def test_signature_is_valid_for_its_secret_body_and_time() -> None:
     header = signature(SECRET, BODY, at=1_000)
     assert is_signed(SECRET, BODY, header, now=1_000)
-    assert is_signed(SECRET, BODY, header, now=1_000 + MAX_SIGNATURE_AGE)
-    assert not is_signed(SECRET, BODY, header, now=1_001 + MAX_SIGNATURE_AGE)
-    assert not is_signed(SECRET, BODY, header, now=999 - MAX_SIGNATURE_AGE)
+    assert is_signed(SECRET, BODY, header, now=1_000 + MAX_SIGNATURE_AGE_SECONDS)
+    assert not is_signed(SECRET, BODY, header, now=1_001 + MAX_SIGNATURE_AGE_SECONDS)
+    assert not is_signed(SECRET, BODY, header, now=999 - MAX_SIGNATURE_AGE_SECONDS)
     assert not is_signed(SECRET, BODY + b" ", header, now=1_000)
     assert not is_signed("another secret", BODY, header, now=1_000)
 
@@ -81,43 +82,43 @@ def test_next_offset_never_passes_an_update_that_is_not_durable(
     offsets = Offsets()
     open_ones: set[int] = set()
     for number, durable in steps:
-        everything = range(max(offsets.next or 1, 1), 31)  # what the server gives
-        open_ones.update(offsets.add([one for one in everything if one <= number]))
+        everything = range(max(offsets.next or 1, 1), 31)  # the updates that the server returns
+        open_ones.update(offsets.add_updates([one for one in everything if one <= number]))
         if number in open_ones:
-            offsets.settled(number, durable=durable)
+            offsets.settle_update(number, durable=durable)
             open_ones -= {number} if durable else set()
         assert all(one >= (offsets.next or 0) for one in open_ones)
 
 
 def test_update_is_accepted_once_and_again_if_it_was_not_stored() -> None:
     offsets = Offsets()
-    assert offsets.add([5, 6]) == [5, 6]
-    assert offsets.add([5, 6, 7]) == [7]
-    offsets.settled(6, durable=True)
+    assert offsets.add_updates([5, 6]) == [5, 6]
+    assert offsets.add_updates([5, 6, 7]) == [7]
+    offsets.settle_update(6, durable=True)
     assert offsets.next == 5
-    offsets.settled(5, durable=False)
+    offsets.settle_update(5, durable=False)
     assert offsets.next == 5
-    assert offsets.add([5, 6, 7]) == [5]
-    offsets.settled(5, durable=True)
+    assert offsets.add_updates([5, 6, 7]) == [5]
+    offsets.settle_update(5, durable=True)
     assert offsets.next == 7
 
 
 def test_offset_skips_updates_that_the_app_no_longer_has() -> None:
     offsets = Offsets()
-    offsets.add([5])
-    offsets.settled(5, durable=False)
-    assert offsets.add([9]) == [9]
-    offsets.settled(9, durable=True)
+    offsets.add_updates([5])
+    offsets.settle_update(5, durable=False)
+    assert offsets.add_updates([9]) == [9]
+    offsets.settle_update(9, durable=True)
     assert offsets.next == 10
 
 
 def test_updates_accepted_by_an_earlier_process_are_only_confirmed() -> None:
     offsets = Offsets(known_below=7)
-    assert offsets.add([5, 6, 7]) == [7]
+    assert offsets.add_updates([5, 6, 7]) == [7]
     assert offsets.next == 7
 
 
-# --- going on ------------------------------------------------------------------------------------
+# --- chat moves ----------------------------------------------------------------------------------
 
 
 def _arrival(number: int, chat: str | None = None) -> IncomingMessage:
@@ -129,7 +130,7 @@ def test_messages_before_a_move_stay_in_the_earlier_session() -> None:
     assert session_of("t:1", None, _arrival(3)) == "t:1"
     assert session_of("t:1", last_move, _arrival(8)) == "t:new:1"
     assert session_of("t:1", last_move, _arrival(6)) == "t:1"
-    assert session_of("t:1", last_move, _arrival(7)) is None  # the command itself, once more
+    assert session_of("t:1", last_move, _arrival(7)) is None  # the command itself, delivered again
     assert session_of("t:1", last_move, _arrival(6, chat="-5")) == "t:new:1"
     assert session_of("t:1", last_move, _arrival(0)) == "t:new:1"
 
@@ -142,7 +143,7 @@ def test_each_message_belongs_to_the_session_at_its_time() -> None:
     assert found == there
 
 
-# --- words and marks -----------------------------------------------------------------------------
+# --- texts and marks -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("owed", [None, "x", [3, "x", True, 1], {"a": 1}])
@@ -150,7 +151,7 @@ def test_a_damaged_list_of_owed_answers_does_not_lose_the_mark(owed: object) -> 
     fields = {"seq": 4, "mark": "sent", "origin": {"chat": "1"}, "owed": owed}
     mark = read_mark({"delivery": fields})
     assert mark is not None
-    assert (mark.seq, mark.owed) == (4, (1, 3) if isinstance(owed, list) else ())
+    assert (mark.seq, mark.owed) == (4, [1, 3] if isinstance(owed, list) else [])
 
 
 @pytest.mark.parametrize("damage", [{"chat": 7}, {"number": "x"}, {"earlier": [1]}])
@@ -162,8 +163,8 @@ def test_a_damaged_move_still_names_the_session_that_a_chat_continues_in(damage:
 
 def test_delivery_mark_is_read_back_and_invalid_marks_are_ignored() -> None:
     mark = DeliveryMark(seq=4, state="sending", origin={"channel": "telegram", "chat": 1})
-    assert read_mark({"delivery": mark.fields()}) == mark
-    assert read_mark({"delivery": owed_mark(mark, 4).fields()}) == owed_mark(mark, 4)
+    assert read_mark({"delivery": msgspec.to_builtins(mark)}) == mark
+    assert read_mark({"delivery": msgspec.to_builtins(owed_mark(mark, 4))}) == owed_mark(mark, 4)
     for told in (None, 4, {}, {"seq": "4"}, {"seq": 4, "mark": "lost", "origin": {}}):
         assert read_mark({"delivery": told}) is None
 
@@ -172,7 +173,7 @@ def test_number_of_owed_answers_is_limited_to_the_newest() -> None:
     mark = DeliveryMark(seq=99, state="sending", origin={})
     for seq in range(MAX_OWED + 5):
         mark = owed_mark(mark, seq)
-    assert mark.owed == tuple(range(5, MAX_OWED + 5))
+    assert mark.owed == list(range(5, MAX_OWED + 5))
 
 
 def test_only_local_addresses_bypass_the_proxy() -> None:
@@ -184,7 +185,7 @@ def test_only_local_addresses_bypass_the_proxy() -> None:
 
 
 def test_turn_taken_over_by_another_process_has_no_text_for_the_user() -> None:
-    assert text_for_user(Answer(key="k", text=CLOSING, outcome="failed")) == ""
+    assert text_for_user(Answer(key="k", text=CLOSING_TEXT, outcome="failed")) == ""
     taken_over = "Another process has taken over this turn."
     assert text_for_user(Answer(key="k", text=taken_over, outcome="failed")) == ""
     told = text_for_user(Answer(key="k", text="at 10.0.0.7: no", outcome="failed"))

@@ -1,4 +1,4 @@
-"""In a fork nothing that was copied from its source is resumed, delivered or matched again."""
+"""Tests that nothing copied from the source of a fork is resumed, delivered or matched again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stenolog.agent.instance import AgentInstance, AgentRegistry
@@ -16,7 +17,7 @@ from stenolog.catalog.message_metadata import mark_model, mark_received, origin_
 from stenolog.channels import delivery
 from stenolog.channels.channel import Destination, IncomingMessage, NotSent
 from stenolog.channels.claims import Claims
-from stenolog.channels.delivery import FIELD, Delivery, DeliveryMark
+from stenolog.channels.delivery import MARK_FIELD, Delivery, DeliveryMark
 from stenolog.channels.inbox import Inbox
 from stenolog.gateway.chat_turns import ChatTurnRequest, answer_chat
 from stenolog.stores.base import Store
@@ -31,7 +32,7 @@ every_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 
 
 class _App:
-    """A chat app that keeps what it is sent, or cannot be reached."""
+    """A chat app that records what it is sent, or is unreachable."""
 
     name, limit = "telegram", 4096
 
@@ -40,20 +41,20 @@ class _App:
         self._reachable = reachable
 
     async def run(self, receiver: object) -> None:
-        """Messages are handed over by the test."""
+        """Do nothing: the test passes messages directly."""
 
     async def send(self, origin: Destination, text: str) -> None:
-        """Keep what is sent."""
+        """Record the text."""
         if not self._reachable:
             raise NotSent("not reachable")
         assert origin == ORIGIN
         self.sent.append(text)
 
-    async def typing(self, origin: Destination) -> None:
-        """Nobody looks."""
+    async def show_typing(self, origin: Destination) -> None:
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def _echo(messages: Any, tools: Any) -> str:
@@ -62,7 +63,7 @@ def _echo(messages: Any, tools: Any) -> str:
 
 
 class _Process:
-    """An agent and the way out of one chat app, until it is closed."""
+    """An agent with the delivery of one chat app, until it is closed."""
 
     def __init__(self, loop: AgentLoop, app: _App, delivery: Delivery) -> None:
         self.loop, self.app, self.delivery = loop, app, delivery
@@ -77,7 +78,7 @@ class _Process:
         return store
 
     async def say(self, text: str, *, number: int = 0) -> Answer:
-        """Hand a message over, as the app does, and wait until its answer was sent."""
+        """Pass a message on as the app does, and wait until its answer was sent."""
         self._number = number or self._number + 1
         name = f"u{self._number}"
         arrival = IncomingMessage(
@@ -136,7 +137,7 @@ def test_fork_that_an_older_version_made_delivers_its_answers(store: str, tmp_pa
                 await process.say(f"question {number}")
             process.store.fork(KEY, FORK, at=2)
             copied = DeliveryMark(seq=10, state="sent", origin=ORIGIN)
-            process.store.set_meta(FORK, **{FIELD: copied.fields()})
+            process.store.set_meta(FORK, **{MARK_FIELD: msgspec.to_builtins(copied)})
             await process.say(f"/resume {FORK}")
             process.app.sent.clear()
             await process.say("question 6")
@@ -162,7 +163,7 @@ def test_owed_answer_is_sent_by_the_source_and_not_by_its_forks(
             await process.delivery.recover()
             assert process.app.sent == ["answer to: question 2"]
             for key in (FORK, "research"):
-                assert FIELD not in process.store.info(key).meta
+                assert MARK_FIELD not in process.store.info(key).meta
 
     asyncio.run(main())
 
@@ -235,7 +236,7 @@ def test_request_of_the_source_is_not_matched_in_its_fork(store: str, tmp_path: 
         async with _process(store, tmp_path) as process:
 
             async def ask(key: str, *talk: dict[str, Any], once: str, again: bool = False) -> str:
-                wanted = ChatTurnRequest(key=key, talk=talk, once=once, asked_again=again)
+                wanted = ChatTurnRequest(key=key, messages=talk, once=once, is_retry=again)
                 return (await answer_chat(process.loop, wanted, ignore_event)).text
 
             history = (user("a"), {"role": "assistant", "content": "b"}, user("c"))

@@ -1,4 +1,4 @@
-"""Messages get numbers, and commands are obeyed once: by however many, and after failures."""
+"""Tests that messages get numbers and commands run once, despite failures and races."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.channels.channel import IncomingMessage
-from stenolog.channels.claims import Claims
+from stenolog.channels.claims import Claims, register_name
 from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.errors import NotStored
 from stenolog.stores.open_store import open_store
@@ -33,9 +33,9 @@ def test_command_received_by_two_processes_runs_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         several = [_claims(tmp_path) for _ in range(2)]
         async with agent_loop("jsonl", tmp_path, []) as loop:
-            instance = loop.registry.agent()
+            place = register_name(loop.registry.agent().id, OWN)
             command = IncomingMessage(sender="alice", text="/new", id="1", number=1)
-            begun = [MessageRegister(claims).begin(instance, OWN, command) for claims in several]
+            begun = [MessageRegister(claims).begin_command(place, command) for claims in several]
             assert sorted(await asyncio.gather(*begun)) == [False, True]
         for claims in several:
             await claims.close()

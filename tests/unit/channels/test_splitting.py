@@ -1,10 +1,10 @@
-"""Long answers as messages: nothing lost, nothing blank, nothing too long."""
+"""Tests splitting long answers into messages: nothing lost, blank or too long."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.channels.splitting import MIN_LIMIT, pieces, split, units
+from stenolog.channels.splitting import MIN_LIMIT, split_pieces, split_text, utf16_len
 from stenolog.errors import UsageError
 
 LIMITS = st.integers(MIN_LIMIT, 200)
@@ -20,25 +20,25 @@ TEXTS = st.lists(
 
 
 def _words(text: str) -> str:
-    """What is left without white space and the marks of code."""
+    """Return the text without white space and code marks."""
     return "".join(text.split()).replace("`", "")
 
 
 @given(TEXTS, LIMITS)
 def test_no_message_is_blank_or_longer_than_the_limit(text: str, limit: int) -> None:
-    for message in split(text, limit):
+    for message in split_text(text, limit):
         assert message.strip()
-        assert units(message) <= limit
+        assert utf16_len(message) <= limit
 
 
 @given(TEXTS, LIMITS)
 def test_split_neither_loses_nor_duplicates_text(text: str, limit: int) -> None:
-    assert _words("".join(piece.body for piece in pieces(text, limit))) == _words(text)
+    assert _words("".join(piece.body for piece in split_pieces(text, limit))) == _words(text)
 
 
 @given(TEXTS, LIMITS)
 def test_only_blank_text_gives_no_message(text: str, limit: int) -> None:
-    assert bool(split(text, limit)) == bool(_words(text)) or "`" in text
+    assert bool(split_text(text, limit)) == bool(_words(text)) or "`" in text
 
 
 @given(
@@ -55,32 +55,32 @@ def test_every_message_has_complete_code_blocks(
         "```py\n" + "\n".join(lines) + "\n```" if code else "\n".join(lines)
         for code, lines in blocks
     )
-    for message in split(text, limit):
+    for message in split_text(text, limit):
         assert message.count("```") % 2 == 0
 
 
 def test_short_answer_is_not_split() -> None:
-    assert split("One.\n\n  Two.", 4096) == ["One.\n\n  Two."]
+    assert split_text("One.\n\n  Two.", 4096) == ["One.\n\n  Two."]
 
 
 def test_text_is_split_at_paragraphs_first() -> None:
     first, second = "One two. Three\nfour five " * 2, "Six. Seven\neight " * 3
-    assert split(f"{first.strip()}\n\n{second.strip()}", 80) == [first.strip(), second.strip()]
+    assert split_text(f"{first.strip()}\n\n{second.strip()}", 80) == [first.strip(), second.strip()]
 
 
 @pytest.mark.parametrize("between", ["\n", ". ", " "])
 def test_text_without_paragraphs_is_split_at_lines_sentences_or_words(between: str) -> None:
     first, second = "a" * 50, "b" * 50
-    found = split(f"{first}{between}{second}", 64)
+    found = split_text(f"{first}{between}{second}", 64)
     assert found == [f"{first}{between.rstrip()}", second]
 
 
 def test_too_long_word_is_split_anywhere() -> None:
-    assert "".join(split("x" * 1000, 64)) == "x" * 1000
+    assert "".join(split_text("x" * 1000, 64)) == "x" * 1000
 
 
 def test_emoji_counts_as_two_units_and_is_never_split() -> None:
-    found = split("😀" * 3000, 4096)
+    found = split_text("😀" * 3000, 4096)
     assert "".join(found) == "😀" * 3000
     assert all(len(one.encode("utf-16-le")) // 2 <= 4096 for one in found)
 
@@ -88,7 +88,7 @@ def test_emoji_counts_as_two_units_and_is_never_split() -> None:
 def test_split_code_block_keeps_its_language_and_indentation() -> None:
     lines = [f"    line {number:02}" for number in range(18)]
     text = "Look:\n```python\n" + "\n".join(lines) + "\n```\nThat was it."
-    found = split(text, 100)
+    found = split_text(text, 100)
     assert len(found) > 2
     assert found[0].endswith("\n```")
     assert found[1].startswith("```python\n    line")
@@ -97,4 +97,4 @@ def test_split_code_block_keeps_its_language_and_indentation() -> None:
 
 def test_too_small_limit_is_rejected() -> None:
     with pytest.raises(UsageError):
-        split("hello", MIN_LIMIT - 1)
+        split_text("hello", MIN_LIMIT - 1)

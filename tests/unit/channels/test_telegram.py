@@ -1,4 +1,4 @@
-"""A bot with the real Telegram library, against a small Telegram on this machine."""
+"""Tests a bot with the real Telegram library against a fake Telegram server."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::telegram.warnings.PTBDeprecatio
 
 @pytest.fixture
 def server() -> Iterator[TelegramServer]:
-    """A small Telegram."""
+    """Yield a fake Telegram server."""
     with TelegramServer() as telegram:
         yield telegram
 
@@ -251,7 +251,7 @@ def test_group_messages_are_answered_and_commands_of_other_bots_ignored(
     asyncio.run(scenario())
 
 
-# --- durable first -------------------------------------------------------------------------------
+# --- stored before confirmed ---------------------------------------------------------------------
 
 
 def test_offset_does_not_pass_a_message_that_is_not_durable(
@@ -316,7 +316,7 @@ def test_message_that_could_not_be_stored_is_fetched_again(
             number = server.say("hello")
             await until(server, lambda: len(server.offsets) > 5)
             assert server.unconfirmed == [number]
-            assert len(server.texts(ALICE)) == 1  # that it failed, once
+            assert len(server.texts(ALICE)) == 1  # one error message
             broken.clear()
             await until(server, confirmed(server, number))
             await until(server, lambda: server.texts(ALICE)[-1] == "You said: hello")
@@ -351,7 +351,7 @@ def test_unexpected_error_for_a_message_does_not_stop_the_bot(
 def test_number_of_remembered_failed_messages_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stenolog.channels.inbox._REMEMBERED", 10)
+    monkeypatch.setattr("stenolog.channels.inbox._MAX_REMEMBERED_IDS", 10)
 
     def broken(key: str) -> str:
         raise ZeroDivisionError(key)
@@ -364,7 +364,7 @@ def test_number_of_remembered_failed_messages_is_limited(
                 arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
                 assert await inbox.accept(arrival).durable is False
             assert len(inbox._crashes) == 10
-            # Coming again and again, it is given up.
+            # After repeated failures the message is given up.
             last = IncomingMessage(sender="1001", text="boom", id="29")
             found = [await inbox.accept(last).durable for _ in range(2)]
             assert found == [False, True]
@@ -381,7 +381,7 @@ def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Pat
         def slow(key: str) -> str:
             nonlocal calls
             calls += 1
-            if calls == 2:  # the agent has the command, and has not carried it out
+            if calls == 2:  # the agent has received the command but not executed it
                 asked.set()
                 let_go.wait()
             return resolve_key(key)
@@ -399,8 +399,8 @@ def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Pat
             server.say("/new")
             assert await asyncio.to_thread(asked.wait, 20)
             draining = asyncio.create_task(channels.drain(wait_seconds=20))
-            # Nobody polls any more.
-            async with claims.held(f"telegram-{TOKEN.partition(':')[0]}"):
+            # The polling has stopped.
+            async with claims.hold_claim(f"telegram-{TOKEN.partition(':')[0]}"):
                 let_go.set()
                 await draining
             found = loop.registry.agent().store
@@ -446,7 +446,7 @@ def test_the_next_message_of_an_imported_picoclaw_session_sees_its_old_turns(
             shown = [body["content"] for body in model.asked[0].messages]
             assert "Where did I park? <b>&" in shown
             assert "Level 3, near the lift." in shown
-        # The old turns themselves are never sent.
+        # The old turns are never sent.
         assert server.texts(ALICE) == ["You said: And which level was it?"]
 
     asyncio.run(scenario())
@@ -506,10 +506,10 @@ def test_uncertain_delivery_is_not_repeated_and_the_user_gets_a_notice(
 
 
 class _Moving(TelegramServer):
-    """A Telegram in which every group has just got another number."""
+    """A Telegram server on which every group has just got another id."""
 
     def call(self, token: str, method: str, given: dict[str, str]) -> tuple[int, Any] | None:
-        """Also here a message is for the group that was."""
+        """Reject messages to the old group."""
         if method != "sendMessage":
             return super().call(token, method, given)
         return 400, {
@@ -557,7 +557,7 @@ def test_rejected_token_stops_the_channel_and_is_not_logged(
         async with bot(tmp_path, server, ["Hello."]):
             await until(server, lambda: server.played(method))
             async with asyncio.timeout(20):
-                while not caplog.records:  # noqa: ASYNC110 - it is looked at from outside
+                while not caplog.records:  # noqa: ASYNC110 - polls a condition
                     await asyncio.sleep(0.01)
 
     caplog.set_level(logging.WARNING)

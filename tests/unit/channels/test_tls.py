@@ -1,4 +1,4 @@
-"""Certificates are verified however the scheme of a URL is written."""
+"""Tests that certificates are verified for every spelling of a URL's scheme."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ import pytest
 from telegram.error import NetworkError
 
 from stenolog.channels.channel import NotSent, uses_tls
-from stenolog.channels.telegram import _request
+from stenolog.channels.telegram import _make_request
 from stenolog.channels.webhook import Webhook
 from stenolog.settings.values import WebhookSettings
 from support import needs
@@ -23,7 +23,7 @@ SCHEMES = ["https", "HTTPS", "Https", "hTTpS"]
 
 
 class _Server:
-    """A TLS server with a certificate that nobody signed; keeps what clients sent it."""
+    """A TLS server with an untrusted certificate, which records what clients sent."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -93,7 +93,7 @@ def test_telegram_sends_no_token_to_an_unverified_server(server: _Server, scheme
     base = f"{scheme}://127.0.0.1:{server.port}/bot"
 
     async def ask() -> None:
-        request = _request(base, connections=1)
+        request = _make_request(base, connections=1)
         await request.initialize()
         try:
             with pytest.raises(NetworkError, match=r"(?i)certificate"):

@@ -1,4 +1,4 @@
-"""Webhooks behind a real server: who signs is heard, and nobody else learns anything."""
+"""Tests webhooks behind a real server: signed messages are accepted, others learn nothing."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.scheduler import CLOSING, TAKEN_OVER
+from stenolog.agent.scheduler import CLOSING_TEXT, TAKEN_OVER_TEXT
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.webhook import (
     BODY_SECONDS,
     HEADER,
-    MAX_BODY,
-    MAX_PENDING,
-    MAX_SIGNATURE_AGE,
+    MAX_BODY_BYTES,
+    MAX_PENDING_BODIES,
+    MAX_SIGNATURE_AGE_SECONDS,
     PendingBodies,
     Webhook,
     is_signed,
@@ -72,7 +72,7 @@ class Hook:
         header: str | None = None,
         **fields: Any,
     ) -> httpx2.Response:
-        """Send a message, signed as it should be but for what is said otherwise."""
+        """Send a message with a valid signature, except for the given arguments."""
         given = {"sender": "alice", "text": "hello", "id": "1", **fields}
         body = json.dumps(given).encode() if raw is None else raw
         signed = signature(secret, body, at=int(time.time() if at is None else at))
@@ -88,7 +88,7 @@ async def served(
     store: str = "jsonl",
     **fields: Any,
 ) -> AsyncIterator[Hook]:
-    """The webhook `ci` behind a server of its own."""
+    """Serve the webhook `ci`."""
     settings = webhook_settings(SECRET, **fields)
     async with agent_and_channels(folder, settings, script, store=store) as (loop, channels):
         app = Starlette(routes=channels.routes)
@@ -98,7 +98,7 @@ async def served(
         await channels.start()
         serving = asyncio.create_task(server.serve())
         try:
-            while not server.started:  # noqa: ASYNC110 - it tells nobody
+            while not server.started:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.002)
             port = server.servers[0].sockets[0].getsockname()[1]
             async with httpx2.AsyncClient(trust_env=False, timeout=20, verify=False) as client:
@@ -125,13 +125,13 @@ def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [StoreClosed(CLOSING), LeaseLost(KEY, 1)],
+    [StoreClosed(CLOSING_TEXT), LeaseLost(KEY, 1)],
     ids=["closing", "taken over"],
 )
 def test_turn_without_an_answer_asks_the_sender_to_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenologError
 ) -> None:
-    words = TAKEN_OVER if isinstance(error, LeaseLost) else str(error)
+    words = TAKEN_OVER_TEXT if isinstance(error, LeaseLost) else str(error)
 
     async def unanswered(*values: Any, **named: Any) -> Answer:
         del values, named
@@ -161,8 +161,8 @@ def test_unsigned_requests_are_rejected_and_do_not_reveal_webhooks(
                 await hook.post(header=""),
                 await hook.post(header="t=1,v1=00"),
                 await hook.post(secret="another secret of 16"),
-                await hook.post(at=now - MAX_SIGNATURE_AGE - 5),
-                await hook.post(at=now + MAX_SIGNATURE_AGE + 5),
+                await hook.post(at=now - MAX_SIGNATURE_AGE_SECONDS - 5),
+                await hook.post(at=now + MAX_SIGNATURE_AGE_SECONDS + 5),
                 await hook.post(name="unknown"),
                 await hook.post(name="unknown", header=""),
                 await hook.post(raw=b"not json", header=""),
@@ -252,7 +252,7 @@ def test_redelivered_webhook_command_does_not_run_again(tmp_path: Path) -> None:
             again = await hook.post(id=id, text=text)
             assert again.status_code == 200
             told = again.json()
-            # Where the chat goes on is not changed, either.
+            # The chat stays in the session that the last command chose.
             found = (told["outcome"], told["answer"], told["session"])
             assert found == ("again", "", keys[-1])
             assert (await hook.post(id=id, text="/help")).status_code == 409
@@ -307,18 +307,18 @@ def test_invalid_message_is_rejected(raw: bytes, tmp_path: Path) -> None:
 def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: Path) -> None:
     async def scenario() -> None:
         async def endless() -> AsyncIterator[bytes]:
-            for _ in range(3 * MAX_BODY // 65_536):
+            for _ in range(3 * MAX_BODY_BYTES // 65_536):
                 yield b"x" * 65_536
 
         async with served(tmp_path, []) as hook:
-            told = await hook.post(raw=b"x" * (MAX_BODY + 1))
+            told = await hook.post(raw=b"x" * (MAX_BODY_BYTES + 1))
             assert told.status_code == 413
             try:
                 headers = {HEADER: signature(SECRET, b"", at=int(time.time()))}
                 url = f"{hook.url}/webhooks/ci"
                 streamed = await hook.client.post(url, content=endless(), headers=headers)
             except httpx2.WriteError:
-                return  # it was cut off before it could read the answer
+                return  # the connection was cut before it could read the answer
             assert streamed.status_code == 413
 
     asyncio.run(scenario())
@@ -359,7 +359,7 @@ def test_signature_example_in_the_docs_works(tmp_path: Path) -> None:
 
 
 class _Receiver(ThreadingHTTPServer):
-    """The address at which a program takes answers."""
+    """A server that receives answers for a program."""
 
     def __init__(self) -> None:
         self.got: list[tuple[dict[str, Any], bool]] = []
@@ -384,12 +384,12 @@ class _Receives(BaseHTTPRequestHandler):
             self.server.arrived.set()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def receiver() -> Iterator[_Receiver]:
-    """A program's own server."""
+    """Yield a program's server."""
     with _Receiver() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -412,7 +412,7 @@ def test_answer_is_sent_signed_to_the_reply_url(
             assert await asyncio.to_thread(receiver.arrived.wait, 20)
             loop = hook.loop
             async with asyncio.timeout(20):
-                while mark(loop, KEY)["mark"] != "sent":  # noqa: ASYNC110 - told to nobody
+                while mark(loop, KEY)["mark"] != "sent":  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.01)
         assert receiver.got == [({"sender": "alice", "id": "9", "text": "Hello."}, True)]
 
@@ -425,7 +425,7 @@ def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens there
 
     async def scenario() -> None:
         url = f"http://localhost:{receiver.server_port}/answers"
@@ -438,7 +438,7 @@ def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
 
 
 def _slow_head(name: str = "ci") -> bytes:
-    """Return the head of a message that looks signed and whose body never comes."""
+    """Return the head of a message that looks signed and has no body."""
     return (
         f"POST /webhooks/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
         f"{HEADER}: {signature('guessed', b'', at=int(time.time()))}\r\n\r\n"
@@ -447,7 +447,7 @@ def _slow_head(name: str = "ci") -> bytes:
 
 @asynccontextmanager
 async def _connections(port: int, count: int, sent: bytes) -> AsyncIterator[list[Any]]:
-    """Open connections one after the other, and send the same over each."""
+    """Open connections one after the other, and send the same bytes over each."""
     opened = []
     try:
         for _ in range(count):
@@ -465,8 +465,8 @@ def test_slow_bodies_are_dropped_for_other_messages(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, ["Hello, alice."]) as hook:
             port = int(hook.url.rpartition(":")[2])
-            async with _connections(port, MAX_PENDING + 8, _slow_head()) as slow:
-                # The oldest ones, long before their time is over.
+            async with _connections(port, MAX_PENDING_BODIES + 8, _slow_head()) as slow:
+                # The oldest ones are closed long before their timeout.
                 for reader, _ in slow[:8]:
                     assert b" 503 " in await asyncio.wait_for(reader.readline(), 30)
                 assert (await hook.post()).json()["answer"] == "Hello, alice."
@@ -495,8 +495,8 @@ def test_body_must_arrive_within_5_seconds(tmp_path: Path, monkeypatch: pytest.M
                 assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
 
     assert BODY_SECONDS == 5.0
-    assert PendingBodies.__init__.__defaults__ == (MAX_PENDING, BODY_SECONDS)
-    monkeypatch.setattr(PendingBodies.__init__, "__defaults__", (MAX_PENDING, 0.01))
+    assert PendingBodies.__init__.__defaults__ == (MAX_PENDING_BODIES, BODY_SECONDS)
+    monkeypatch.setattr(PendingBodies.__init__, "__defaults__", (MAX_PENDING_BODIES, 0.01))
     asyncio.run(scenario())
 
 
@@ -504,14 +504,14 @@ def test_timed_out_body_frees_its_slot_immediately() -> None:
     async def scenario() -> None:
         pending = PendingBodies(limit=1)
         begun = asyncio.Event()
-        first = asyncio.create_task(pending.read(_request(None, begun)))
+        first = asyncio.create_task(pending.read_body(_request(None, begun)))
         await begun.wait()
         [limit] = pending._limits
         limit.reschedule(asyncio.get_running_loop().time())
         await asyncio.sleep(0)
         assert limit.expired(), "its task has not run since"
         assert not first.done()
-        assert await pending.read(_request(b"next")) == b"next"
+        assert await pending.read_body(_request(b"next")) == b"next"
         with pytest.raises(TimeoutError):
             await first
 
@@ -519,7 +519,7 @@ def test_timed_out_body_frees_its_slot_immediately() -> None:
 
 
 def _request(body: bytes | None, begun: asyncio.Event | None = None) -> Request:
-    """Return a request with this body; None: it never comes. `begun` is set when it is read."""
+    """Return a request with this body, or none at all; `begun` is set when it is read."""
 
     async def receive() -> Message:
         if begun is not None:
@@ -532,18 +532,18 @@ def _request(body: bytes | None, begun: asyncio.Event | None = None) -> Request:
 
 
 def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
-    """With more connections than the gateway has room for."""
+    """Uses more connections than the gateway accepts."""
 
     async def scenario() -> None:
         settings = webhook_settings(SECRET)
         async with agent_and_channels(tmp_path, settings, ["Hello."]) as (loop, channels):
-            app = make_app(Gateway(loop, settings), Token(b"t" * 43), further=channels.routes)
+            app = make_app(Gateway(loop, settings), Token(b"t" * 43), webhooks=channels.routes)
             bound = socket.create_server(("127.0.0.1", 0))
-            server = Server(config(app, connections=2 * MAX_PENDING, stopping=0.0))
+            server = Server(config(app, connections=2 * MAX_PENDING_BODIES, stopping=0.0))
             serving = asyncio.create_task(server.serve(sockets=[bound]))
             port = bound.getsockname()[1]
             async with (
-                _connections(port, 4 * MAX_PENDING, _slow_head()),
+                _connections(port, 4 * MAX_PENDING_BODIES, _slow_head()),
                 httpx2.AsyncClient(trust_env=False, timeout=30) as client,
             ):
                 hook = Hook(loop, client, f"http://127.0.0.1:{port}")
@@ -558,8 +558,8 @@ def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
 INTERNAL: Final = "Large at http://127.0.0.1:28992/v1 answered 401: see http://10.0.0.7/internal"
 
 
-class Failing(ScriptedModel):
-    """A model whose server fails, and says more than users should know."""
+class FailingModel(ScriptedModel):
+    """A model whose server fails with details that users should not see."""
 
     def __init__(self, error: StenologError) -> None:
         super().__init__([])
@@ -589,7 +589,7 @@ def test_user_gets_a_short_error_and_the_log_has_the_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        async with served(tmp_path, Failing(error)) as hook:
+        async with served(tmp_path, FailingModel(error)) as hook:
             if text == "/retry":
                 await hook.post()
                 caplog.clear()

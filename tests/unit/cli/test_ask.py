@@ -139,6 +139,8 @@ def test_failed_answer_is_reported_on_stderr_and_in_json(monkeypatch: pytest.Mon
     monkeypatch.setenv("STENO_MODELS__BAD__BASE_URL", "http://127.0.0.1:1/v1")
     monkeypatch.setenv("STENO_MODELS__BAD__MODEL", "x")
     monkeypatch.setenv("STENO_MODELS__BAD__RETRIES", "0")
+    ended = ask("--json", "--session", "cli:a", "--model", "bad", "hello", "-w", "my notes")
+    assert ended.stderr.endswith("try again with `steno chat cli:a -w 'my notes'`.\n")
     ended = ask("--json", "--session", "cli:a", "--model", "bad", "hello")
     assert ended.exit_code == 1
     told = json.loads(ended.stdout)
@@ -170,6 +172,26 @@ def test_unsaved_question_is_reported_as_not_saved(
     answered = ask("--session", "cli:a", "hello")
     assert answered.exit_code == 3
     assert answered.stdout != ""
+    assert "Not saved: 2 messages" not in answered.stderr
+    assert answered.stderr.endswith("Lost: 2 messages could not be saved.\n")
+
+
+def test_question_in_an_unwritable_workspace_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ask("--session", "cli:a", "hello").exit_code == 0
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotStored("writing 'cli:a': Permission denied")
+
+    for name in ("add_message", "add_full_message", "add_messages", "add_group", "lease"):
+        monkeypatch.setattr(JSONLStore, name, refuse)
+    ended = ask("--session", "cli:a", "again")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        "Not saved: 1 message in memory only. Writing 'cli:a': Permission denied.\n"
+        "So your question was not answered. Ask again when this problem is fixed.\n"
+    )
 
 
 def test_invalid_key_is_rejected_with_one_sentence() -> None:
@@ -225,7 +247,7 @@ def test_text_before_and_after_a_tool_is_separated(capsys: pytest.CaptureFixture
         TextDelta(text="It is \x1b[2Jnoon."),
         SaveFailed(count=1, text="the disk is full"),
     ):
-        printer.tell(event)
+        printer.print_event(event)
     printer.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
     said, told = capsys.readouterr()
     assert said == "Let me look.\n\nIt is noon.\n"
@@ -237,12 +259,14 @@ def test_text_before_and_after_a_tool_is_separated(capsys: pytest.CaptureFixture
 
 
 def test_interrupted_answer_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
-    for once, told in (
+    for is_last, told in (
         (False, ["gpt-5 broke off; the text so far is kept, /retry asks again."]),
         (True, ["gpt-5 broke off; the text so far is kept.", "Continue with `steno chat k`."]),
     ):
-        printer = TurnPrinter(StatusLine("m"), verbose=False, once=once)
-        printer.tell(Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again"))
+        printer = TurnPrinter(StatusLine("m"), verbose=False, is_last=is_last)
+        printer.print_event(
+            Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again")
+        )
         printer.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
         assert capsys.readouterr().err.splitlines() == told
 

@@ -37,7 +37,7 @@ COMPACTION = SummaryReport(
 DONE = Answer(key="k", text="Hello.", outcome="answered", seq=2)
 
 
-class Shown:
+class ScreenRecorder:
     """A screen whose lines are kept, and a clock that stands still."""
 
     def __init__(self, **how: Any) -> None:
@@ -49,40 +49,42 @@ class Shown:
     def show(self, lines: Sequence[str]) -> None:
         self.lines += [line.rstrip() for line in lines]
 
-    def tell(self, *events: Event) -> None:
+    def show_events(self, *events: Event) -> None:
         for event in events:
-            self.screen.tell(event)
+            self.screen.show_event(event)
 
 
-def test_finished_blocks_are_final_and_the_last_one_is_live() -> None:
-    shown = Shown()
-    shown.tell(TextDelta(text="One.\n\nTw"), TextDelta(text="o.\n\nThr"))
-    assert shown.lines == ["One."]
-    assert [line.rstrip() for line in shown.screen.live(20)] == ["", "Two.", "", "Thr"]
-    shown.screen.finish(DONE)
-    assert shown.lines[:5] == ["One.", "", "Two.", "", "Thr"]
-    assert shown.screen.live(20) == []
+def test_only_the_last_block_of_an_answer_is_repainted() -> None:
+    recorder = ScreenRecorder()
+    recorder.show_events(TextDelta(text="One.\n\nTw"), TextDelta(text="o.\n\nThr"))
+    assert recorder.lines == ["One."]
+    assert [line.rstrip() for line in recorder.screen.live_lines(20)] == ["", "Two.", "", "Thr"]
+    recorder.screen.finish(DONE)
+    assert recorder.lines[:5] == ["One.", "", "Two.", "", "Thr"]
+    assert recorder.screen.live_lines(20) == []
 
 
 def test_live_text_shows_the_newest_lines() -> None:
-    shown = Shown()
-    shown.tell(TextDelta(text=" ".join(f"word{n}" for n in range(200))))
-    assert len(shown.screen.live(3)) == 3
-    assert "word199" in shown.screen.live(3)[-1]
-    assert shown.screen.live(0) == []
+    recorder = ScreenRecorder()
+    recorder.show_events(TextDelta(text=" ".join(f"word{n}" for n in range(200))))
+    assert len(recorder.screen.live_lines(3)) == 3
+    assert "word199" in recorder.screen.live_lines(3)[-1]
+    assert recorder.screen.live_lines(0) == []
 
 
 def test_tool_is_shown_running_and_then_with_its_result() -> None:
-    shown = Shown()
-    shown.tell(
+    recorder = ScreenRecorder()
+    recorder.show_events(
         TextDelta(text="Let me look."),
         ToolStarted(id="1", name="recall", arguments='{"q": "bike"}'),
     )
-    assert shown.lines == ["Let me look."]
-    assert 'recall(q="bike") · 0.0 s' in shown.screen.live(5)[-1]
-    shown.tell(ToolFinished(id="1", name="recall", text="a\nb", failed=False, seconds=0.31))
-    shown.tell(ToolFinished(id="2", name="now", text="no clock", failed=True, seconds=2))
-    assert shown.lines == [
+    assert recorder.lines == ["Let me look."]
+    assert 'recall(q="bike") · 0.0 s' in recorder.screen.live_lines(5)[-1]
+    recorder.show_events(
+        ToolFinished(id="1", name="recall", text="a\nb", failed=False, seconds=0.31)
+    )
+    recorder.show_events(ToolFinished(id="2", name="now", text="no clock", failed=True, seconds=2))
+    assert recorder.lines == [
         "Let me look.",
         "",
         '✓ recall(q="bike") · 0.3 s',
@@ -90,43 +92,43 @@ def test_tool_is_shown_running_and_then_with_its_result() -> None:
         "✗ now() · 2.0 s",
         "  no clock",
     ]
-    assert shown.screen.live(5) == []
+    assert recorder.screen.live_lines(5) == []
 
 
 def test_reasoning_is_shown_on_request() -> None:
-    hidden, seen = Shown(), Shown(reasoning=True)
-    for shown in (hidden, seen):
-        shown.tell(ThinkingDelta(text="Hm.\nWell"))
-    assert "thinking" in hidden.screen.live(5)[0]
+    hidden, seen = ScreenRecorder(), ScreenRecorder(reasoning=True)
+    for recorder in (hidden, seen):
+        recorder.show_events(ThinkingDelta(text="Hm.\nWell"))
+    assert "thinking" in hidden.screen.live_lines(5)[0]
     assert seen.lines == ["Hm."]
-    for shown in (hidden, seen):
-        shown.tell(TextDelta(text="Yes."))
-        shown.screen.finish(DONE)
+    for recorder in (hidden, seen):
+        recorder.show_events(TextDelta(text="Yes."))
+        recorder.screen.finish(DONE)
     assert hidden.lines[0] == "Yes."
     assert seen.lines[:4] == ["Hm.", "Well", "", "Yes."]
 
 
 def test_answer_is_unformatted_without_markdown() -> None:
-    shown = Shown(markdown=False)
-    shown.tell(TextDelta(text="# *one*\n\n- tw"))
-    assert shown.lines == ["# *one*", ""]
-    assert shown.screen.live(5) == ["- tw"]
+    recorder = ScreenRecorder(markdown=False)
+    recorder.show_events(TextDelta(text="# *one*\n\n- tw"))
+    assert recorder.lines == ["# *one*", ""]
+    assert recorder.screen.live_lines(5) == ["- tw"]
 
 
 def test_status_line_shows_the_tokens_of_a_turn() -> None:
-    shown = Shown()
-    shown.tell(
+    recorder = ScreenRecorder()
+    recorder.show_events(
         ModelCalled(model="big", tokens=400, budget=1_000, recalled=2),
         UsageReported(usage=Usage(prompt=390, answer=10)),
         ModelCalled(model="big", tokens=850, budget=1_000),
         UsageReported(usage=Usage(prompt=840, answer=20)),
         TextDelta(text="Hello."),
     )
-    shown.screen.finish(DONE)
+    recorder.screen.finish(DONE)
     words = "big · context 85% (≈850 of 1,000) · 1,230 tokens in, 30 out · 2 recalled"
-    assert shown.status.text() == words
-    assert shown.status.nearly_full
-    assert f"{words} · 0.0 s".split() == " ".join(shown.lines[1:]).split()
+    assert recorder.status.text() == words
+    assert recorder.status.is_nearly_full
+    assert f"{words} · 0.0 s".split() == " ".join(recorder.lines[1:]).split()
 
 
 @pytest.mark.parametrize(
@@ -146,32 +148,34 @@ def test_status_line_shows_the_tokens_of_a_turn() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_notices_say_what_to_do(event: Event, words: str) -> None:
-    shown = Shown()
-    shown.tell(event)
-    assert " ".join(shown.lines) == words
+def test_notices_name_the_next_step(event: Event, words: str) -> None:
+    recorder = ScreenRecorder()
+    recorder.show_events(event)
+    assert " ".join(recorder.lines) == words
 
 
 def test_full_disk_is_reported_once_with_a_total_at_the_end() -> None:
-    shown = Shown()
-    shown.tell(*(SaveFailed(count=count, text="the disk is full") for count in (1, 2, 3)))
-    assert " ".join(shown.lines) == ("! Not saved: 1 message in memory only. The disk is full.")
-    shown.screen.finish(DONE)
-    assert "! Not saved: 3 messages in memory only." in shown.lines
-    saved = Shown()
-    saved.tell(SaveFailed(count=1, text="x"), SaveFailed(count=2, text="x"), SaveRecovered(count=2))
+    recorder = ScreenRecorder()
+    recorder.show_events(*(SaveFailed(count=count, text="the disk is full") for count in (1, 2, 3)))
+    assert " ".join(recorder.lines) == ("! Not saved: 1 message in memory only. The disk is full.")
+    recorder.screen.finish(DONE)
+    assert "! Not saved: 3 messages in memory only." in recorder.lines
+    saved = ScreenRecorder()
+    saved.show_events(
+        SaveFailed(count=1, text="x"), SaveFailed(count=2, text="x"), SaveRecovered(count=2)
+    )
     saved.screen.finish(DONE)
     assert " ".join(saved.lines).count("Not saved") == 1
 
 
 def test_summary_after_the_answer_is_reported() -> None:
-    shown = Shown()
-    shown.tell(TextDelta(text="Hello."))
-    shown.screen.finish(DONE)
-    before = len(shown.lines)
-    shown.tell(SummaryCreated(report=COMPACTION))
-    assert shown.lines[before].startswith("⊟ 8 messages")
-    assert shown.lines[-1] == ""
+    recorder = ScreenRecorder()
+    recorder.show_events(TextDelta(text="Hello."))
+    recorder.screen.finish(DONE)
+    before = len(recorder.lines)
+    recorder.show_events(SummaryCreated(report=COMPACTION))
+    assert recorder.lines[before].startswith("⊟ 8 messages")
+    assert recorder.lines[-1] == ""
 
 
 @pytest.mark.parametrize(
@@ -192,17 +196,17 @@ def test_summary_after_the_answer_is_reported() -> None:
     ids=lambda value: getattr(value, "outcome", ""),
 )
 def test_every_outcome_has_a_text(answer: Answer, said: str) -> None:
-    shown = Shown()
-    shown.screen.finish(answer)
+    recorder = ScreenRecorder()
+    recorder.screen.finish(answer)
     status = "m · 0.0 s" if answer.outcome == "answered" else ""
-    assert " ".join(" ".join(shown.lines).split()) == f"{said} {status}".strip()
+    assert " ".join(" ".join(recorder.lines).split()) == f"{said} {status}".strip()
 
 
 def test_stopped_answer_is_shown_once() -> None:
-    shown = Shown()
-    shown.tell(TextDelta(text="Half of"))
-    shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
-    assert shown.lines[:3] == [
+    recorder = ScreenRecorder()
+    recorder.show_events(TextDelta(text="Half of"))
+    recorder.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
+    assert recorder.lines[:3] == [
         "Half of",
         "",
         "Stopped. The answer so far is saved; /retry asks for another",
@@ -210,23 +214,23 @@ def test_stopped_answer_is_shown_once() -> None:
 
 
 def test_manual_summary_is_reported_once() -> None:
-    shown = Shown()
-    shown.tell(SummaryCreated(report=COMPACTION))
-    shown.screen.finish(Answer(key="k", text=f"{COMPACTION}.", outcome="command"))
-    assert " ".join(shown.lines).count("8 messages") == 1
+    recorder = ScreenRecorder()
+    recorder.show_events(SummaryCreated(report=COMPACTION))
+    recorder.screen.finish(Answer(key="k", text=f"{COMPACTION}.", outcome="command"))
+    assert " ".join(recorder.lines).count("8 messages") == 1
 
 
 def test_tool_names_and_results_cannot_control_the_terminal() -> None:
-    shown = Shown()
+    recorder = ScreenRecorder()
     evil = "\x1b[2J\x1b]0;x\x07\r"
-    shown.tell(
+    recorder.show_events(
         ToolStarted(id="1", name=f"t{evil}", arguments=evil),
         ToolFinished(id="1", name=f"t{evil}", text=f"{evil}x", failed=False, seconds=0),
         ThinkingDelta(text=f"{evil}\n"),
         Notice(text=evil),
         SaveFailed(count=1, text=evil),
     )
-    assert not set("\x1b\x07\r") & set("".join(shown.lines))
+    assert not set("\x1b\x07\r") & set("".join(recorder.lines))
 
 
 @pytest.mark.parametrize(
@@ -250,24 +254,24 @@ def test_long_values_are_shortened(
 
 
 def test_interrupted_answer_is_reported_once() -> None:
-    shown = Shown()
-    shown.tell(
+    recorder = ScreenRecorder()
+    recorder.show_events(
         TextDelta(text="Half of"), Notice(text="x; the text so far is kept, /retry asks again")
     )
-    shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
-    assert shown.lines[:3] == ["Half of", "", "! x; the text so far is kept, /retry asks again."]
-    assert "Stopped" not in " ".join(shown.lines)
+    recorder.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
+    assert recorder.lines[:3] == ["Half of", "", "! x; the text so far is kept, /retry asks again."]
+    assert "Stopped" not in " ".join(recorder.lines)
 
 
 def test_waiting_input_does_not_reset_the_token_count() -> None:
-    shown = Shown()
-    shown.tell(
+    recorder = ScreenRecorder()
+    recorder.show_events(
         ModelCalled(model="m", tokens=10, budget=100),
         UsageReported(usage=Usage(prompt=7, answer=1)),
     )
-    TurnScreen(Console(), shown.status, show=lambda _: None)
-    shown.tell(UsageReported(usage=Usage(prompt=5, answer=2)))
-    assert shown.status.text() == "m · context 10% (≈10 of 100) · 12 tokens in, 3 out"
+    TurnScreen(Console(), recorder.status, show=lambda _: None)
+    recorder.show_events(UsageReported(usage=Usage(prompt=5, answer=2)))
+    assert recorder.status.text() == "m · context 10% (≈10 of 100) · 12 tokens in, 3 out"
 
 
 @pytest.mark.parametrize(

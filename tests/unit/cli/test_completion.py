@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import Result
 
 from stenolog.cli import main
-from stenolog.cli.completion import VARIABLE, BashCompletion
+from stenolog.cli.completion import COMPLETION_VARIABLE, BashCompletion
 from stenolog.stores.open_store import open_store
 from support import needs
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 def _values(*words: str, writing: str = "") -> list[str]:
-    shell = ShellComplete(main, {}, "steno", VARIABLE)
+    shell = ShellComplete(main, {}, "steno", COMPLETION_VARIABLE)
     return [item.value for item in shell.get_completions(list(words), writing)]
 
 
@@ -30,7 +30,7 @@ def _values(*words: str, writing: str = "") -> list[str]:
 def test_completion_script_uses_the_variable_of_click(steno: Steno, shell: str) -> None:
     result = steno("completion", shell)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert f"{VARIABLE}={shell}_complete" in result.stdout
+    assert f"{COMPLETION_VARIABLE}={shell}_complete" in result.stdout
     assert "steno" in result.stdout
 
 
@@ -110,7 +110,7 @@ def test_bash_completion_returns_the_part_after_the_last_colon(
     def answered(line: str, breaks: str = ":=") -> list[str]:
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_BREAKS", breaks)
-        return BashCompletion(main, {}, "steno", VARIABLE).complete().splitlines()
+        return BashCompletion(main, {}, "steno", COMPLETION_VARIABLE).complete().splitlines()
 
     assert answered("steno show tele") == ["plain,telegram:123"]
     assert answered("steno show telegram:1") == ["plain,123"]

@@ -154,7 +154,7 @@ def talk(
         finally:
             running.cancel()
             await close_agent(one.opened, one.signals, one.told.append)
-            await one.talk.ended()
+            await one.talk.wait_for_turns()
         return one
 
     return asyncio.run(main())
@@ -163,7 +163,7 @@ def talk(
 def test_message_is_shown_answered_and_counted(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("hello\r")
-        await one.until(lambda: "gated · context" in one.shown and not one.talk.busy)
+        await one.until(lambda: "gated · context" in one.shown and not one.talk.is_busy)
 
     one = talk(source, act, open_=True)
     assert one.history() == ["hello", "To hello: done."]
@@ -189,7 +189,7 @@ def test_input_during_an_answer_is_stored_at_once_and_answered_next(source: Pipe
         await one.until(lambda: one.history() == ["first", "second"])
         assert "> second" not in one.shown
         one.model.gate.set()
-        await one.until(lambda: not one.talk.busy)
+        await one.until(lambda: not one.talk.is_busy)
 
     one = talk(source, act)
     assert one.history() == ["first", "second", "To first: done.", "To second: done."]
@@ -204,7 +204,7 @@ def test_ctrl_c_stops_the_answer_and_leaves_if_pressed_twice(
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("\x03")
-        await one.until(lambda: not one.talk.busy)
+        await one.until(lambda: not one.talk.is_busy)
         one.type("half")
         await one.until(lambda: "> half" in one.shown)
         one.type("\x03")
@@ -227,7 +227,7 @@ def test_waiting_message_is_answered_after_a_stop(source: PipeInput) -> None:
         one.type("\x03")
         await one.until(lambda: "To second:" in one.shown)
         one.model.gate.set()
-        await one.until(lambda: not one.talk.busy)
+        await one.until(lambda: not one.talk.is_busy)
 
     assert talk(source, act).history()[-1] == "To second: done."
 
@@ -244,7 +244,7 @@ def test_waiting_messages_are_stored_when_the_user_leaves(source: PipeInput) -> 
     assert "Not run: /context" in one.shown
     assert "> second\nSaved, not answered yet." in one.shown
     assert "Next request to" not in one.shown
-    assert one.talk.code == 0
+    assert one.talk.exit_code == 0
 
 
 def test_leaving_does_not_wait_for_an_answer(source: PipeInput) -> None:
@@ -270,7 +270,7 @@ def test_message_waiting_behind_a_command_is_answered_on_resume(
         await one.until(lambda: "waiting: //second" in one.shown)
 
     async def show_history(one: Talk) -> None:
-        await one.until(lambda: not one.talk.busy)
+        await one.until(lambda: not one.talk.is_busy)
 
     talk(source, leave)
     start = ChatStart(key=KEY, description="", resumes=True)
@@ -290,21 +290,21 @@ def test_message_for_another_session_is_reported_as_not_sent(source: PipeInput) 
     one = talk(source, act)
     assert one.history() == ["first", "To first: [interrupted]"]
     assert "Not run: /new\nNot sent: second" in one.shown
-    assert one.talk.code == 3
+    assert one.talk.exit_code == 3
 
 
 def test_commands_that_change_the_context_reset_the_status_line(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("hello\r")
-        await one.until(lambda: "context 1%" in one.talk.status() and not one.talk.busy)
+        await one.until(lambda: "context 1%" in one.talk.status_text() and not one.talk.is_busy)
         one.type("/clear\r")
-        await one.until(lambda: "are hidden" in one.shown and not one.talk.busy)
-        assert one.talk.status() == "gated"
+        await one.until(lambda: "are hidden" in one.shown and not one.talk.is_busy)
+        assert one.talk.status_text() == "gated"
         one.type("again\r")
-        await one.until(lambda: "context 1%" in one.talk.status() and not one.talk.busy)
+        await one.until(lambda: "context 1%" in one.talk.status_text() and not one.talk.is_busy)
         one.type("/undo\r")
-        await one.until(lambda: "Undid" in one.shown and not one.talk.busy)
-        assert one.talk.status() == "gated"
+        await one.until(lambda: "Undid" in one.shown and not one.talk.is_busy)
+        assert one.talk.status_text() == "gated"
 
     talk(source, act, open_=True)
 
@@ -328,7 +328,7 @@ def test_misspelt_command_gets_a_suggestion(source: PipeInput) -> None:
 def test_history_search_shows_the_query(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("remember\r")
-        await one.until(lambda: one.history()[1:] and not one.talk.busy)
+        await one.until(lambda: one.history()[1:] and not one.talk.is_busy)
         one.type("\x12mem")
         await one.until(lambda: "> remember" in one.terminal.screen.splitlines()[-3])
         one.type("\r\x03")
@@ -343,7 +343,7 @@ def test_message_after_a_command_goes_to_the_new_session(source: PipeInput) -> N
         one.type("/new\rsecond\r")
         await one.until(lambda: "waiting: second" in one.shown)
         one.model.gate.set()
-        await one.until(lambda: not one.talk.busy)
+        await one.until(lambda: not one.talk.is_busy)
 
     one = talk(source, act)
     assert one.talk.key != KEY
@@ -370,7 +370,7 @@ def test_pasted_lines_are_one_message(source: PipeInput) -> None:
 def test_arrow_key_recalls_earlier_input(source: PipeInput, here: Path) -> None:
     async def act(one: Talk) -> None:
         one.type("remember\r")
-        await one.until(lambda: one.history()[1:] and not one.talk.busy)
+        await one.until(lambda: one.history()[1:] and not one.talk.is_busy)
         one.type("\x1b[A\r")
         await one.until(lambda: len(one.history()) == 4)
 
@@ -417,7 +417,7 @@ def test_resumed_session_shows_last_turns_and_resumes_an_interrupted_turn(
         store.add_full_message(KEY, mark_received({"role": "user", "content": "unanswered"}))
 
     async def act(one: Talk) -> None:
-        await one.until(lambda: not one.talk.busy)
+        await one.until(lambda: not one.talk.is_busy)
 
     start = ChatStart(key=KEY, description="About questions (13 messages)", resumes=True)
     one = talk(source, act, start=start, open_=True)
@@ -440,7 +440,7 @@ def test_turn_copied_by_a_fork_is_not_resumed(source: PipeInput) -> None:
 
     async def act(one: Talk) -> None:
         one.type("hello\r")
-        await one.until(lambda: "hello: done." in one.shown and not one.talk.busy)
+        await one.until(lambda: "hello: done." in one.shown and not one.talk.is_busy)
 
     one = talk(source, act, start=ChatStart(key=KEY, description="", resumes=True), open_=True)
     assert "Resuming it" not in one.shown

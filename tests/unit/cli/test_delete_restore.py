@@ -448,7 +448,7 @@ def test_interrupted_purge_is_found_and_completed(
     assert "purge" in steno("doctor", "-w", where).stdout
     would = steno("purge", *named, "--dry-run", "-w", where)
     assert would.exit_code == 0, would.stderr
-    assert "the rest of an interrupted purge" in would.stderr
+    assert "files of an interrupted purge" in would.stderr
     done = steno("purge", *named, "--yes", "-w", where)
     assert done.exit_code == 0, done.stderr
     assert f"Deleted permanently: {KEY}, " in done.stderr
@@ -462,7 +462,7 @@ def test_rest_of_an_interrupted_purge_is_deleted_with_a_new_session(steno: Steno
     with open_store("workspace") as store:
         store.add_message(KEY, "user", "again")
     would = steno("purge", KEY, "--dry-run", "--json")
-    assert "1 message, and the rest of an interrupted purge" in would.stderr
+    assert "1 message, and files of an interrupted purge" in would.stderr
     done = steno("purge", KEY, "--yes", "--json")
     assert [_rows(one)[0]["messages"] for one in (would, done)] == [5, 5]
     assert not list(Path("workspace/sessions/trash").iterdir())
@@ -509,7 +509,7 @@ def test_progress_records_are_purged_but_not_listed(steno: Steno, where: str) ->
         uids = [store.info(key).uid for key in (KEY, "cli:default")]
     with open_store(where, namespace="notes") as store:
         for uid in uids:
-            ConsolidationProgress(store, agent="main").move(uid, 3)
+            ConsolidationProgress(store, agent="main").move_mark(uid, 3)
     done = steno("purge", "--scope", KEY, "--yes", "-w", where)
     assert done.exit_code == 0, done.stderr
     assert ":mark:" not in done.stderr
@@ -582,9 +582,7 @@ def test_unwritable_retention_log_is_reported(place: Path, steno: Steno) -> None
     with open_store("sqlite:some.db") as store:
         store.add_message("cli:default", "user", "hello")
     named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
-    assert (
-        "Not deleted: entries about it that retention wrote to the program's log." in named.stderr
-    )
+    assert "Not deleted: entries about the session in the program's log." in named.stderr
 
 
 def test_purge_removes_messages_from_the_input_history(

@@ -56,7 +56,7 @@ def test_finding_is_printed_and_exits_with_1(log: Path, steno: Steno) -> None:
         "torn tail · telegram:123\n"
         f"  workspace/sessions/telegram%3A123.jsonl, from byte {start:,} to the end, 13 bytes\n"
         "  The last write was interrupted and never acknowledged.\n"
-        "  What to do: The next write skips it; --repair does so now. "
+        "  What to do: The next write skips these bytes; --repair does so now. "
         "No byte is removed.\n\n"
     )
     assert result.stderr == (
@@ -107,7 +107,7 @@ def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> N
 def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     _edit(log)
     edited = log.read_bytes()
-    assert "--accept accepts it" in steno("doctor").stdout
+    assert "--accept makes it valid" in steno("doctor").stdout
     assert steno("doctor", "--repair").exit_code == 1
 
     result = steno("doctor", "--accept")
@@ -261,14 +261,14 @@ def test_transcripts_that_claude_code_deletes_soon_are_named(steno: Steno, claud
     (line,) = _notes(steno)
     day = (datetime.now(UTC) + timedelta(days=5.5)).date()
     assert line.startswith("transcripts: 1 transcript of Claude Code is not imported")
-    assert f"The oldest is {second}, deleted on {day}." in line
+    assert f"The oldest is {second}, to be deleted on {day}." in line
     assert "30 days (cleanupPeriodDays)" in line
     assert "`steno import claude-code`" in line
     assert "`steno hook install claude-code`" in line
     _age(first, 31)
     (line,) = _notes(steno)
     assert "2 transcripts of Claude Code are not imported" in line
-    assert f"The oldest is {first}, deleted at its next start." in line
+    assert f"The oldest is {first}, to be deleted when Claude Code starts." in line
     assert steno("doctor").exit_code == 0
 
 

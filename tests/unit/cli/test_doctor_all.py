@@ -67,6 +67,16 @@ def test_doctor_checks_sessions_of_all_agents(place: Path) -> None:
     assert "There is 1 session of the agent ada with" in told[1]
 
 
+def test_advice_does_not_promise_to_resume_imported_sessions(place: Path, steno: Steno) -> None:
+    imported = place / "talk.json"
+    imported.write_text('[{"role": "user", "content": "hello?"}]')
+    assert steno("import", str(imported), "-w", "other").exit_code == 0
+    [note] = [note for note in check_notes("other") if note.kind == "interrupted turns"]
+    assert "an unanswered last message: talk." in note.meaning
+    assert "resumes them" not in note.advice
+    assert "not imported" in note.advice
+
+
 def test_doctor_reports_running_turns(place: Path) -> None:
     with open_store(place / "workspace") as store, store.lease("telegram:123", ttl=60):
         [note] = [note for note in check_notes("workspace") if note.kind == "turns under way"]

@@ -1,6 +1,8 @@
 """`steno rename`, `tag`, `fork`, `undo`, `compact` and `archive`: on every engine, and in words."""
 
 import json
+import re
+import shlex
 from binascii import crc32
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli.edit import progress
+from stenolog.cli.output import show_progress
+from stenolog.cli.workspace import display_name
 from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
@@ -86,7 +89,7 @@ def test_undo_restores_summarized_messages(steno: Steno, where: str) -> None:
     done = steno("undo", KEY, "-w", where)
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == (
-        "Undid the last summary: 2 messages are visible again, the summary is as before. "
+        "Undid the last summary: 2 messages are visible again, the summary is removed. "
         "Nothing more to undo.\n"
     )
     with open_store(where, read_only=True) as store:
@@ -94,6 +97,12 @@ def test_undo_restores_summarized_messages(steno: Steno, where: str) -> None:
         assert store.get_summary(KEY) == ""
     nothing = steno("undo", KEY, "-w", where)
     assert (nothing.exit_code, nothing.stdout) == (1, "")
+
+
+def test_undo_says_that_an_earlier_summary_is_restored(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        store.set_summary(KEY, "a later summary")
+    assert "the previous summary is restored" in steno("undo", KEY, "-w", where).stderr
 
 
 def test_archive_moves_hidden_messages_and_deletes_nothing(steno: Steno, where: str) -> None:
@@ -123,6 +132,16 @@ def test_archive_dry_run_counts_the_messages_to_be_moved(steno: Steno, where: st
     would = _json(steno("archive", "batches", "--dry-run", "--json", "-w", where))
     done = _json(steno("archive", "batches", "--json", "-w", where))
     assert would["archived"] == done["archived"] >= 4
+
+
+def test_summarize_suggests_to_undo_in_the_same_workspace(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        for number in range(5, 11):
+            store.add_message(KEY, "user" if number % 2 else "assistant", f"message {number}")
+    result = steno("summarize", KEY, "--model", "scripted", "-w", where)
+    suggested = re.search(r"`steno (undo .*?)`", result.stderr)
+    assert suggested is not None
+    assert shlex.split(suggested[1]) == ["undo", KEY, "-w", display_name(where)]
 
 
 def test_summarize_makes_a_summary_that_undo_reverts(steno: Steno, where: str) -> None:
@@ -263,16 +282,16 @@ def test_only_sessions_of_the_given_agent_are_changed(steno: Steno) -> None:
 def test_progress_bar_is_shown_only_in_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with progress("Working", 2) as step:
+    with show_progress("Working", 2) as step:
         step()
     assert capfd.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    with progress("Working", 2) as step:
+    with show_progress("Working", 2) as step:
         step()
         step()
     assert "Working" in capfd.readouterr().err
-    with progress("Working", 2, shown=False) as step:
+    with show_progress("Working", 2, enabled=False) as step:
         step()
     assert capfd.readouterr().err == ""
 

@@ -1,8 +1,12 @@
 """`steno export`: documents to share, what they leave out, and that nothing in them is alive."""
 
+import itertools
 import json
 import os
 import re
+import resource
+import signal
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -13,8 +17,10 @@ import pytest
 from click.testing import Result
 
 from stenolog.catalog.message_metadata import mark_model, mark_tool_outcome
+from stenolog.gateway.viewer import export_page
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.export.code_blocks import fence_for, split_blocks
+from support.transcripts import SAMPLES
 
 Steno = Callable[..., Result]
 
@@ -294,20 +300,90 @@ def test_code_fence_is_longer_than_any_in_the_text() -> None:
 # --- what is hidden, lines, files ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("form", "mark"), [("html", 'class="message user hidden-one"'), ("markdown", "hidden")]
-)
-def test_hidden_messages_are_exported_on_request_and_marked(
-    steno: Steno, form: str, mark: str
-) -> None:
-    result = steno("export", "telegram:123", "--format", form)
+def test_hidden_messages_are_exported_on_request_and_marked(steno: Steno) -> None:
+    result = steno("export", "telegram:123", "--format", "markdown")
     assert "message 1" not in result.stdout
     assert "They counted to two." in result.stdout
     assert "2 messages are hidden. Use --all to include them." in result.stderr
-    whole = steno("export", "telegram:123", "--format", form, "--all").stdout
+    whole = steno("export", "telegram:123", "--format", "markdown", "--all").stdout
     assert "message 1" in whole
-    assert mark in whole
+    assert "hidden" in whole
     assert "2 of them hidden" in whole
+
+
+def test_page_has_summarized_messages_behind_a_divider(steno: Steno) -> None:
+    result = steno("export", "telegram:123", "--format", "html")
+    head, divider, rest = re.split(
+        r'(<details class="earlier".*?</details>)', result.stdout, flags=re.DOTALL
+    )
+    assert "2 of them hidden" in head
+    assert "<summary" in divider
+    assert "2 messages replaced by a summary" in divider
+    assert 'class="message user hidden-one"' in divider
+    assert "message 1" in divider
+    assert "message 3" not in divider
+    assert "They counted to two." in head
+    assert "message 3" in rest
+    assert "are hidden" not in result.stderr
+
+
+def test_page_with_only_visible_messages(steno: Steno) -> None:
+    result = steno("export", "telegram:123", "--format", "html", "--visible-only")
+    assert "message 1" not in result.stdout
+    assert "They counted to two." in result.stdout
+    assert "and 2 hidden, not shown" in result.stdout
+    assert "2 messages are hidden. Use --all to include them." in result.stderr
+
+
+def test_page_has_messages_that_the_user_removed_only_on_request(place: Path, steno: Steno) -> None:
+    with open_store(place / "workspace") as store:
+        store.add_message("telegram:123", "user", "Oh, forget that.")
+        store.pop("telegram:123")
+        store.add_message("cleared", "user", "Secret plans.")
+        store.clear("cleared")
+        store.add_message("cleared", "user", "Hello.")
+    text = steno("export", "telegram:123", "--format", "html").stdout
+    assert "message 1" in text
+    assert "forget that" not in text
+    assert "2 of them hidden, 1 more not shown" in text
+    assert "Secret plans" not in steno("export", "cleared", "--format", "html").stdout
+    whole = steno("export", "telegram:123", "--format", "html", "--all").stdout
+    assert "forget that" in whole
+    assert whole.count('<details class="earlier"') == 2
+
+
+def test_page_of_a_compacted_transcript_has_all_messages(steno: Steno) -> None:
+    # A compaction of Codex keeps the prompts in view, and hides the answers between them.
+    assert steno("import", "--from", "codex", str(SAMPLES / "codex")).exit_code == 0
+    key = "codex:01a1e437-f8fe-7d63-b58e-5b07d6b939fb"
+    result = steno("export", key, "--format", "html")
+    assert "13 of them hidden</small>" in result.stdout
+    assert result.stdout.count('<details class="earlier"') == 3
+    assert "are hidden" not in result.stderr
+
+
+def test_secrets_in_summarized_messages_are_replaced(place: Path, steno: Steno) -> None:
+    with open_store(place / "workspace") as store:
+        store.add_message("old", "user", f"The key is {KEY}.")
+        store.checkpoint("old", summary=f"They use {KEY}.", upto=1)
+        store.add_message("old", "user", "Hello.")
+    result = steno("export", "old", "--format", "html")
+    assert "1 message replaced by a summary" in result.stdout
+    assert KEY not in result.stdout
+    assert "Replaced 2 secrets." in result.stderr
+
+
+@pytest.mark.parametrize("limit", ["MAX_SUMMARIZED", "MAX_SUMMARIZED_BYTES"])
+def test_page_leaves_out_very_many_summarized_messages(
+    steno: Steno, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_page, limit, 1)
+    result = steno("export", "telegram:123", "--format", "html")
+    assert "message 1" not in result.stdout
+    assert "and 2 hidden, not shown" in result.stdout
+    assert "2 messages are hidden. Use --all to include them." in result.stderr
+    whole = steno("export", "telegram:123", "--format", "html", "--all").stdout
+    assert "message 1" in whole
 
 
 def test_openai_format_has_only_known_fields(steno: Steno) -> None:
@@ -519,7 +595,7 @@ def test_export_of_all_sessions_needs_all_and_a_folder(told: Path, steno: Steno)
     assert steno("export", "--all", "-o", "file").exit_code == 1
 
 
-def test_export_of_all_sessions_overwrites_nothing_behind_a_link(told: Path, steno: Steno) -> None:
+def test_export_of_all_sessions_does_not_overwrite_link_targets(told: Path, steno: Steno) -> None:
     own = told / "own.txt"
     own.write_text("mine")
     command = ("export", "--all", "--format", "html", "-o", "out")
@@ -531,3 +607,76 @@ def test_export_of_all_sessions_overwrites_nothing_behind_a_link(told: Path, ste
     assert steno(*command).exit_code == 0
     assert own.read_text() == "mine"
     assert all(path.is_file() and not path.is_symlink() for path in files)
+
+
+FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.link"}
+EXPORT_HTML = ("export", "--all", "--format", "html", "-o")
+
+
+def run_killed(steno: Steno, folder: Path, prepare_kill: Callable[[], None]) -> bool:
+    """Export all sessions in a process that `prepare_kill` ends; return whether it was killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prepare_kill()
+            steno(*EXPORT_HTML, str(folder))
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) < 0
+
+
+def kill_before_event(folder: Path, number: int) -> Callable[[], None]:
+    """Return a function that has its process killed before the n-th file event in a folder."""
+
+    def prepare_kill() -> None:
+        counter = itertools.count(1)
+
+        def kill(event: str, arguments: tuple[Any, ...]) -> None:
+            is_in_folder = event in FILE_EVENTS and str(arguments[0]).startswith(str(folder))
+            if is_in_folder and next(counter) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+
+    return prepare_kill
+
+
+def kill_in_write_after(size: int) -> Callable[[], None]:
+    """Return a function that has its process killed when it writes more bytes to a file."""
+
+    def prepare_kill() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return prepare_kill
+
+
+def exported_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of an export. A file that is being written has a hidden name."""
+    files = folder.iterdir() if folder.exists() else ()
+    return {path.name: path.read_bytes() for path in files if not path.name.startswith(".")}
+
+
+def test_killed_export_of_all_sessions_leaves_complete_files_and_is_completed(
+    told: Path, steno: Steno
+) -> None:
+    with open_store("workspace") as store:
+        store.add_message("m:long", "user", "word " * 8_000)
+    assert steno(*EXPORT_HTML, "expected").exit_code == 0
+    expected = exported_files(told / "expected")
+    longest = max(map(len, expected.values()))
+    seen = set()
+    for number in itertools.count():
+        folder = told / f"{number}"
+        kill = kill_before_event(folder, number) if number else kill_in_write_after(longest // 2)
+        was_killed = run_killed(steno, folder, kill)
+        found = exported_files(folder)
+        assert found.items() <= expected.items()
+        seen.add(len(found))
+        if not was_killed:
+            break
+        assert steno(*EXPORT_HTML, str(folder)).exit_code == 0
+        assert exported_files(folder) == expected
+    # A run was killed after each number of files.
+    assert seen == set(range(len(expected) + 1))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stenolog.stores.open_store import open_store
+from support import needs
 from support.cli import Steno
 from support.transcripts import SAMPLES
 
@@ -140,6 +141,22 @@ def test_without_claude_code_nothing_is_created(steno: Steno, settings: Path) ->
     assert done.exit_code == 1
     assert "CLAUDE_CONFIG_DIR" in done.stderr
     assert not settings.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["steno", "stenolog"])
+def test_a_console_script_installs_itself_as_the_hook(settings: Path, name: str) -> None:
+    script = shutil.which(name, path=str(Path(sys.executable).parent))
+    if script is None:
+        needs.lacking(f"the console script {name} is not installed")
+    subprocess.run(
+        [script, "hook", "install", "claude-code"], timeout=60, check=True, capture_output=True
+    )
+    workspace = Path.cwd() / "workspace"
+    assert commands(settings) == [f"{script} hook run claude-code -w {workspace}"]
+    # An empty input is wrong usage of the hook: the command starts, and logs that.
+    done = run_hook(commands(settings)[0], "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "without a transcript_path" in log()
 
 
 # --- the hook itself ----------------------------------------------------------------------------

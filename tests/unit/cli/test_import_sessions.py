@@ -138,7 +138,7 @@ def test_foreign_logs_in_the_session_folder_are_renamed(steno: Steno, tmp_path: 
     ]
 
 
-def test_own_databases_are_not_imported(steno: Steno, tmp_path: Path) -> None:
+def test_databases_of_stenolog_are_not_imported(steno: Steno, tmp_path: Path) -> None:
     source = openai_agents(tmp_path / "old", 2)
     with open_store(f"sqlite:{source.parent}/steno.db") as store:
         store.add_message("k2", "user", "ours")
@@ -185,7 +185,8 @@ def test_map_file_may_contain_unknown_keys(steno: Steno, tmp_path: Path) -> None
     [
         (
             ["user-1=x"],
-            "--map user-1=x: SOURCE has no session of that key; known keys: user-1001, other-1001",
+            "--map user-1=x: SOURCE has no session with that key; known keys: user-1001, "
+            "other-1001",
         ),
         (["user-1001"], "must have the form OLD=NEW"),
         (["user-1001=x", "other-1001=x"], "several sessions would get the key x"),

@@ -129,7 +129,7 @@ def test_role_aliases_and_text_fields_are_mapped_with_a_note(steno: Steno) -> No
     assert "role 'bot' read as 'assistant' in 1 message" in json.loads(done.stdout)["notes"]
 
 
-def test_a_message_that_says_nothing_is_reported_and_not_imported(steno: Steno) -> None:
+def test_message_without_content_is_reported_and_not_imported(steno: Steno) -> None:
     write("talk.jsonl", said("a"), {"role": "user", "message": "lost?"}, {"role": "assistant"})
     done = steno("import", "talk.jsonl")
     assert done.exit_code == 3

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli.import_sessions import TRANSCRIPTS
+from stenolog.cli.import_sessions import NEEDED_PATHS, TRANSCRIPT_PROGRAMS
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program
+from support.cli import documented_columns
+from support.file_modes import modes_of_root
 from support.transcripts import SAMPLES
+
+__all__ = ["modes_of_root"]
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -29,7 +33,62 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_command_knows_every_program() -> None:
-    assert set(TRANSCRIPTS) == set(PROGRAMS)
+    assert set(TRANSCRIPT_PROGRAMS) == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("source", ["nosuch", "n" * 5_000])
+def test_unknown_source_is_reported_with_the_known_programs(steno: Steno, source: str) -> None:
+    failed = steno("import", source)
+    assert failed.exit_code == 2
+    assert (
+        f" {source[:200]}: there is no such file or folder. Known programs: claude-"
+        in failed.stderr
+    )
+    assert len(failed.stderr) < 600
+
+
+@pytest.mark.parametrize(
+    ("source", "nearest"),
+    [("cluade-code", "claude-code"), ("Codex", "codex"), ("zeroclw", "zeroclaw")],
+)
+def test_misspelled_program_is_reported_with_the_nearest(
+    steno: Steno, source: str, nearest: str
+) -> None:
+    failed = steno("import", source)
+    assert failed.exit_code == 2
+    text = f"{source}: there is no such file or folder. Did you mean {nearest}? Known programs: "
+    assert text in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "needed"),
+    [
+        ("zeroclaw", "file or folder"),
+        ("chatgpt", "zip or JSON file of the export"),
+        ("open-webui", "JSON file of the export"),
+        ("aider", "folder of a project"),
+    ],
+)
+def test_program_without_a_usual_place_needs_a_path(
+    steno: Steno, program: str, needed: str
+) -> None:
+    failed = steno("import", program)
+    assert failed.exit_code == 2
+    text = f"{program} has no usual place; name the {needed}: steno import --from {program} PATH"
+    assert text in failed.stderr
+    assert not Path("workspace").exists()
+
+
+def test_every_other_program_has_a_usual_place() -> None:
+    inherited = {name for name, reader in PROGRAMS.items() if "default_folder" not in vars(reader)}
+    assert inherited == set(TRANSCRIPT_PROGRAMS) & set(NEEDED_PATHS)
+
+
+@pytest.mark.parametrize("other", ["llm", "nanobot"])
+def test_two_programs_are_rejected(steno: Steno, other: str) -> None:
+    failed = steno("import", "opencode", "--from", other)
+    assert failed.exit_code == 2
+    assert f"SOURCE is opencode, but --from is {other}." in failed.stderr
 
 
 def test_a_program_is_imported_from_its_usual_folder(
@@ -47,6 +106,29 @@ def test_a_program_is_imported_from_its_usual_folder(
     assert "Imported 0 messages in 0 sessions; 6 sessions without new messages." in again.stderr
     with open_store("workspace") as store:
         assert store.info(KEY).meta["title"] == "Add a tide table to the harbour page"
+
+
+def test_little_data_that_is_left_out_is_not_reported_as_nothing(steno: Steno) -> None:
+    done = steno("import", "--from", "opencode", str(SAMPLES / "opencode"))
+    assert re.search(r"; [1-9]\d* kB of system prompts, tool schemas ", done.stderr)
+
+
+def test_help_names_each_column_of_a_pipe(steno: Steno) -> None:
+    shown = steno("import", "--help").stdout
+    transcripts = documented_columns(shown, "Columns of transcripts:")
+    words = ["key", "messages added", "messages in the transcript"]
+    assert len(transcripts) == len(words)
+    assert all(word in column for word, column in zip(words, transcripts, strict=True))
+    done = steno("import", str(SAMPLES / "claude-code" / "projects"))
+    assert {row.count("\t") + 1 for row in done.stdout.splitlines()} == {len(transcripts)}
+
+    others = documented_columns(shown, "Columns of other programs:")
+    words = ["key", "messages added", "messages in the file", "layout", "file"]
+    assert len(others) == len(words)
+    assert all(word in column for word, column in zip(words, others, strict=True))
+    Path("talk.json").write_text('[{"role": "user", "content": "hello"}]')
+    done = steno("import", "talk.json")
+    assert {row.count("\t") + 1 for row in done.stdout.splitlines()} == {len(others)}
 
 
 def test_a_program_without_transcripts_is_an_error(
@@ -82,6 +164,94 @@ def test_a_dry_run_writes_nothing(steno: Steno) -> None:
     done = steno("import", str(SAMPLES / "codex" / "sessions"), "--dry-run")
     assert "Would import 52 messages in 6 sessions" in done.stderr
     assert not Path("workspace").exists()
+
+
+def test_a_dry_run_counts_only_what_an_import_would_add(steno: Steno, tmp_path: Path) -> None:
+    place = tmp_path / "projects"
+    shutil.copytree(SAMPLES / "claude-code" / "projects", place)
+    later = next(place.rglob("20c7a18b*.jsonl"))
+    complete = later.read_bytes()
+    shutil.copy(next((SAMPLES / "claude-code" / "earlier").rglob("20c7a18b*.jsonl")), later)
+    new = next(place.rglob("cbdd2046*.jsonl"))
+    moved = new.rename(tmp_path / new.name)
+    steno("import", str(place))
+    done = steno("import", str(place), "--dry-run")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "Would import 0 messages in 0 sessions; 5 sessions without new messages." in done.stderr
+
+    later.write_bytes(complete)
+    moved.rename(new)
+    before = {path: path.read_bytes() for path in Path("workspace").rglob("*") if path.is_file()}
+    would = steno("import", str(place), "--dry-run", "--json")
+    assert before == {path: path.read_bytes() for path in before}
+    imported = steno("import", str(place), "--json")
+    assert would.stdout == imported.stdout
+    assert would.stderr == imported.stderr.replace("Imported", "Would import")
+    assert "Would import 16 messages in 2 sessions" in would.stderr
+
+
+def test_watch_and_dry_run_are_rejected_together(steno: Steno) -> None:
+    done = steno("import", str(SAMPLES / "codex"), "--watch", "--dry-run")
+    assert done.exit_code == 2
+    assert "--watch and --dry-run" in done.stderr
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with transcripts of Claude Code and Codex."""
+    shutil.copytree(SAMPLES / "claude-code" / "projects", tmp_path / ".claude" / "projects")
+    shutil.copytree(SAMPLES / "codex" / "sessions", tmp_path / ".codex" / "sessions")
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("modes_of_root")
+@pytest.mark.parametrize(
+    ("program", "closed", "named"),
+    [
+        ("claude-code", ".claude/projects", ".claude/projects"),
+        ("claude-code", ".claude", ".claude/projects"),
+        ("codex", ".codex/sessions", ".codex/sessions"),
+    ],
+)
+def test_unreadable_folder_is_named(
+    steno: Steno, home: Path, program: str, closed: str, named: str
+) -> None:
+    (home / closed).chmod(0)
+    done = steno("import", program)
+    (home / closed).chmod(0o700)
+    assert done.exit_code == 3
+    assert done.stderr.splitlines() == [
+        f"{home / named} cannot be read: Permission denied",
+        "Imported 0 messages in 0 sessions.",
+    ]
+    assert not Path("workspace").exists()
+
+
+@pytest.mark.usefixtures("modes_of_root")
+@pytest.mark.parametrize("program", ["claude-code", "codex"])
+def test_unreadable_subfolder_does_not_hide_the_others(
+    steno: Steno, home: Path, program: str
+) -> None:
+    places = {"claude-code": ".claude/projects", "codex": ".codex/sessions"}
+    closed = home / places[program] / "a-folder"
+    closed.mkdir(0)
+    done = steno("import", program)
+    assert done.exit_code == 3
+    assert f"{closed} cannot be read: Permission denied\n" in done.stderr
+    assert " in 6 sessions" in done.stderr
+
+
+@pytest.mark.usefixtures("modes_of_root")
+def test_unreadable_transcript_is_named_once(steno: Steno, home: Path) -> None:
+    closed = next(home.rglob("20c7a18b*.jsonl"))
+    closed.chmod(0)
+    done = steno("import", "claude-code")
+    assert done.exit_code == 3
+    assert f"{closed} was skipped: Permission denied\n" in done.stderr
+    assert done.stderr.count(str(closed)) == 1
 
 
 def test_json_has_one_object_per_session(steno: Steno) -> None:
@@ -220,7 +390,7 @@ def append(path: Path, text: bytes) -> None:
 def without_usage(found: dict[str, Any]) -> dict[str, Any]:
     """Usage is on the last record of a response that was there when it was imported."""
     text = json.dumps(found, default=str)
-    return json.loads(re.sub(r', "usage": \{[^}]*\}, "response": "[^"]*"', "", text))  # type: ignore[no-any-return]
+    return json.loads(re.sub(r', "usage": \{"prompt"[^}]*\}', "", text))  # type: ignore[no-any-return]
 
 
 def test_a_growing_file_is_imported_as_it_grows(

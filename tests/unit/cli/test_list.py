@@ -1,6 +1,7 @@
 """`steno list`: golden outputs, filters, errors, and the terminal."""
 
 import json
+import os
 import re
 from binascii import crc32
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from click.testing import Result
 from stenolog.catalog.index import open_catalog
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
+from support.cli import documented_columns
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -37,6 +39,15 @@ def test_list_prints_the_most_recently_changed_session_first(steno: Steno) -> No
         "telegram:123\t2\t4\tTIME\tidle\tmessage 1\n"
     )
     assert result.stderr == ""
+
+
+def test_help_of_list_names_each_column_of_a_pipe(steno: Steno) -> None:
+    columns = documented_columns(steno("list", "--help").stdout, "separated by tabs:")
+    words = ["key", "visible messages", "all messages", "last change", "state", "title"]
+    assert len(columns) == len(words)
+    assert all(word in column for word, column in zip(words, columns, strict=True))
+    rows = steno("list").stdout.splitlines()
+    assert {row.count("\t") + 1 for row in rows} == {len(columns)}
 
 
 def test_workspace_of_list_is_an_argument_or_an_option(steno: Steno) -> None:
@@ -361,4 +372,69 @@ def test_error_without_a_workspace_names_the_option(
     monkeypatch.chdir(tmp_path / "elsewhere")
     for command in (["list"], ["show", "k"], ["search", "x"], ["doctor"]):
         told = steno(*command).stderr
-        assert told == "Error: There is no folder ./workspace here; name a workspace with -w DIR.\n"
+        assert told == (
+            "Error: There is no folder ./workspace here; name a workspace with -w DIR. "
+            "`steno chat`, `steno ask` and `steno import` create one, `steno view` works "
+            "without one.\n"
+        )
+
+
+def _folder_of_another_program(home: Path, program: str) -> Path:
+    """Return a folder as Codex or Claude Code leave it."""
+    if program == "codex":
+        folder = home / ".codex"
+        file = folder / "sessions" / "2026" / "11" / "05" / "rollout-2026-11-05T10-00-00-a.jsonl"
+        line = {"type": "session_meta", "payload": {"id": "a"}}
+    else:
+        folder = home / ".claude"
+        file = folder / "projects" / "-home-me" / "a.jsonl"
+        line = {"sessionId": "a", "type": "user", "message": {"role": "user", "content": "hi"}}
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(line) + "\n")
+    (folder / "history.jsonl").write_text('{"display": "hi"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("program", ["codex", "claude"])
+def test_reading_commands_create_no_file_among_those_of_another_program(
+    steno: Steno, tmp_path: Path, program: str
+) -> None:
+    folder = _folder_of_another_program(tmp_path, program)
+    files = sorted(tmp_path.rglob("*"))
+    name = f".{program}"
+    for command in (["list"], ["search", "hi"], ["show", "k"], ["stats"], ["export", "k"]):
+        steno(*command, "-w", str(folder))
+        steno(*command, "-w", str(tmp_path), "--namespace", name)
+    steno("doctor", "-v", str(folder))
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_pipe_or_folder_with_the_name_of_a_log_is_no_log(
+    steno: Steno, tmp_path: Path, kind: str
+) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "x.jsonl")
+    else:
+        (tmp_path / "x.jsonl").mkdir()
+    done = steno("list", "-w", str(tmp_path))
+    assert "there is no stenolog data" in done.stderr.lower()
+
+
+@pytest.mark.parametrize(
+    ("program", "name"), [("codex", "Codex"), ("claude", "Claude Code")], ids=["codex", "claude"]
+)
+def test_list_says_which_commands_read_the_transcripts_of_a_known_program(
+    steno: Steno, tmp_path: Path, program: str, name: str
+) -> None:
+    folder = _folder_of_another_program(tmp_path, program)
+    hint = (
+        f"t has transcripts of {name}: `steno view {folder}` shows them, "
+        f"`steno import {folder}` imports them.\n"
+    )
+    for arguments in ([str(folder)], ["-w", str(tmp_path), "--namespace", f".{program}"]):
+        told = steno("list", *arguments).stderr
+        assert told.endswith(hint)
+        assert "contains logs itself" not in told
+        assert "doctor" not in told
+    assert hint in steno("doctor", str(folder)).stderr

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -183,7 +184,7 @@ def test_undo_restores_a_forgotten_note(memory: Steno, ids: Ids, workspace: str)
         f"Forgotten: {ids['new']} “Eats no meat.”",
         f"In force again: {ids['old']} “Eats meat.”",
         f"Forgotten: {ids['day']} “They talked.\\nLong.”",
-        "Undo with `steno memory undo --who telegram:1`.",
+        f"Undo with `steno memory undo --who telegram:1 -w {shlex.quote(workspace)}`.",
     ]
     assert _texts(workspace) == ["Eats meat."]
     undo = ("undo", "--who", "telegram:1", "--agent", "main")

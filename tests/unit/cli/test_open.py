@@ -15,6 +15,7 @@ import pytest
 from click.testing import Result
 from starlette.applications import Starlette
 
+from stenolog.cli import main
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token, read_or_create_token
 from stenolog.gateway.hosts import known_hosts
@@ -37,7 +38,7 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Token:
 def _gateway(token: Token) -> Iterator[int]:
     cookies = Cookies(token)
     own = token.host_name()
-    names = known_hosts(bound="127.0.0.1", own=own)
+    names = known_hosts(bound="127.0.0.1", own_host=own)
     app = Starlette(routes=login_routes(LoginLinks(token), cookies, names, own))
     with served(Access(app, token=token, known=names, cookies=cookies)) as port:
         yield port
@@ -124,12 +125,26 @@ def test_link_is_printed_if_no_file_can_be_written(
     assert "Open this link" in told.stderr
 
 
-def test_print_option_prints_the_link(steno: Steno, token: Token) -> None:
+@pytest.mark.parametrize("option", ["--no-open", "--print"])
+def test_no_open_prints_the_link(steno: Steno, token: Token, option: str) -> None:
     with _gateway(token) as port:
-        result = steno("open", "--port", str(port), "--print")
+        result = steno("open", "--port", str(port), option)
         assert (result.exit_code, result.stderr) == (0, "")
         assert _page(result.stdout.strip())[0] == 303
     assert token.value.decode() not in result.output
+
+
+@pytest.mark.parametrize("name", ["open", "view"])
+def test_open_and_view_have_the_same_option_with_a_hidden_alias(steno: Steno, name: str) -> None:
+    group = main.make_context("steno", [name])
+    command = main.get_command(group, name)
+    assert command is not None
+    for arguments, expected in (([], False), (["--no-open"], True), (["--print"], True)):
+        made = command.make_context(name, arguments, parent=group)
+        assert made.params["no_open"] is expected
+    shown = steno(name, "--help").stdout
+    assert "--no-open" in shown
+    assert "--print" not in shown
 
 
 def test_link_is_printed_if_no_browser_opens(
@@ -166,7 +181,7 @@ def test_open_without_gateway_says_how_to_start_it(steno: Steno) -> None:
     result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"There is no gateway at 127.0.0.1:{port}" in result.stderr
-    assert "Start it with: steno serve" in result.stderr
+    assert f"Start it with: steno serve --port {port}\n" in result.stderr
 
 
 def test_rejected_token_is_reported(steno: Steno, token: Token) -> None:
@@ -177,7 +192,7 @@ def test_rejected_token_is_reported(steno: Steno, token: Token) -> None:
     assert token.value.decode() not in result.output
 
 
-def test_error_without_a_token_says_what_creates_it(
+def test_error_without_a_token_names_the_command_that_creates_it(
     steno: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "none"))
@@ -265,7 +280,7 @@ def test_impostor_cannot_relay_the_request(steno: Steno, token: Token) -> None:
     assert answers[0].startswith(b"HTTP/1.1 401")
 
 
-def test_link_for_localhost_uses_the_own_host_name(steno: Steno, token: Token) -> None:
+def test_link_for_localhost_uses_the_host_name_of_the_gateway(steno: Steno, token: Token) -> None:
     with _gateway(token) as port:
         result = steno("open", "--host", "localhost", "--port", str(port), "--print")
     assert result.stdout.startswith(f"http://{token.host_name()}:{port}/login?code=")

@@ -59,7 +59,7 @@ def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("new_york")
-def test_people_read_times_in_their_own_zone() -> None:
+def test_terminal_output_has_times_in_the_local_zone() -> None:
     assert format_local_time(datetime(2026, 3, 1, 2, 30, tzinfo=UTC)) == "2026-02-28 21:30:00 EST"
     assert format_local_time(datetime(2026, 7, 1, 2, 30, tzinfo=UTC)) == "2026-06-30 22:30:00 EDT"
     assert format_local_time(datetime.min.replace(tzinfo=UTC)) == "0001-01-01T00:00:00Z"
@@ -72,7 +72,7 @@ def test_no_control_character_is_left(text: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_a_line_stays_one_line_and_keys_stay_apart(one: str, other: str) -> None:
+def test_one_line_has_no_control_characters_and_keeps_keys_distinct(one: str, other: str) -> None:
     assert not any(unicodedata.category(c) == "Cc" for c in one_line(one))
     if "\\" not in one + other:
         assert (one_line(one) == one_line(other)) == (one == other)
@@ -139,7 +139,7 @@ def test_age_has_one_unit(ago: timedelta, shown: str) -> None:
     assert format_age(NOW - ago, NOW) == shown
 
 
-def test_json_shows_what_a_terminal_would_obey_as_escapes_and_reads_back() -> None:
+def test_json_escapes_control_characters_and_can_be_parsed() -> None:
     value = {"key": "a\x9b31m\u202eb\x1b[0m\ud83d ☃ 漢", "lines": ["1\n2"]}
     for indent in (None, 2):
         text = json_text(value, indent=indent)

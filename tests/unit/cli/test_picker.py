@@ -17,11 +17,10 @@ from stenolog.cli.picker import (
     Choices,
     Picker,
     find_sessions,
-    hits_for,
-    load,
+    load_sessions,
     newest_session,
-    pick,
-    search_words,
+    prefix_query,
+    search_messages,
 )
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -55,7 +54,7 @@ def keys(choices: Choices) -> list[str]:
 
 def loaded(catalog: Catalog, *, channel: str | None = None) -> Choices:
     choices = Choices(channel=channel)
-    load(catalog, choices)
+    load_sessions(catalog, choices)
     return choices
 
 
@@ -68,8 +67,8 @@ def test_detail_of_a_multiline_message_is_one_line(tmp_path: Path) -> None:
     with open_store(tmp_path / "workspace") as store, open_catalog(store) as catalog:
         store.add_message(CHAT, "user", "What is wrong here?\n\nsome log text")
         shown_in = Picker(catalog)
-        load(catalog, shown_in.choices)
-        shown = text_of(shown_in.detail(80))
+        load_sessions(catalog, shown_in.choices)
+        shown = text_of(shown_in.selection_detail(80))
     assert shown.splitlines()[0].rstrip() == "  What is wrong here? some log text"
 
 
@@ -91,7 +90,7 @@ def test_message_hits_follow_title_matches(catalog: Catalog) -> None:
     choices = loaded(catalog)
     choices.set_query("bik")
     assert keys(choices) == [BIKE, CHAT]
-    choices.add_hits("bik", hits_for(catalog, "bik"))
+    choices.add_hits("bik", search_messages(catalog, "bik"))
     assert keys(choices) == [BIKE, CHAT, TRIP]
     choices.set_query("bike la")
     assert keys(choices) == [CHAT]
@@ -100,12 +99,12 @@ def test_message_hits_follow_title_matches(catalog: Catalog) -> None:
 def test_late_hits_are_dropped(catalog: Catalog) -> None:
     choices = loaded(catalog)
     choices.set_query("bake")
-    choices.add_hits("bike", hits_for(catalog, "bike"))
+    choices.add_hits("bike", search_messages(catalog, "bike"))
     assert keys(choices) == [CAKE]
 
 
 def test_only_the_last_word_is_a_prefix() -> None:
-    assert [search_words(typed) for typed in ("bik", "bik ", 'a "b"')] == ["bik*", "bik ", 'a "b"']
+    assert [prefix_query(typed) for typed in ("bik", "bik ", 'a "b"')] == ["bik*", "bik ", 'a "b"']
 
 
 def test_tab_shows_other_channels(catalog: Catalog) -> None:
@@ -120,13 +119,13 @@ def test_selection_is_kept_when_matches_arrive(catalog: Catalog) -> None:
     choices = loaded(catalog)
     choices.set_query("bik")
     choices.move(1)
-    choices.add_hits("bik", hits_for(catalog, "bik"))
+    choices.add_hits("bik", search_messages(catalog, "bik"))
     assert choices.selection is not None
     assert choices.selection.key == CHAT
     choices.move(99)
-    assert choices.selected == 2
+    assert choices.selected_row == 2
     choices.move(-99)
-    assert choices.selected == 0
+    assert choices.selected_row == 0
 
 
 def test_text_selects_its_exact_key_or_all_matches(store: Store, catalog: Catalog) -> None:
@@ -150,8 +149,8 @@ def test_rows_fit_the_terminal_and_have_age_messages_and_title(
 ) -> None:
     store.add_message("cli:9:default", "user", "日本語 " * 40 + "\x1b[2J")
     shown = Picker(catalog)
-    load(catalog, shown.choices)
-    rows = text_of(shown.rows(50, 10)).split("\n")
+    load_sessions(catalog, shown.choices)
+    rows = text_of(shown.session_rows(50, 10)).split("\n")
     assert re.fullmatch(r">\s+now\s+1 ◐ 日本語 .*… *", rows[0])
     assert re.fullmatch(r"\s+now\s+2\s+Where to go *", rows[1])
     # Each of these characters is two columns wide.
@@ -163,9 +162,9 @@ def test_long_list_scrolls_to_the_selected_session(store: Store, catalog: Catalo
     for number in range(30):
         store.add_message(f"many:{number}", "user", f"number {number}")
     shown = Picker(catalog)
-    load(catalog, shown.choices)
+    load_sessions(catalog, shown.choices)
     shown.choices.move(20)
-    rows = text_of(shown.rows(60, 5)).split("\n")
+    rows = text_of(shown.session_rows(60, 5)).split("\n")
     assert len(rows) == 5
     assert [row.startswith(">") for row in rows] == [False] * 4 + [True]
 
@@ -184,7 +183,8 @@ class Drawn:
         )
         with create_pipe_input() as source:
             source.send_text(typed)
-            picking = pick(self._catalog, text=text, channel=channel, source=source, output=output)
+            picker = Picker(self._catalog, channel=channel)
+            picking = picker.run(text, source=source, output=output)
             return asyncio.run(asyncio.wait_for(picking, 8))
 
 
@@ -222,6 +222,6 @@ def test_picker_starts_with_the_given_text_and_shows_its_keys(catalog: Catalog) 
 def test_more_sessions_than_a_page_are_all_found(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picker, "_FIRST_PAGE", 2)
+    monkeypatch.setattr(picker, "_FIRST_PAGE_SIZE", 2)
     monkeypatch.setattr(picker, "PAGE_SIZE", 1)
     assert Drawn(catalog).choose("lamps\r") == CHAT

@@ -95,7 +95,7 @@ def test_rules_are_listed_in_words_and_as_json(steno: Steno) -> None:
     assert steno("retention", "list").stdout == (
         "many\tarchive\tsessions beyond the newest 1 and whose key starts with telegram:, "
         "except those tagged keep\n"
-        "nothing\tpurge\tno sessions: the rule purges, and purge rules need an age\n"
+        "nothing\tpurge\tno sessions: a purge rule needs an age\n"
         "spam\tdelete\tsessions tagged spam, except those tagged keep\n"
     )
     schema = msgspec.json.schema(RuleShape)
@@ -113,7 +113,7 @@ def test_retention_dry_run_prints_the_plan_and_changes_nothing(steno: Steno) -> 
         ["delete", "spam", "cli:default", "2"],
     ]
     assert result.stderr == (
-        "Rule nothing matches no session: it purges, and purge rules need an age.\n"
+        "Rule nothing matches no session: a purge rule needs an age.\n"
         "1 session would be archived, 1 session would be moved to the trash.\n"
     )
     assert _keys() == before
@@ -163,7 +163,7 @@ def test_purge_rule_is_described_as_applying_to_the_trash(ruled: Path, steno: St
     assert steno("retention", "list").stdout == (
         "a\tpurge\tsessions in the trash, deleted 9 days ago and whose key starts with x:, "
         "except those tagged keep\n"
-        "b\tpurge\tno sessions: the rule purges, and purge rules can only use an age and a prefix\n"
+        "b\tpurge\tno sessions: a purge rule can only have an age and a prefix\n"
     )
 
 

@@ -81,7 +81,8 @@ def test_nothing_found_is_exit_code_1_like_grep(steno: Steno) -> None:
         ),
         (
             ["message OR nowhere"],
-            "No matching messages. A message must contain all words. OR is searched as a word.",
+            "No matching messages. A message must contain all words. "
+            "OR is searched as an ordinary word.",
         ),
         (
             ["message", "--role", "usr"],
@@ -201,7 +202,7 @@ def test_search_takes_a_sqlite_store(steno: Steno) -> None:
     assert _found(steno("search", "needle", "-w", "sqlite:some.db")) == [("k", 1)]
 
 
-def test_search_in_a_workspace_that_is_not_there_is_one_sentence(steno: Steno) -> None:
+def test_search_in_a_missing_workspace_is_reported_in_one_sentence(steno: Steno) -> None:
     result = steno("search", "x", "-w", "nowhere")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: There is no workspace at nowhere; check the path.\n"

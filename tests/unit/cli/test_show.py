@@ -3,16 +3,15 @@
 import json
 import re
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 import pytest
 from click.testing import Result
 
-from stenolog.cli.show import PROGRAM_FIELDS
+from stenolog.catalog.message_metadata import PROGRAM_FIELDS
 from stenolog.stores.open_store import open_store
-from stenolog.transfer import transcripts
+from stenolog.transfer.transcripts.programs import PROGRAMS
+from stenolog.transfer.transcripts.transcript import record_field
 from support.tool_samples import CODING, fill_tools
 
 Steno = Callable[..., Result]
@@ -46,6 +45,16 @@ def test_at_shows_a_message_with_those_around_it_hidden_ones_too(steno: Steno) -
     assert "Summary" not in result.stdout
 
 
+def test_embedded_image_is_shown_with_its_kind_and_size(steno: Steno) -> None:
+    url = "data:image/png;base64," + "A" * 4_000
+    content = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": url}}]
+    with open_store("workspace") as store:
+        store.add_full_message("a", {"role": "user", "content": content})
+    result = steno("show", "a")
+    assert "look\n[image/png, about 3,000 bytes]\n" in result.stdout
+    assert url in steno("show", "a", "--json").stdout
+
+
 @pytest.mark.parametrize("key", ["long", "telegram:5", "a:b:c"])
 def test_show_accepts_the_anchors_of_search(steno: Steno, key: str) -> None:
     with open_store("workspace") as store:
@@ -66,11 +75,11 @@ def test_existing_key_takes_precedence_over_an_anchor(steno: Steno) -> None:
     assert "a session of its own" in steno("show", f"{KEY}:2").stdout
 
 
-def test_a_message_that_is_not_there_is_one_sentence(steno: Steno) -> None:
+def test_missing_message_is_reported_in_one_sentence(steno: Steno) -> None:
     for arguments in ([KEY, "--at", "9"], [f"{KEY}:9"]):
         result = steno("show", *arguments)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert result.stderr == f"Error: There is no message 9 in {KEY}. The last one is 4.\n"
+        assert result.stderr == f"Error: There is no message 9 in {KEY}; the last is 4.\n"
     nobody = steno("show", "nobody:7")
     assert nobody.stderr.startswith("Error: There is no session 'nobody:7'.")
     assert steno("show", KEY, "--at", "0").exit_code == 2
@@ -135,7 +144,9 @@ def test_tools_are_shortened_in_a_terminal_unless_requested(in_terminal: InTermi
     assert "x" * 60 in whole.replace("\n", "")
 
 
-def test_tools_are_shown_by_their_shape_in_a_terminal(place: Path, in_terminal: InTerminal) -> None:
+def test_tool_calls_have_formatted_blocks_in_a_terminal(
+    place: Path, in_terminal: InTerminal
+) -> None:
     fill_tools(place / "workspace")
     _, shown = in_terminal("show", CODING, "--no-pager", NO_COLOR="1")
     assert "→ Bash cd /srv/app && python -m pytest -q\n" in shown
@@ -188,7 +199,7 @@ def test_an_image_does_not_fill_the_screen(in_terminal: InTerminal) -> None:
     assert len(shown) < 700
 
 
-def test_a_strange_message_is_shown_in_a_terminal_too(in_terminal: InTerminal) -> None:
+def test_message_of_unknown_format_is_shown_in_a_terminal(in_terminal: InTerminal) -> None:
     strange: list[dict[str, object]] = [
         {},
         {"role": 7, "content": 1.5, "tool_calls": "none"},
@@ -207,7 +218,7 @@ def test_a_strange_message_is_shown_in_a_terminal_too(in_terminal: InTerminal) -
 
 
 @pytest.mark.slow
-def test_what_is_longer_than_the_screen_is_paged(
+def test_output_longer_than_the_screen_is_paged(
     place: Path, in_terminal: InTerminal, steno: Steno
 ) -> None:
     pager = place / "pager"
@@ -238,22 +249,21 @@ def test_leaving_the_pager_early_exits_with_0(place: Path, in_terminal: InTermin
     assert shown.count("\n") < 5
 
 
-def test_terminal_does_not_show_the_original_record_of_another_program(
-    place: Path, in_terminal: InTerminal
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_original_record_of_another_program_is_not_shown(
+    place: Path, steno: Steno, in_terminal: InTerminal, is_terminal: bool
 ) -> None:
     del place
     with open_store("workspace") as store:
         body = {"role": "user", "content": "hello", "claude_code": {"uuid": "1"}, "other": 2}
         store.add_messages("k", [body])
-    _, shown = in_terminal("show", "k", "--no-pager", NO_COLOR="1")
+    if is_terminal:
+        _, shown = in_terminal("show", "k", "--no-pager", NO_COLOR="1")
+    else:
+        shown = steno("show", "k").stdout
     assert "claude_code" not in shown
     assert "other: 2" in shown
 
 
 def test_original_records_of_all_programs_are_known() -> None:
-    fields = {
-        import_module(f"stenolog.transfer.transcripts.{module.name}").__dict__.get("FIELD")
-        for module in iter_modules(transcripts.__path__)
-        if module.name not in ("transcript", "transcript_import", "transcript_store", "programs")
-    }
-    assert fields - {None} == PROGRAM_FIELDS
+    assert set(map(record_field, PROGRAMS)) == PROGRAM_FIELDS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli.workspace import open_read_only
+from stenolog.cli.workspace import Location, open_read_only
 from stenolog.errors import ReadOnly
 from stenolog.stores.open_store import open_store
 
@@ -47,6 +47,15 @@ def test_p3_list_and_show_point_to_the_doctor_if_messages_are_lost(
             "telegram:123 is damaged: at least 1 message is lost. "
             "Run `steno doctor ./workspace` for details."
         )
+
+
+def test_suggested_command_names_a_folder_with_a_space(place: Path, steno: Steno) -> None:
+    log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
+    (place / "workspace").rename(place / "my notes")
+    result = steno("list", "-w", "my notes")
+    suggested = re.findall(r"`steno (doctor .*?)`", result.stderr)
+    assert suggested == ["doctor 'my notes'"]
 
 
 def test_p3_show_reports_damage_found_only_by_a_full_read(place: Path, steno: Steno) -> None:
@@ -282,7 +291,7 @@ def test_log_of_another_program_is_reported_in_one_sentence(place: Path, steno: 
 
 
 def test_read_commands_open_the_store_read_only() -> None:
-    with open_read_only("workspace") as store, pytest.raises(ReadOnly):
+    with open_read_only(Location(workspace="workspace")) as store, pytest.raises(ReadOnly):
         store.add_message("telegram:123", "user", "x")
 
 
@@ -310,3 +319,10 @@ def test_metadata_of_an_answer_is_shown_as_text(steno: Steno) -> None:
     assert "\nHalf (interrupted: broken off)\n" in shown
     assert "stenolog" not in shown
     assert steno("show", "k", "--all").stdout == shown
+
+
+def test_option_named_like_a_format_suggests_the_format(steno: Steno) -> None:
+    for name in ("html", "markdown"):
+        result = steno("export", "telegram:123", f"--{name}")
+        assert result.exit_code == 2
+        assert f"Did you mean '--format {name}'?" in result.stderr

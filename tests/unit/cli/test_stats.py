@@ -18,11 +18,12 @@ from msgspec import Struct
 from stenolog.catalog.message_metadata import mark_model
 from stenolog.cli.stats import SCRIPTED_MODEL
 from stenolog.errors import install_command
-from stenolog.sessions.usage import prices
+from stenolog.sessions.usage import load_prices
 from stenolog.settings.model_selection import SCRIPTED
 from stenolog.stores.open_store import open_store
 from stenolog.tokens import message_tokens
 from support.file_modes import obey_modes
+from support.transcripts import SAMPLES
 
 __all__ = ["obey_modes"]
 
@@ -183,6 +184,39 @@ def test_messages_copied_by_a_fork_are_counted_once(steno: Steno) -> None:
     assert (found["sessions"], found["messages"], found["input_tokens"]) == (3, 8, 307)
 
 
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515",
+        "codex:01a1e437-7030-7230-8002-8dfe870f6794",
+        "opencode:ses_e1bc54571ffeQCMUB5qfLoMXIy",
+    ],
+)
+def test_usage_of_a_response_covers_all_its_messages(key: str, steno: Steno) -> None:
+    program = key.partition(":")[0]
+    assert steno("import", "--from", program, str(SAMPLES / program)).exit_code == 0
+    found = _stats(steno, key)
+    assert found["output_tokens"] > 0
+    assert found["estimated_tokens"] == 0
+
+
+def test_response_without_usage_is_estimated(place: Path, steno: Steno) -> None:
+    with open_store(place / "workspace") as store:
+        for name in ("one", "one", "two"):
+            notes = {"response": name, "model": "m"}
+            body = {"role": "assistant", "content": "A piece.", "stenolog": notes}
+            store.add_full_message("split", body)
+        assert _stats(steno, "split")["estimated_tokens"] == 3 * message_tokens(
+            {"role": "assistant", "content": "A piece."}
+        )
+        body["stenolog"] = {**notes, "response": "one", "usage": {"prompt": 5, "answer": 4}}
+        store.add_full_message("split", body)
+    found = _stats(steno, "split")
+    assert found["output_tokens"] == 4
+    assert found["estimated_tokens"] == message_tokens({"role": "assistant", "content": "A piece."})
+
+
 def test_newer_session_is_reported_and_others_are_counted(place: Path, steno: Steno) -> None:
     [log] = (place / "workspace" / "sessions").glob("notes*.jsonl")
     log.write_bytes(_newer(log.read_bytes()))
@@ -218,7 +252,7 @@ def test_terminal_shows_days_models_and_channels(in_terminal: InTerminal) -> Non
 def test_cost_is_shown_if_prices_are_installed(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_messages("priced", [ASKED, _answer(1_000_000, 100_000, model="gpt-4o")])
-    price = prices()
+    price = load_prices()
     assert price is not None
     dollars = price("gpt-4o", {"prompt": 1_000_000, "answer": 100_000, "cached": 0})
     found = _stats(steno)["cost"]
@@ -232,7 +266,7 @@ def test_rows_by_session_day_model_and_project_have_their_cost(steno: Steno) -> 
         for key, tokens in (("cheap", 1_000), ("dear", 1_000_000), ("also", 2_000)):
             store.add_messages(key, [ASKED, _answer(tokens, 10, model="gpt-4o")], at=[FIRST] * 2)
             store.set_meta(key, cwd="/srv/a" if key != "also" else "/srv/b")
-    price = prices()
+    price = load_prices()
     assert price is not None
 
     def cost(*prompts: int) -> Any:

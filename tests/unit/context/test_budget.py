@@ -1,4 +1,4 @@
-"""How much there may be of what."""
+"""Tests the token budget: limits of each part of a request."""
 
 from typing import Any
 

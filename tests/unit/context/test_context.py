@@ -1,10 +1,12 @@
-"""Windows, compaction and overflow behind somebody's own loop."""
+"""Tests Context in a caller's own loop: windows, summaries and overflow."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stenolog import InMemoryStore, JSONLStore, Store
 from stenolog.catalog import open_catalog
@@ -22,13 +24,13 @@ LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """A store with nothing in it."""
+    """Yield an empty store."""
     with InMemoryStore() as opened:
         yield opened
 
 
 class Loop:
-    """A context, and what it told."""
+    """A context that records its reports."""
 
     def __init__(self, store: Store, **given: Any) -> None:
         self.told: list[SummaryReport] = []
@@ -36,12 +38,12 @@ class Loop:
         self.context = Context(store, **options | given)
 
     @property
-    def whys(self) -> list[str]:
+    def reasons(self) -> list[str]:
         return [event.reason for event in self.told]
 
 
 class Server:
-    """A model that takes so many tokens and says so, or only that it was too much."""
+    """A model with a token limit, whose errors name the limit or not."""
 
     def __init__(self, takes: int, error: str) -> None:
         self.takes = takes
@@ -89,7 +91,7 @@ def test_message_count_triggers_a_summary_after_a_turn(store: Store) -> None:
     done = loop.context.summarize_if_needed(KEY)
     assert done is not None
     assert loop.told == [done]
-    assert loop.whys == ["count"]
+    assert loop.reasons == ["count"]
     assert len(store.get_history(KEY)) == 4
     assert loop.context.summarize_if_needed(KEY) is None
 
@@ -98,7 +100,7 @@ def test_tokens_trigger_a_summary_before_a_call(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=3_000), user("and now?")])
     sent = loop.context.call(KEY, lambda messages: messages)
-    assert loop.whys == ["tokens"]
+    assert loop.reasons == ["tokens"]
     assert sent[-1] == user("and now?")
     assert sum(map(CHEAP.message, sent)) <= LIMITS.room // 2
     assert "[Summary of the earlier conversation]" in sent[0]["content"]
@@ -108,9 +110,9 @@ def test_summarize_on_request(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(4))
     assert loop.context.summarize(KEY) is not None
-    assert loop.whys == ["manual"]
-    assert loop.context.summarize(KEY) is None  # one turn is left: nothing that could be hidden
-    assert loop.whys == ["manual"]
+    assert loop.reasons == ["manual"]
+    assert loop.context.summarize(KEY) is None  # one turn is left, so nothing can be hidden
+    assert loop.reasons == ["manual"]
 
 
 @pytest.mark.parametrize("error", [SILENT, NAMING])
@@ -120,7 +122,7 @@ def test_overflow_error_triggers_a_summary_and_a_retry(store: Store, error: str)
     server = Server(1_000, error)
     assert loop.context.call(KEY, server) == "fine"
     assert 2 <= len(server.sent) <= 3
-    assert set(loop.whys) == {"overflow"}
+    assert set(loop.reasons) == {"overflow"}
     assert len(store.get_history(KEY)) < 9
 
 
@@ -174,8 +176,8 @@ def test_summary_requests_fit_the_limits_of_their_model(store: Store) -> None:
     loop = Loop(store, complete=model, complete_limits=small)
     store.add_messages(KEY, talk(8, size=600))
     assert loop.context.summarize(KEY) is not None
-    assert len(model.asked) > 1
-    assert all(sum(map(CHEAP.message, asked)) <= small.room + 16 for asked in model.asked)
+    assert len(model.calls) > 1
+    assert all(sum(map(CHEAP.message, asked)) <= small.room + 16 for asked in model.calls)
 
 
 def test_one_long_turn_is_shortened_after_an_overflow(store: Store) -> None:
@@ -210,7 +212,7 @@ def test_request_that_cannot_be_shortened_raises_context_too_small(store: Store)
     assert "max_context_tokens" not in str(caught.value)  # a smaller one would not help
     assert caught.value.needed > 2_004
     assert len(server.sent) == 1
-    assert loop.context.limits == LIMITS  # it helped nobody
+    assert loop.context.limits == LIMITS  # unchanged, because it did not help
 
 
 def test_other_errors_of_the_model_are_raised(store: Store) -> None:
@@ -232,18 +234,18 @@ def test_undone_summary_is_not_repeated_after_the_next_turn(store: Store) -> Non
     assert len(loop.context.call(KEY, lambda messages: messages)) == 13
     store.add_message(KEY, "assistant", "Yes.")
     assert loop.context.summarize_if_needed(KEY) is None
-    assert loop.whys == ["count"]
+    assert loop.reasons == ["count"]
 
 
 def test_messages_left_out_of_the_window_are_summarized(store: Store) -> None:
-    # What is stored fits: together with a message that is not, it is too much.
+    # The stored messages fit, but not together with an unsaved one.
     store.add_messages(KEY, talk(4, size=500))
     unsaved = [user("q" * 4 * (LIMITS.room - 800))]
     loop = Loop(store)
     assert loop.context.window(KEY, unsaved=unsaved).left_out > 0
     assert loop.context.summarize_if_needed(KEY) is None
     sent = loop.context.call(KEY, lambda messages: messages, unsaved=unsaved)
-    assert loop.whys == ["tokens"]
+    assert loop.reasons == ["tokens"]
     assert "earlier messages are left out" not in str(sent)
 
 
@@ -317,3 +319,50 @@ def test_reported_tokens_are_stored_per_model(tmp_path: Path) -> None:
             again = Context(store, catalog=catalog, model="small").window(KEY)
             assert again.tokens == pytest.approx(2 * before, rel=0.05)
             assert Context(store, catalog=catalog, model="other").window(KEY).tokens == before
+
+
+def test_object_that_is_no_store_is_rejected() -> None:
+    class OwnSessions:
+        get_history = InMemoryStore.get_history
+
+    with pytest.raises(UsageError, match=r"Context needs a Store, .* not OwnSessions"):
+        Context(cast(Any, OwnSessions()))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 600), min_size=1, max_size=14),
+    tokens=st.integers(500, 4_000),
+    reported=st.integers(1, 4_000),
+)
+def test_session_with_room_needs_no_summary(lengths: list[int], tokens: int, reported: int) -> None:
+    limits = Limits(max_context_tokens=tokens, max_history_messages=10)
+    with InMemoryStore() as store:
+        for length in lengths:
+            store.add_message(KEY, "user", "x" * length)
+            store.add_message(KEY, "assistant", "fine")
+        context = Loop(store, limits=limits).context
+        try:
+            window = context.window(KEY)
+        except ContextTooSmall:
+            return
+        store.add_message(KEY, "assistant", "word " * lengths[0])
+        context.record_usage(estimated=window.tokens, reported=reported)
+        if context.has_room(window, store.get_history(KEY)):
+            assert context.summarize_if_needed(KEY) is None
+
+
+def test_short_session_has_room_and_a_long_one_has_none(store: Store) -> None:
+    context = Loop(store).context
+    store.add_messages(KEY, talk(2))
+    assert context.has_room(context.window(KEY), store.get_history(KEY))
+    store.add_messages(KEY, talk(6))
+    assert not context.has_room(context.window(KEY), store.get_history(KEY))
+
+
+def test_session_with_a_summary_that_was_cut_must_be_counted(store: Store) -> None:
+    context = Loop(store).context
+    store.add_messages(KEY, talk(2))
+    store.set_summary(KEY, "word " * 9_000)
+    window = context.window(KEY)
+    assert window.summary_cut
+    assert not context.has_room(window, store.get_history(KEY))

@@ -1,4 +1,4 @@
-"""When a conversation is compacted, and how far."""
+"""Tests when a conversation is summarized, and up to which message."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_plan_because_of_the_message_count() -> None:
     plan = planned(talk(6))
     assert plan is not None
     assert plan.reason == "count"
-    assert plan.kept == 4  # whole turns, at most half of ten
+    assert plan.kept == 4  # complete turns, at most half of ten
     assert (plan.messages[0].seq, plan.upto) == (1, 8)
 
 
@@ -125,7 +125,7 @@ def test_every_plan_hides_messages_and_cuts_at_a_turn(
     ]
 
     def taken(first: int) -> int:
-        """Tokens of what is sent of the messages from this one on."""
+        """Return the tokens of the sent messages from this one on."""
         return sum(CHEAP.message(body) for begin, body in sent if begin >= first)
 
     if plan is None:

@@ -1,4 +1,4 @@
-"""Messages as providers take them."""
+"""Tests messages in the form that providers accept."""
 
 import copy
 from itertools import pairwise
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stenolog.catalog.message_metadata import mark_seen
 from stenolog.context.request_messages import (
-    CONTINUATION,
-    EMPTY,
-    INTERRUPTED,
+    FIRST_USER_CONTENT,
+    NO_RESULT,
+    NO_TEXT,
     ProviderRequirements,
     prepare_messages,
 )
@@ -40,7 +40,7 @@ NEEDS = st.builds(
 
 
 def outline(messages: list[dict[str, Any]]) -> list[str]:
-    """Role and id or text of each message."""
+    """Return role and id or text of each message."""
     return [f"{body['role']} {body.get('tool_call_id') or body['content']}" for body in messages]
 
 
@@ -64,22 +64,22 @@ def test_every_history_becomes_valid(
 def test_order_of_messages_is_kept(
     messages: list[dict[str, Any]], needs: ProviderRequirements
 ) -> None:
-    """Each message carries its number in a field of its own, and so does what is made of it."""
+    """Numbers each message in an extra field, which derived messages keep."""
     numbered = [{**body, "number": at} for at, body in enumerate(messages)]
     made = prepare_messages(
         numbered, ProviderRequirements(reasoning=needs.reasoning, keep_fields=("number",))
     )
     said = [body["number"] for body in made if "number" in body and body["role"] != "tool"]
     assert said == sorted(set(said))
-    assert {at for at, body in enumerate(messages) if must_be_heard(body)} <= set(said)
+    assert {at for at, body in enumerate(messages) if must_be_sent(body)} <= set(said)
     for at, body in enumerate(made):
-        # A result never stands before its call, and tells what was told there.
+        # A result is never before its call, and belongs to the call before it.
         if body["role"] == "tool" and "number" in body:
             calls = [other for other in made[:at] if other.get("tool_calls")]
             assert calls[-1]["number"] < body["number"]
 
 
-def must_be_heard(body: dict[str, Any]) -> bool:
+def must_be_sent(body: dict[str, Any]) -> bool:
     content = body.get("content")
     if isinstance(content, str):
         says = bool(content.strip())
@@ -101,7 +101,7 @@ def test_only_messages_between_call_and_results_move(
         behind = made[at + 1 : at + 1 + len(ids)]
         assert [result["tool_call_id"] for result in behind] == ids
         for result in behind:
-            told = results.get(result["tool_call_id"], {"content": INTERRUPTED})
+            told = results.get(result["tool_call_id"], {"content": NO_RESULT})
             assert result["content"] == told["content"]
 
 
@@ -118,7 +118,7 @@ def test_messages_between_call_and_results_move_after_them() -> None:
 
 def test_call_without_a_result_gets_interrupted() -> None:
     made = prepare_messages([user("a"), assistant(None, "c1"), user("b")], PLAIN)
-    assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": INTERRUPTED}
+    assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": NO_RESULT}
 
 
 def test_orphaned_and_duplicate_results_are_dropped() -> None:
@@ -145,7 +145,7 @@ def test_result_parts_stay_together_and_the_rest_follows() -> None:
     messages = [user("a"), uses("b", "u1", "u2"), hands("u2", text="and?"), user("c")]
     made = prepare_messages(messages, PLAIN)
     assert faults(made) == []
-    assert [part["content"] for part in made[2]["content"]] == [INTERRUPTED, "seen u2"]
+    assert [part["content"] for part in made[2]["content"]] == [NO_RESULT, "seen u2"]
     assert made[3]["content"] == [{"type": "text", "text": "and?"}]
 
 
@@ -160,7 +160,7 @@ def test_consecutive_user_messages_are_merged_on_request() -> None:
 
 def test_first_user_message_is_inserted_on_request() -> None:
     made = prepare_messages([assistant("hello"), user("a")], ProviderRequirements(user_first=True))
-    assert made[0] == user(CONTINUATION)
+    assert made[0] == user(FIRST_USER_CONTENT)
 
 
 def test_system_and_developer_precede_the_first_user_message() -> None:
@@ -218,9 +218,9 @@ def test_arguments_are_always_a_json_object(given: Any, sent: Any) -> None:
 )
 def test_empty_messages_are_dropped_except_user_messages(nothing: Any) -> None:
     messages = [user(nothing), assistant(nothing), {"role": "system", "content": nothing}]
-    assert prepare_messages([*messages, {"role": "odd", "content": "x"}], PLAIN) == [user(EMPTY)]
+    assert prepare_messages([*messages, {"role": "odd", "content": "x"}], PLAIN) == [user(NO_TEXT)]
     call = prepare_messages([assistant(nothing, "c1"), tool("c1", nothing)], PLAIN)
-    assert [body["content"] for body in call] == [None, EMPTY]
+    assert [body["content"] for body in call] == [None, NO_TEXT]
 
 
 def test_empty_text_parts_are_dropped() -> None:

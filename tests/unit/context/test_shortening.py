@@ -1,11 +1,11 @@
-"""Texts and turns made shorter."""
+"""Tests shortening of texts and turns."""
 
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.request_messages import INTERRUPTED, ProviderRequirements, to_request_messages
+from stenolog.context.request_messages import NO_RESULT, ProviderRequirements, to_request_messages
 from stenolog.context.shortening import cut_middle, minimum_tokens, shorten_turn
 from support.histories import (
     CHEAP,
@@ -64,7 +64,7 @@ def test_pointers_name_the_seq_of_their_text() -> None:
     one, two, three, four = [part["content"] for part in short.entries[2].body["content"]]
     assert one.strip("x\n") == "[… elided: 1,000 tokens; full text at seq 3]"
     assert two.strip("y\n") == "[… elided: 1,000 tokens; full text at seq 5]"
-    assert (three, four) == ("short", INTERRUPTED)
+    assert (three, four) == ("short", NO_RESULT)
 
 
 @given(sessions(), st.integers(0, 300))
@@ -91,7 +91,7 @@ def test_short_result_next_to_a_long_one_is_not_elided() -> None:
     assert [part["content"] for part in short.entries[2].body["content"]] == [
         "seen u1",
         "[… elided: 1,000 tokens; full text at seq 3]",
-        INTERRUPTED,
+        NO_RESULT,
     ]
 
 

@@ -1,4 +1,4 @@
-"""Two thousand turns with tools of any size, and the window looked at before every call."""
+"""Simulates two thousand turns with tools of all sizes, and checks the window before every call."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def keeps_facts(
     schema: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """A summariser that only copies from the new part; it never repeats what is known."""
+    """Summarize by copying only from the new part, without repeating known facts."""
     assert schema is not None
     assert max_tokens is not None
     assert sum(map(CHEAP.message, messages)) <= LIMITS.max_context_tokens
@@ -40,7 +40,7 @@ def keeps_facts(
 
 
 class Talk:
-    """A user, a model and its tools, all of them moody."""
+    """A user, a model and its tools, with random behaviour."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -58,7 +58,7 @@ class Talk:
         self.calls = 0
 
     def model(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Look at the window as a provider would; then call so many tools."""
+        """Check the window as a provider would; then call some tools."""
         self.calls += 1
         assert faults(messages) == []
         taken = sum(map(CHEAP.message, messages)) + CHEAP.tools(TOOLS)

@@ -1,4 +1,4 @@
-"""Plans carried out: one checkpoint, by seq, or nothing at all."""
+"""Tests that a summary plan is executed as one checkpoint, by seq, or not at all."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ import pytest
 
 from stenolog import Store
 from stenolog.context.summarize import (
-    COMPACTED,
+    COMPACTED_UPTO,
     SummaryPlan,
     SummaryReport,
     Trigger,
@@ -33,7 +33,7 @@ NEW = '{"facts": ["The cat is called Ivo"], "last_state": "on"}'
 
 @pytest.fixture(params=["memory:", "jsonl", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """A session of eight turns, sixteen messages, on each engine."""
+    """Yield a session of eight turns, sixteen messages, on each engine."""
     if request.param == "sqlite":
         needs.package("apsw")
     places = {"memory:": "memory:", "jsonl": str(tmp_path), "sqlite": f"sqlite:{tmp_path}/s.db"}
@@ -141,7 +141,7 @@ def test_undone_summary_is_recognized_after_a_restart(tmp_path: Path) -> None:
 def test_a_crash_before_the_checkpoint_leaves_the_token_budget_in_force(store: Store) -> None:
     plan = planned(store)
     assert plan is not None
-    store.set_meta(KEY, **{COMPACTED: plan.upto})  # and no checkpoint after it
+    store.set_meta(KEY, **{COMPACTED_UPTO: plan.upto})  # without a checkpoint after it
     assert planned(store) is None
     store.add_messages(KEY, talk(2, size=9_000))
     assert planned(store) is not None
@@ -239,7 +239,7 @@ def test_messages_hidden_after_the_plan_do_not_stop_it(store: Store) -> None:
 
 
 class Late:
-    """A store on which somebody else moves the floor at the last moment."""
+    """A store on which another process moves the floor at the last moment."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -263,7 +263,7 @@ def test_moved_floor_makes_the_checkpoint_fail(store: Store) -> None:
 
 
 class Busy(Late):
-    """A store that is busy when the checkpoint comes; what came before it is done."""
+    """A store that is busy at the checkpoint; the calls before it succeed."""
 
     meanwhile: Any = staticmethod(lambda _: None)
 
@@ -299,7 +299,7 @@ def test_checkpoint_stored_despite_an_error_can_be_undone(store: Store) -> None:
 
 
 class Deleted(Late):
-    """A store on which somebody deletes the session just before our note in its meta."""
+    """A store on which another process deletes the session just before its metadata is written."""
 
     meanwhile: Any = staticmethod(gone)
 
@@ -346,7 +346,7 @@ def test_session_deleted_before_the_checkpoint_raises_no_error(store: Store) -> 
     assert store.list_sessions() == []
 
 
-# --- what a person took back before --------------------------------------------------------------
+# --- withdrawn messages --------------------------------------------------------------------------
 
 
 def test_withdrawn_messages_are_recorded_with_the_summary(store: Store) -> None:
@@ -372,7 +372,7 @@ def test_messages_summarized_by_another_program_are_not_withdrawn(store: Store) 
 def test_each_summary_adds_newly_withdrawn_messages(store: Store) -> None:
     store.hide(KEY, 3, 4)
     carried_out(store)  # up to 12
-    store.hide(KEY, 13, 14)  # touches the floor, and becomes part of it
+    store.hide(KEY, 13, 14)  # adjacent to the floor, so it becomes part of it
     store.add_messages(KEY, talk(8))  # up to 32
     store.hide(KEY, 20, 20)
     carried_out(store)
@@ -408,7 +408,7 @@ def test_concurrent_summary_keeps_its_meta_field(store: Store) -> None:
 @pytest.mark.parametrize("meanwhile", [moved, taken_back])
 def test_session_state_is_read_at_one_moment(store: Store, meanwhile: Any) -> None:
     class Moving(Late):
-        """The first history is read just before something happens, the rest just after."""
+        """Reads the first history just before a change, and the rest just after."""
 
         moves = 1
 
@@ -435,6 +435,6 @@ def test_next_summary_extends_the_previous_one(store: Store) -> None:
     store.add_messages(KEY, talk(8))
     model = ScriptedCompletion(['{"facts": ["The dog is called Max"], "last_state": "on"}'])
     carried_out(store, model)
-    assert "Ivo" in model.asked[0][-1]["content"]
+    assert "Ivo" in model.calls[0][-1]["content"]
     assert "The cat is called Ivo" in store.get_summary(KEY)
     assert "The dog is called Max" in store.get_summary(KEY)

@@ -1,4 +1,4 @@
-"""The summary as a value: written, read back, updated, kept short."""
+"""Tests the summary value: writing, reading, updating and shortening."""
 
 from typing import Any
 
@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.summary import QUOTED, Summary, bounded, parse, render, update
+from stenolog.context.summary import (
+    QUOTE_PREFIX,
+    Summary,
+    bound_summary,
+    parse_summary,
+    render_summary,
+    update_summary,
+)
 from stenolog.testing.strategies import texts, values
 from support.histories import CHEAP
 
@@ -21,35 +28,35 @@ KNOWN = Summary(
 
 
 def test_summary_is_rendered_in_sections_and_parsed_back() -> None:
-    text = render(KNOWN)
+    text = render_summary(KNOWN)
     assert text.startswith("## Goals\n- Move to Lisbon\n\n## Decisions\n- Go in May\n")
     assert text.endswith("## Last state\nWaiting for the landlord.")
-    assert parse(text) == KNOWN
+    assert parse_summary(text) == KNOWN
 
 
 @given(st.dictionaries(st.sampled_from(["goals", "facts", "last_state", "outdated"]), values()))
 def test_every_model_answer_survives_render_and_parse(answer: dict[str, Any]) -> None:
-    made = update(KNOWN, answer) or KNOWN
-    assert parse(render(made)) == made
+    made = update_summary(KNOWN, answer) or KNOWN
+    assert parse_summary(render_summary(made)) == made
 
 
 @given(texts())
 def test_every_text_parses_as_a_summary(text: str) -> None:
-    once = parse(text)
-    assert parse(render(once)) == once
+    once = parse_summary(text)
+    assert parse_summary(render_summary(once)) == once
 
 
 def test_free_text_summary_becomes_facts_without_loss() -> None:
     text = "They look for a car.\n\n- Blue\n## Odd heading\n" + " ".join(
         f"word{number}" for number in range(300)
     )
-    facts = parse(text).facts
+    facts = parse_summary(text).facts
     assert facts[:2] == ("They look for a car.", "Blue")
     assert " ".join(facts).count("word") == 300
 
 
 def test_update_adds_lines_and_keeps_known_ones() -> None:
-    made = update(KNOWN, {"facts": ["Rent is 950", "rent is 900"], "last_state": "Signed."})
+    made = update_summary(KNOWN, {"facts": ["Rent is 950", "rent is 900"], "last_state": "Signed."})
     assert made is not None
     assert made.facts == ("The cat is called Ivo", "Rent is 900", "Rent is 950")
     assert (made.goals, made.decisions) == (KNOWN.goals, KNOWN.decisions)
@@ -68,13 +75,15 @@ def test_update_adds_lines_and_keeps_known_ones() -> None:
     ],
 )
 def test_only_list_and_heading_marks_are_removed(given: str, kept: str) -> None:
-    made = update(Summary(), {"facts": [given], "last_state": given})
+    made = update_summary(Summary(), {"facts": [given], "last_state": given})
     assert made == Summary(facts=(kept,), last_state=kept)
-    assert parse(render(made)) == made
+    assert parse_summary(render_summary(made)) == made
 
 
 def test_lines_are_removed_only_by_label() -> None:
-    made = update(KNOWN, {"facts": ["Rent is 950"], "outdated": ["F2", "[O1]", "X9", "rent"]})
+    made = update_summary(
+        KNOWN, {"facts": ["Rent is 950"], "outdated": ["F2", "[O1]", "X9", "rent"]}
+    )
     assert made is not None
     assert made.facts == ("The cat is called Ivo", "Rent is 950")
     assert made.open_questions == ()
@@ -82,7 +91,7 @@ def test_lines_are_removed_only_by_label() -> None:
 
 def test_removal_of_most_lines_is_ignored() -> None:
     answer = {"facts": ["new"], "outdated": ["G1", "D1", "F1", "F2", "O1", "T1"]}
-    made = update(KNOWN, answer)
+    made = update_summary(KNOWN, answer)
     assert made is not None
     assert set(KNOWN.facts) < set(made.facts)
     assert made.goals == KNOWN.goals
@@ -97,23 +106,23 @@ def test_empty_answer_gives_none() -> None:
         {"last_state": " "},
     ]
     for answer in answers:
-        assert update(KNOWN, answer) is None
+        assert update_summary(KNOWN, answer) is None
 
 
 @given(st.lists(st.text(max_size=80), max_size=30), st.text(max_size=500), st.integers(0, 300))
 def test_bounded_summary_is_within_the_limit(lines: list[str], last: str, limit: int) -> None:
     given = {"facts": lines, "tool_outcomes": lines[:5], "last_state": last}
-    made = update(Summary(), given) or Summary()
-    short = bounded(made, limit, CHEAP)
-    assert CHEAP.text(render(short)) <= limit or render(short) == ""
-    if CHEAP.text(render(made)) <= limit:
+    made = update_summary(Summary(), given) or Summary()
+    short = bound_summary(made, limit, CHEAP)
+    assert CHEAP.text(render_summary(short)) <= limit or render_summary(short) == ""
+    if CHEAP.text(render_summary(made)) <= limit:
         assert short == made
 
 
 def test_quotes_and_tool_outcomes_are_dropped_before_facts() -> None:
-    quoted = tuple(f"{QUOTED}{number} " + "x" * 50 for number in range(9))
+    quoted = tuple(f"{QUOTE_PREFIX}{number} " + "x" * 50 for number in range(9))
     outcomes = tuple(f"tool {number} " + "y" * 50 for number in range(9))
     full = Summary(facts=("The cat is called Ivo", *quoted), tool_outcomes=outcomes)
-    short = bounded(full, 60, CHEAP)
+    short = bound_summary(full, 60, CHEAP)
     assert short.facts == ("The cat is called Ivo",)
     assert short.tool_outcomes == outcomes[-len(short.tool_outcomes) :]

@@ -1,4 +1,4 @@
-"""Summaries made chunk by chunk, with a model and without one."""
+"""Tests summaries written chunk by chunk, with and without a model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from stenolog.context.summary import (
-    MOST_QUESTIONS,
+    MAX_QUESTIONS,
     SummaryResult,
-    extract,
-    parse,
-    transcript,
+    message_texts,
+    parse_summary,
+    quote_messages,
     write_summary,
 )
 from stenolog.context.window import Limits
@@ -41,7 +41,7 @@ def made(
 def test_question_has_the_previous_summary_and_the_new_messages() -> None:
     history = [user("find it"), assistant(None, "c1"), tool("c1", "in the attic")]
     _, model = made(history, NEW)
-    asked = model.asked[0][-1]["content"]
+    asked = model.calls[0][-1]["content"]
     assert "- [F1] The cat is called Ivo" in asked
     assert "[1] user: find it" in asked
     assert "[2] assistant: calls look({})" in asked
@@ -52,15 +52,15 @@ def test_each_chunk_fits_the_model_and_has_the_summary_so_far() -> None:
     history = talk(30, size=300)
     answers = [json.dumps({"facts": [f"chunk {n}"], "last_state": "on"}) for n in range(20)]
     done, model = made(history, *answers)
-    assert 2 < done.requests == len(model.asked) < 20
-    for number, asked in enumerate(model.asked):
+    assert 2 < len(model.calls) < 20
+    for number, asked in enumerate(model.calls):
         assert sum(map(CHEAP.message, asked)) <= LIMITS.room + 16
         assert "The cat is called Ivo" in asked[-1]["content"]
         assert all(f"chunk {n}" in asked[-1]["content"] for n in range(number))
-    seen = "".join(asked[-1]["content"] for asked in model.asked)
+    seen = "".join(asked[-1]["content"] for asked in model.calls)
     assert all(f"question {n} " in seen and f"answer {n} " in seen for n in range(30))
-    facts = parse(done.text).facts
-    assert facts == ("The cat is called Ivo", *(f"chunk {n}" for n in range(done.requests)))
+    facts = parse_summary(done.text).facts
+    assert facts == ("The cat is called Ivo", *(f"chunk {n}" for n in range(len(model.calls))))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_failed_model_leads_to_extracted_lines_with_the_previous_summary(
     answer: CompletionStep,
 ) -> None:
     done, _ = made([user("My plane leaves at nine"), assistant("Noted.")], answer)
-    summary = parse(done.text)
+    summary = parse_summary(done.text)
     assert "The cat is called Ivo" in summary.facts
     assert "User said: My plane leaves at nine" in summary.facts
     assert "Noted." in summary.last_state
@@ -81,15 +81,15 @@ def test_failed_model_leads_to_extracted_lines_with_the_previous_summary(
 
 def test_model_that_raises_is_not_called_again() -> None:
     done, model = made(talk(30, size=300), RuntimeError("no route"), NEW)
-    assert len(model.asked) == 1
+    assert len(model.calls) == 1
     assert done.fallback == "the model failed with RuntimeError"
 
 
 def test_unusable_answer_does_not_stop_the_next_chunk() -> None:
     history = [*talk(8, size=300), user("My plane leaves at nine")]
     done, model = made(history, "what?", *[NEW] * 20)
-    assert len(model.asked) > 1
-    assert "new" in parse(done.text).facts
+    assert len(model.calls) > 1
+    assert "new" in parse_summary(done.text).facts
     assert done.fallback
 
 
@@ -101,14 +101,14 @@ def test_too_long_question_is_split() -> None:
 
     done, model = made(talk(6, size=300), *[small] * 40)
     assert done.fallback == ""
-    assert "new" in parse(done.text).facts
-    assert len(model.asked) < 20
+    assert "new" in parse_summary(done.text).facts
+    assert len(model.calls) < 20
 
 
 def test_model_that_rejects_every_length_ends_with_extraction() -> None:
     error = RuntimeError("context_length_exceeded")
     done, model = made(talk(6, size=300), *[error] * 99)
-    assert len(model.asked) < 10
+    assert len(model.calls) < 10
     assert "RuntimeError" in done.fallback
     assert "The cat is called Ivo" in done.text
 
@@ -126,15 +126,15 @@ def test_summary_without_a_model_is_deterministic_and_bounded() -> None:
 def test_number_of_questions_is_limited_and_newest_messages_are_read() -> None:
     history = talk(1_500, size=300)
     done, model = made(history, *[NEW] * 1_500)
-    assert len(model.asked) <= 2 * MOST_QUESTIONS
-    assert "answer 1499 " in model.asked[-1][-1]["content"]
+    assert len(model.calls) <= 2 * MAX_QUESTIONS
+    assert "answer 1499 " in model.calls[-1][-1]["content"]
     assert "did not fit into the questions to the model" in done.fallback
     assert "The cat is called Ivo" in done.text
 
 
 def test_extracted_lines_have_tool_outcomes() -> None:
     history = [user("find it"), assistant(None, "c1", arguments='{"q": 1}'), tool("c1", "attic")]
-    assert extract(stored(history)) == {
+    assert quote_messages(stored(history)) == {
         "facts": ["User said: find it"],
         "tool_outcomes": ['look({"q": 1}): attic'],
         "last_state": "The user said last: find it",
@@ -143,8 +143,8 @@ def test_extracted_lines_have_tool_outcomes() -> None:
 
 def test_user_text_next_to_a_result_is_kept() -> None:
     history = stored([user("go"), uses("", "u1"), hands("u1", text="My name is Bo")])
-    assert "result of look: seen u1\nMy name is Bo" in list(transcript(history, 100, CHEAP))[2]
-    made = extract(history)
+    assert "result of look: seen u1\nMy name is Bo" in list(message_texts(history, 100, CHEAP))[2]
+    made = quote_messages(history)
     assert made["facts"] == ["User said: go", "User said: My name is Bo"]
     assert made["tool_outcomes"] == ['look({"at":"x"}): seen u1']
     assert made["last_state"] == "The user said last: My name is Bo"
@@ -154,15 +154,15 @@ def test_tool_call_is_not_quoted_as_text() -> None:
     call = {"type": "tool_use", "id": "u1", "name": "look", "input": {}}
     thought = {"type": "thinking", "thinking": "hm"}
     history = stored([user("go"), {"role": "assistant", "content": [thought, call]}])
-    assert extract(history)["last_state"] == "The user said last: go"
-    assert list(transcript(history, 100, CHEAP))[1] == "[2] assistant: calls look({})"
+    assert quote_messages(history)["last_state"] == "The user said last: go"
+    assert list(message_texts(history, 100, CHEAP))[1] == "[2] assistant: calls look({})"
 
 
 def test_dropped_lines_are_counted() -> None:
     lines = [f"fact number {number} of many" for number in range(60)]
     answer = json.dumps({"facts": lines, "last_state": "on"})
     done, _ = made([user("a")], answer)
-    kept = parse(done.text).facts
+    kept = parse_summary(done.text).facts
     assert done.dropped_lines == 61 - len(kept) > 0
     assert kept == tuple(lines[-len(kept) :])
     fits, _ = made([user("a")], NEW)
@@ -176,6 +176,6 @@ def test_unread_fields_do_not_prevent_a_question() -> None:
 
 
 def test_long_message_is_cut_with_a_pointer() -> None:
-    (text,) = transcript(stored([user("x" * 9_000)]), 100, CHEAP)
+    (text,) = message_texts(stored([user("x" * 9_000)]), 100, CHEAP)
     assert CHEAP.text(text) < 120
     assert "full text at seq 1]" in text

@@ -1,4 +1,4 @@
-"""Where turns begin, and where they do not."""
+"""Tests where turns start."""
 
 from typing import Any
 

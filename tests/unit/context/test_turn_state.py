@@ -1,4 +1,4 @@
-"""Where a session stands, from its log alone."""
+"""Tests the turn state of a session, computed from its log."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ def _result(of: str) -> dict[str, Any]:
         ([USER, _calls("a"), _result("a")], (1,), [], True),
         ([USER, _calls("a"), USER, _result("a"), _seen(4)], (), [], False),
         ([USER, _calls("a"), _result("a"), ANSWER, USER], (5,), [], True),
-        # A call that never got its result, and was talked about since, is no work left to do.
+        # A call without a result is not pending if messages followed it.
         ([USER, _calls("a"), ANSWER], (), [], False),
         ([{"role": "system", "content": "x"}], (), [], False),
     ],

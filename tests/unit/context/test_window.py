@@ -1,4 +1,4 @@
-"""The window: valid, within the budget, and with the newest turn, whatever the history."""
+"""Tests the window: valid, within the budget, and with the newest turn, for any history."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ UNCOUNTED = ("role", "type", "signature", "image_url")
 
 
 def characters(value: Any) -> int:
-    """All the text in what is sent, wherever it stands: nothing of it may be unseen."""
+    """Return the number of characters that are sent, in any field."""
     if isinstance(value, dict):
         return sum(characters(inner) for name, inner in value.items() if name not in UNCOUNTED)
     if isinstance(value, list):
@@ -60,8 +60,8 @@ def is_result(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "tool_result"
 
 
-def said_in(part: Any) -> Any:
-    """What a part says: a text, itself where it is none; None where it says nothing."""
+def text_of_part(part: Any) -> Any:
+    """Return the text of a part, the part itself if it has no text, or None if it is blank."""
     said = part.get("text", part) if isinstance(part, dict) else part
     if isinstance(said, str):
         return said if said.strip() else None
@@ -70,7 +70,7 @@ def said_in(part: Any) -> Any:
 
 
 def newest_words(history: list[dict[str, Any]]) -> list[Any]:
-    """What the user said last: texts, and parts that are none."""
+    """Return the newest user message: texts, and parts that are not texts."""
     for body in reversed(history):
         content = body.get("content")
         if body.get("role") != "user":
@@ -82,14 +82,14 @@ def newest_words(history: list[dict[str, Any]]) -> list[Any]:
         if not content or not all(map(is_result, content)):
             return [
                 said
-                for part, said in zip(content, map(said_in, content), strict=True)
+                for part, said in zip(content, map(text_of_part, content), strict=True)
                 if not is_result(part) and said is not None
             ]
     return []
 
 
-def unheard(history: list[dict[str, Any]], window: Window) -> list[Any]:
-    """What of it is not in the window."""
+def missing_parts(history: list[dict[str, Any]], window: Window) -> list[Any]:
+    """Return the parts of it that are not in the window."""
     sent = [body["content"] for body in window.messages if body["role"] == "user"]
     parts = [
         part for content in sent for part in ([content] if isinstance(content, str) else content)
@@ -98,13 +98,13 @@ def unheard(history: list[dict[str, Any]], window: Window) -> list[Any]:
     return [
         said
         for said in newest_words(history)
-        if not any(sendable(said) in text for text in texts)
+        if not any(as_sent(said) in text for text in texts)
         and (isinstance(said, str) or said not in parts)
     ]
 
 
-def sendable(said: Any) -> str:
-    """As it goes over the wire, where half a surrogate pair cannot; what is no text, as JSON."""
+def as_sent(said: Any) -> str:
+    """Return it as sent, without lone surrogates; JSON if it is not a text."""
     text = said if isinstance(said, str) else as_json(said)
     return text.encode("utf-8", "replace").decode()
 
@@ -149,17 +149,17 @@ def test_every_history_gives_a_valid_window(
     except ContextTooSmall as caught:
         too_small = caught
     if too_small is not None:
-        # It says what would do, and that does.
+        # The error names a sufficient limit.
         assert too_small.needed > too_small.limit
         limits = Limits(max_context_tokens=too_small.needed, reserve=limits.reserve)
         window = build(limits)
     check(window, limits, tokens, tools)
-    assert unheard(history, window) == []
+    assert missing_parts(history, window) == []
     assert system in str(window.messages[:1])
 
 
 def begins(history: list[dict[str, Any]]) -> list[int]:
-    """Where turns begin, word by word as it is defined; ids in a session are never used twice."""
+    """Return where turns start, by definition; ids in a session are never reused."""
     answers = {
         body["tool_call_id"]: at for at, body in enumerate(history) if "tool_call_id" in body
     }
@@ -199,14 +199,14 @@ def test_complete_turns_are_left_out_oldest_first(history: list[dict[str, Any]],
     changed = [at for at, body in sent.items() if body != numbered[at]]
     assert whole or set(sent) <= set(range(starts[-1], end))
     assert whole or window.left_out > 0
-    # Only a turn that stands alone is shortened, and what was is counted and can be found.
+    # Only a single turn is shortened; the changes are counted and can be found.
     assert len(changed) == window.elided
     assert changed == [] or min(sent) >= starts[-1]
     assert all(f"full text at seq {at + 1}]" in str(sent[at]) for at in changed)
-    # The newest turn is always there: its newest question, and where it stands now.
+    # The newest turn is always present: its newest question and its last message.
     assert max(at for at in range(end) if history[at]["role"] == "user") in sent
     assert end - 1 in sent
-    # An older turn that is not there would not have fitted.
+    # An older turn is only missing if it would not fit.
     if whole and min(sent) > 0 and not changed:
         before = max(start for start in starts if start < min(sent))
         missing = sum(CHEAP.message(body) for body in numbered[before : min(sent)])

@@ -42,7 +42,7 @@ def _gate(*own: tuple[bytes, bytes]) -> Access:
         app,
         token=TOKEN,
         known=known_hosts(
-            bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,), own=OWN
+            bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,), own_host=OWN
         ),
         cookies=COOKIES,
         open_paths=("/healthz", "/readyz"),
@@ -104,7 +104,9 @@ def test_error_without_a_token_says_what_to_send() -> None:
     refused = _ask({})
     assert refused.status_code == 401
     assert "Authorization: Bearer" in refused.json()["error"]["message"]
-    assert "steno open" in refused.json()["error"]["message"]
+    # The port of the server end of the connection, which in this test is that of the address.
+    port = httpx2.URL(HERE).port
+    assert f"`steno open --port {port}`" in refused.json()["error"]["message"]
 
 
 def test_request_with_two_tokens_is_rejected() -> None:
@@ -163,7 +165,7 @@ def test_open_paths_need_no_token(path: str) -> None:
 
 
 def test_only_the_login_is_open_by_default() -> None:
-    names = known_hosts(bound="127.0.0.1", own=OWN)
+    names = known_hosts(bound="127.0.0.1", own_host=OWN)
     gate = Access(_caller, token=TOKEN, known=names, cookies=COOKIES)
     assert _ask({}, path="/login", gate=gate).text == "nobody"
     for path in ("/healthz", "/readyz", "/webhooks/a", "/"):

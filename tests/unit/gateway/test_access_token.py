@@ -176,8 +176,8 @@ def test_repr_of_a_token_does_not_contain_it() -> None:
 @given(st.binary(max_size=60))
 def test_token_equals_only_itself(other: bytes) -> None:
     token = Token(GOOD)
-    assert token.is_same(GOOD)
-    assert token.is_same(other) == (other == GOOD)
+    assert token.is_equal(GOOD)
+    assert token.is_equal(other) == (other == GOOD)
 
 
 def test_proof_depends_on_words_and_token_and_does_not_contain_it() -> None:
@@ -188,7 +188,11 @@ def test_proof_depends_on_words_and_token_and_does_not_contain_it() -> None:
 
 
 def test_each_purpose_has_its_own_derived_key() -> None:
-    keys = {Token(GOOD).key("a"), Token(GOOD).key("b"), Token(b"y" * 43).key("a")}
+    keys = {
+        Token(GOOD).key("a"),
+        Token(GOOD).key("b"),
+        Token(b"y" * 43).key("a"),
+    }
     assert len(keys) == 3
     assert Token(GOOD).key("a") == Token(GOOD).key("a")
     assert GOOD not in keys

@@ -111,7 +111,7 @@ def test_unexpected_error_is_logged_and_not_shown_in_the_response(
         del request
         raise ValueError("what only the log may say")
 
-    endpoint = Endpoint(method="GET", path="/x", name="x", summary="x", raw=fails)
+    endpoint = Endpoint(method="GET", path="/x", name="x", summary="x", handler=fails)
     app = Starlette(routes=routes([endpoint]), exception_handlers=dict(HANDLERS))
     with caplog.at_level(logging.ERROR, logger="stenolog"):
         response = TestClient(app).get("/x")
@@ -174,7 +174,7 @@ def test_log_contains_no_secret(kind: type[Exception], caplog: pytest.LogCapture
         cause = OSError("postgresql://me:from-cause@db.test/x")
         raise kind("no sk-from-file at postgresql://me:pass-word@db.test/x") from cause
 
-    endpoint = Endpoint(method="GET", path="/x", name="x", summary="x", raw=fails)
+    endpoint = Endpoint(method="GET", path="/x", name="x", summary="x", handler=fails)
     app = Starlette(routes=routes([endpoint]), exception_handlers=dict(HANDLERS))
     app.state.gateway = types.SimpleNamespace(settings=_SECRETS)
     assert TestClient(app).get("/x").status_code == 500

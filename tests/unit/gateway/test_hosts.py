@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from stenolog.gateway.hosts import (
     Authority,
-    authority,
     is_allowed_origin,
     is_known_host,
     is_loopback,
     is_same_origin,
     known_hosts,
     login_host,
+    parse_authority,
     server_end,
 )
 
@@ -142,25 +142,25 @@ def test_client_and_server_name_an_endpoint_alike() -> None:
 def test_all_forms_of_an_ipv6_address_are_parsed(number: int, port: str) -> None:
     address = IPv6Address(number)
     short, long = (f"[{text}]{port}".encode() for text in (str(address), address.exploded))
-    assert authority(short) == authority(long)
+    assert parse_authority(short) == parse_authority(long)
     assert is_known_host([short], known_hosts(bound=address.exploded))
 
 
 @given(st.binary(max_size=40))
 def test_any_host_header_is_parsed_or_rejected(value: bytes) -> None:
-    found = authority(value)
+    found = parse_authority(value)
     if found is not None:
         host = f"[{found.host}]" if ":" in found.host else found.host
         port = f":{found.port}" if found.port else ""
-        assert authority(f"{host}{port}".encode()) == found
+        assert parse_authority(f"{host}{port}".encode()) == found
     is_known_host([value], KNOWN)
     is_same_origin(value, value)
     is_allowed_origin(value, KNOWN)
 
 
 def test_host_header_is_parsed_into_host_and_port() -> None:
-    assert authority(b"A.example:80") == Authority("a.example", 80)
-    assert authority(b"[0::1]") == Authority("::1", None)
+    assert parse_authority(b"A.example:80") == Authority("a.example", 80)
+    assert parse_authority(b"[0::1]") == Authority("::1", None)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_no_foreign_origin_is_allowed_by_default(scheme: str, name: str, port: s
 def test_cookie_hosts_are_the_own_name_and_configured_hosts(
     bound: str, hosts: tuple[str, ...], cookies: set[str]
 ) -> None:
-    assert known_hosts(bound=bound, hosts=hosts, own="own.localhost").cookie_hosts == cookies
+    assert known_hosts(bound=bound, hosts=hosts, own_host="own.localhost").cookie_hosts == cookies
 
 
 def test_a_login_link_has_the_own_name_unless_the_settings_list_a_loopback_name() -> None:

@@ -52,7 +52,7 @@ def _ask(
             yield piece if isinstance(piece, bytes) else b""
 
     async def main() -> httpx2.Response:
-        transport = httpx2.ASGITransport(BodyLimit(app, most=MOST, seconds=FOR_EVER))
+        transport = httpx2.ASGITransport(BodyLimit(app, max_bytes=MOST, seconds=FOR_EVER))
         async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
             return await client.post(path, content=body if isinstance(body, bytes) else pieces())
 
@@ -130,7 +130,7 @@ def test_disconnect_of_the_client_is_not_an_application_error() -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await BodyLimit(ECHO, most=10, seconds=FOR_EVER)(scope, receive, send)
+        await BodyLimit(ECHO, max_bytes=10, seconds=FOR_EVER)(scope, receive, send)
         return sent
 
     # What is sent then goes nowhere.
@@ -187,7 +187,7 @@ async def _slow(pieces: list[bytes], *, pause: float | None = None) -> list[Mess
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    await BodyLimit(ECHO, most=10_000, seconds=0.1)(scope, receive, send)
+    await BodyLimit(ECHO, max_bytes=10_000, seconds=0.1)(scope, receive, send)
     return sent
 
 
@@ -206,7 +206,7 @@ def test_timeout_counts_only_waiting_for_the_client() -> None:
             await ECHO(scope, receive, send)
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await BodyLimit(thinking, most=10, seconds=0.01)(scope, receive, send)
+        await BodyLimit(thinking, max_bytes=10, seconds=0.01)(scope, receive, send)
         return sent
 
     assert asyncio.run(main())[0]["status"] == 200
@@ -231,7 +231,7 @@ def test_no_timeout_applies_after_the_body() -> None:
 
         begun: list[int] = []
         scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-        await BodyLimit(listening, most=10, seconds=0.01)(scope, receive, send)
+        await BodyLimit(listening, max_bytes=10, seconds=0.01)(scope, receive, send)
         return True
 
     assert asyncio.run(main())
@@ -251,14 +251,14 @@ def test_non_http_scopes_are_passed_on() -> None:
         async def send(message: Message) -> None:
             del message
 
-        await BodyLimit(app, most=1, seconds=1)({"type": "lifespan"}, receive, send)
+        await BodyLimit(app, max_bytes=1, seconds=1)({"type": "lifespan"}, receive, send)
         return seen
 
     assert asyncio.run(main()) == ["lifespan"]
 
 
-turn_limit = partial(ConcurrencyLimit, status=429, what="requests")
-stream_limit = partial(ConcurrencyLimit, status=503, what="streams")
+turn_limit = partial(ConcurrencyLimit, status=429, noun="requests")
+stream_limit = partial(ConcurrencyLimit, status=503, noun="streams")
 
 
 @pytest.mark.parametrize(("make", "status"), [(turn_limit, 429), (stream_limit, 503)])
@@ -272,12 +272,12 @@ def test_request_above_the_concurrency_limit_is_rejected_immediately(
             admission.admit()
         assert refused.value.status_code == status
         assert refused.value.headers == {"Retry-After": "1"}
-    assert (admission.taken, admission.refused) == (2, 3)
+    assert (admission.in_use, admission.rejected_count) == (2, 3)
     first.release()
     with admission.admit():
-        assert admission.taken == 2
+        assert admission.in_use == 2
     second.release()
-    assert (admission.taken, admission.refused) == (0, 3)
+    assert (admission.in_use, admission.rejected_count) == (0, 3)
 
 
 def test_slot_is_released_once() -> None:
@@ -285,10 +285,10 @@ def test_slot_is_released_once() -> None:
     kept, given = admission.admit(), admission.admit()
     for _ in range(3):
         given.release()
-    assert admission.taken == 1
+    assert admission.in_use == 1
     with pytest.raises(RuntimeError), kept:
         raise RuntimeError
-    assert admission.taken == 0
+    assert admission.in_use == 0
 
 
 @given(st.lists(st.booleans(), max_size=60))
@@ -303,7 +303,7 @@ def test_number_of_slots_in_use_never_exceeds_the_limit(comings: list[bool]) -> 
         elif comes:
             with pytest.raises(Overloaded):
                 admission.admit()
-        assert admission.taken == len(inside) <= 3
+        assert admission.in_use == len(inside) <= 3
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -312,7 +312,7 @@ def test_stream_holds_its_slot_until_it_ends(fails: bool) -> None:
     seen = []
 
     async def pieces() -> AsyncIterator[bytes]:
-        seen.append(admission.taken)
+        seen.append(admission.in_use)
         yield b"x"
         if fails:
             raise RuntimeError("cut")
@@ -327,7 +327,7 @@ def test_stream_holds_its_slot_until_it_ends(fails: bool) -> None:
             _ask(app=app)
     else:
         assert _ask(app=app).text == "x"
-    assert (seen, admission.taken) == ([1], 0)
+    assert (seen, admission.in_use) == ([1], 0)
 
 
 def test_stream_that_never_starts_releases_its_slot() -> None:
@@ -345,4 +345,4 @@ def test_stream_that_never_starts_releases_its_slot() -> None:
             await held({"type": "http"}, receive, gone)
 
     asyncio.run(main())
-    assert admission.taken == 0
+    assert admission.in_use == 0

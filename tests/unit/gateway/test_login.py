@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from stenolog.gateway import login
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known_hosts
-from stenolog.gateway.login import Cookies, LoginLinks, ProvenCaller, TokenProofs, login_routes
+from stenolog.gateway.login import Cookies, LoginLinks, TokenProofs, login_routes
 from stenolog.stores.open_store import open_store
 
 TOKEN = Token(b"x" * 43)
@@ -42,7 +41,7 @@ def clock() -> Clock:
 @pytest.fixture
 def ask(clock: Clock) -> Callable[..., httpx2.Response]:
     """Ask the login as a caller that the gate has let through."""
-    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own=OWN)
+    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own_host=OWN)
     links, cookies = LoginLinks(TOKEN, now=clock), Cookies(TOKEN, clock)
     app = Starlette(routes=login_routes(links, cookies, names, OWN))
 
@@ -51,12 +50,12 @@ def ask(clock: Clock) -> Callable[..., httpx2.Response]:
         url: str,
         *,
         caller: str | None = None,
-        proven: ProvenCaller | None = None,
+        proof_nonce: str | None = None,
         content: str = "",
         **headers: str,
     ) -> httpx2.Response:
         async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
-            state = {} if caller is None else {"caller": caller, "proven": proven}
+            state = {} if caller is None else {"caller": caller, "proof_nonce": proof_nonce}
             await app({**scope, "state": state}, receive, send)
 
         async def main() -> httpx2.Response:
@@ -92,7 +91,7 @@ def test_login_link_sets_a_cookie_and_redirects_home(ask: Ask, clock: Clock) -> 
         "path=/",
         f"max-age={DAYS_7}",
     }
-    assert Cookies(TOKEN, clock).is_good(value.removeprefix("steno="))
+    assert Cookies(TOKEN, clock).is_valid(value.removeprefix("steno="))
 
 
 def test_cookie_is_secure_over_https(ask: Ask) -> None:
@@ -126,7 +125,7 @@ def _proof(at: float = 1_000.0, *, nonce: str = NONCE, end: str = END, token: To
 
 def test_proof_is_accepted_once(clock: Clock) -> None:
     proofs = TokenProofs(TOKEN, clock)
-    assert proofs.check(_proof(), END) == ProvenCaller(TOKEN, NONCE)
+    assert proofs.check(_proof(), END) == NONCE
     assert proofs.check(_proof(), END) is None
     clock.now += 1
     assert proofs.check(_proof(clock.now), END) is None, "the same nonce"
@@ -183,8 +182,7 @@ def test_invalid_proof_is_rejected(given: str, clock: Clock) -> None:
 
 
 def test_caller_with_a_proof_gets_a_proof_in_return(ask: Ask) -> None:
-    proven = ProvenCaller(TOKEN, NONCE)
-    given = ask("POST", "/v1/login-links", caller="bearer", proven=proven).json()
+    given = ask("POST", "/v1/login-links", caller="bearer", proof_nonce=NONCE).json()
     assert given["proof"] == TOKEN.proof("give", NONCE, given["url"])
     assert "proof" not in ask("POST", "/v1/login-links", caller="bearer").json()
 
@@ -209,8 +207,8 @@ def test_login_link_expires_after_60_seconds(ask: Ask, clock: Clock) -> None:
     refused = ask("GET", second)
     assert refused.status_code == 403
     assert "set-cookie" not in refused.headers
-    assert (
-        refused.text == "This link was used before or has expired. Run `steno open` for a new one."
+    assert refused.text.startswith(
+        "This link was used before or has expired. Run `steno open --port "
     )
 
 
@@ -246,34 +244,34 @@ def test_cookie_expires_after_7_days(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
     value = cookies.make()
     clock.now += DAYS_7 - 1
-    assert cookies.is_good(value)
+    assert cookies.is_valid(value)
     clock.now += 1
-    assert not cookies.is_good(value)
+    assert not cookies.is_valid(value)
 
 
 def test_cookie_survives_a_restart_but_not_a_new_token(clock: Clock) -> None:
     value = Cookies(TOKEN, clock).make()
-    assert Cookies(Token(TOKEN.value), clock).is_good(value)
-    assert not Cookies(Token(b"y" * 43), clock).is_good(value)
+    assert Cookies(Token(TOKEN.value), clock).is_valid(value)
+    assert not Cookies(Token(b"y" * 43), clock).is_valid(value)
 
 
 def test_expiry_of_a_cookie_cannot_be_changed(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
     until, _, signature = cookies.make().partition(".")
-    assert not cookies.is_good(f"{int(until) + 1}.{signature}")
-    assert not cookies.is_good(f"0{until}.{signature}")
-    assert not cookies.is_good(f"{until}.{signature.upper()}")
-    assert not cookies.is_good(f"{until}.")
-    assert not cookies.is_good(f"{until}.{signature}\n")
+    assert not cookies.is_valid(f"{int(until) + 1}.{signature}")
+    assert not cookies.is_valid(f"0{until}.{signature}")
+    assert not cookies.is_valid(f"{until}.{signature.upper()}")
+    assert not cookies.is_valid(f"{until}.")
+    assert not cookies.is_valid(f"{until}.{signature}\n")
 
 
 @given(st.text(max_size=90), st.integers(0, 75))
 def test_changed_cookie_is_rejected(other: str, cut: int) -> None:
     cookies = Cookies(TOKEN, Clock())
     value = cookies.make()
-    assert not cookies.is_good(other)
+    assert not cookies.is_valid(other)
     changed = value[:cut] + other + value[cut + 1 :]
-    assert cookies.is_good(changed) == (changed == value)
+    assert cookies.is_valid(changed) == (changed == value)
 
 
 def test_own_host_name_is_derived_from_the_token() -> None:
@@ -305,15 +303,15 @@ def test_logged_out_cookie_is_rejected_after_a_restart_and_by_other_gateways(
 ) -> None:
     here, other = (Cookies(TOKEN, clock, str(tmp_path)) for _ in range(2))
     first, second = here.make(), here.make()
-    assert other.is_good(first)
+    assert other.is_valid(first)
     here.end(first)
     # The other gateway has just read which ones were logged out.
     clock.now += 2
-    assert [other.is_good(value) for value in (first, second)] == [False, True]
-    assert not Cookies(TOKEN, clock, str(tmp_path)).is_good(first)
+    assert [other.is_valid(value) for value in (first, second)] == [False, True]
+    assert not Cookies(TOKEN, clock, str(tmp_path)).is_valid(first)
     other.end(second)
     clock.now += 2
-    assert not here.is_good(second)
+    assert not here.is_valid(second)
 
 
 def test_expired_logouts_are_not_stored(clock: Clock, tmp_path: Path) -> None:
@@ -334,8 +332,8 @@ def test_logged_out_cookie_is_rejected(ask: Ask, clock: Clock) -> None:
     value, other = cookies.make(), cookies.make()
     cookies.end(value)
     cookies.end("1.0.0")
-    assert not cookies.is_good(value)
-    assert cookies.is_good(other)
+    assert not cookies.is_valid(value)
+    assert cookies.is_valid(other)
     # What has expired need not be remembered.
     clock.now += DAYS_7
     cookies.end(cookies.make())
@@ -366,42 +364,28 @@ def test_at_a_name_that_accepts_no_cookies_the_form_leads_to_the_own_name(ask: A
 @pytest.mark.parametrize(
     "content", ["", "token=", "token=wrong", "code=x", "token=%ff%fe", "\xff", "a=b&" * 100]
 )
-def test_a_form_without_the_token_gets_no_link(
-    ask: Ask, content: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(login, "_WRONG_TOKEN_SECONDS", 0.0)
+def test_a_form_without_the_token_gets_no_link(ask: Ask, content: str) -> None:
     refused = ask("POST", "/sign-in", content=content)
     assert refused.status_code == 401
     assert "code=" not in refused.text
 
 
-def test_few_tokens_are_checked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own=OWN)
+def test_wrong_tokens_do_not_lock_out_the_right_one() -> None:
+    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own_host=OWN)
     app = Starlette(routes=login_routes(LoginLinks(TOKEN), Cookies(TOKEN), names, OWN))
 
     async def main() -> list[int]:
-        waiting = asyncio.Event()
-
-        async def sleep(_seconds: float) -> None:
-            await waiting.wait()
-
-        monkeypatch.setattr(asyncio, "sleep", sleep)
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
+            forms = [b"token=x"] * 20 + [b"token=" + TOKEN.value]
+            posts = (client.post("/sign-in", content=form) for form in forms)
+            return [response.status_code for response in await asyncio.gather(*posts)]
 
-            async def ask_and_go_on() -> int:
-                status = (await client.post("/sign-in", content="token=x")).status_code
-                if status == 429:
-                    waiting.set()
-                return status
-
-            return list(await asyncio.gather(*(ask_and_go_on() for _ in range(5))))
-
-    assert sorted(asyncio.run(main())) == [401] * 4 + [429]
+    assert asyncio.run(main()) == [401] * 20 + [200]
 
 
 def test_slow_senders_do_not_use_up_the_attempts_of_others(ask: Ask) -> None:
-    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own=OWN)
+    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own_host=OWN)
     app = Starlette(routes=login_routes(LoginLinks(TOKEN), Cookies(TOKEN), names, OWN))
 
     async def main() -> int:

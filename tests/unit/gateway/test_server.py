@@ -350,12 +350,12 @@ def test_closed_connections_are_logged_once_per_minute_with_a_count(
     now = 0.0
     connection_limit = ConnectionLimit(5, lambda: now)
     for now in (0.0, 1.0, 59.0, 60.0, 61.0):  # noqa: B007
-        connection_limit.close_one()
+        connection_limit.count_closed()
     assert [record.getMessage() for record in caplog.records] == [
         f"too many connections: the limit is 5, and {count} connections were closed"
         for count in (1, 3)
     ]
-    assert connection_limit.closed == 5
+    assert connection_limit.closed_count == 5
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])

@@ -1,4 +1,4 @@
-"""A workspace with one session of every kind of record, and ways to look at all its bytes."""
+"""Fixtures: a workspace with one session that has every kind of record."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ NAME = "telegram%3A123.jsonl"
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """Four messages, a batch of three (seq 5-7), a summary: seq 8 comes next."""
+    """Create a workspace with four messages, a batch of three (seq 5-7) and a summary."""
     place = tmp_path / "workspace"
     with open_store(place) as store:
         for content in ("one", "two", "three", "four"):
@@ -24,13 +24,13 @@ def workspace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(workspace: Path) -> Path:
-    """The file of that session."""
+    """Return the log of that session."""
     return workspace / "sessions" / NAME
 
 
 @pytest.fixture
 def compacted(workspace: Path) -> Path:
-    """The same workspace with the first four messages in one archive and three in another."""
+    """Return that workspace with the first four messages in one archive and three in another."""
     with open_store(workspace) as store:
         store.checkpoint(KEY, summary="the first four", upto=4)
         assert store.compact(KEY).archived == 4

@@ -1,4 +1,4 @@
-"""The doctor's judgement of one log, kind by kind."""
+"""Tests the doctor's findings about one log, for each kind of damage."""
 
 import json
 from binascii import crc32
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.codec import intact
+from stenolog.codec import is_intact
 from stenolog.maintenance.log_damage import Kind, examine_log
 from stenolog.records import Span
 from stenolog.stores.open_store import open_store
@@ -44,7 +44,7 @@ def _newer_state(text: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Case:
-    """A way to damage the log of the fixture, and what the doctor has to say of it."""
+    """A way to damage the log of the fixture, and the expected finding."""
 
     kind: Kind
     damage: Callable[[bytes], bytes]
@@ -244,7 +244,7 @@ def test_misnamed_log_has_only_that_finding(log: Path, damage: tuple[bytes, byte
     text = log.read_bytes()
     judged = examine_log(text.replace(*damage) if damage[0] else text + damage[1], "somebody.jsonl")
 
-    # Neither --repair nor --accept would find the file: they go by the key.
+    # --repair and --accept would not find the file, because they use the key.
     assert [finding.kind for finding in judged.findings] == [Kind.WRONG_NAME]
     assert judged.key == KEY
     assert NAME in judged.findings[0].advice
@@ -278,7 +278,7 @@ def test_p3_log_truncated_anywhere_is_examined_without_error(data: st.DataObject
 
     judged = examine_log(text[:cut], NAME)
 
-    whole = text[:cut].endswith(b"\n") or (cut and intact(text[:cut].rpartition(b"\n")[2]))
+    whole = text[:cut].endswith(b"\n") or (cut and is_intact(text[:cut].rpartition(b"\n")[2]))
     assert bool(judged.findings) != bool(whole)
     assert all(finding.repairable for finding in judged.findings)
 

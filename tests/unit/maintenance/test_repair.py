@@ -1,4 +1,4 @@
-"""What the doctor settles: everything it promises, and never by losing a byte."""
+"""Tests that the doctor repairs everything it promises, without losing a byte."""
 
 import shutil
 import stat
@@ -15,7 +15,7 @@ from stenolog.stores.open_store import open_store
 KEY = "telegram:123"
 NAME = "telegram%3A123.jsonl"
 Break = Callable[[Path], Path]
-"""Damages the log or something beside it, and returns the file that it touched."""
+"""Damages the log or a related file, and returns the changed file."""
 
 
 def _ends_with(extra: bytes) -> Break:
@@ -264,7 +264,7 @@ def test_accept_accepts_all_edits_of_a_log(workspace: Path, log: Path) -> None:
 
 
 def test_accept_makes_lost_messages_readable(workspace: Path, log: Path) -> None:
-    """A state written after the edit says that the message is lost; so does a void."""
+    """A state or void written after the edit records the message as lost."""
     _replace(log, b'"two"', b'"2"')
     with open_store(workspace) as store:
         for number in range(300):

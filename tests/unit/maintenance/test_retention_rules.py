@@ -1,4 +1,4 @@
-"""Retention: which sessions a rule takes, and that what it does can be trusted."""
+"""Tests retention: which sessions a rule selects, and that its steps are executed safely."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def _keys(
     return [(step.action, step.key) for step in steps]
 
 
-# --- which sessions --------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------
 
 
 def test_no_rules_give_no_steps() -> None:
@@ -267,12 +267,12 @@ def test_trash_is_purged_by_time_of_deletion() -> None:
         assert _keys(entries, rule, trash=trash) == []
 
 
-# --- doing it --------------------------------------------------------------------------------
+# --- execution -------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["folder", "sqlite"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A workspace of each kind, with two sessions and one of another agent."""
+    """Return a workspace of each kind, with two sessions and one of another agent."""
     where = f"{tmp_path}/ws" if request.param == "folder" else f"sqlite:{tmp_path}/x.db"
     _fill(where)
     return where
@@ -384,12 +384,18 @@ def test_session_changed_after_planning_is_not_deleted(where: str, action: Actio
         with store.lease("a", ttl=60):
             assert execute_step(store, step) == ("skipped", "a turn is in progress")
         store.add_message("a", "user", "I am back")
-        assert execute_step(store, step) == ("skipped", "it was changed since the plan was made")
+        assert execute_step(store, step) == (
+            "skipped",
+            "the session changed after the plan was made",
+        )
         assert store.info("a").count == 5
         store.delete("a")
-        assert execute_step(store, step) == ("skipped", "it was already deleted")
+        assert execute_step(store, step) == ("skipped", "the session was already deleted")
         store.add_message("a", "user", "another life")
-        assert execute_step(store, step) == ("skipped", "it was changed since the plan was made")
+        assert execute_step(store, step) == (
+            "skipped",
+            "the session changed after the plan was made",
+        )
 
 
 def test_message_during_deletion_restores_the_session(where: str) -> None:
@@ -404,17 +410,17 @@ def test_message_during_deletion_restores_the_session(where: str) -> None:
             updated=info.updated,
         )
 
-        def somebody_writes() -> None:
+        def append_message() -> None:
             store.add_message("a", "user", "one more")
 
-        done = execute_step(store, step, on_start=somebody_writes)
-        assert done == ("skipped", "it was changed since the plan was made")
+        done = execute_step(store, step, on_start=append_message)
+        assert done == ("skipped", "the session changed after the plan was made")
         assert store.get_history("a")[-1].content == "one more"
         assert store.list_trash() == []
 
 
 def _purge_of(gone: Trashed) -> RetentionStep:
-    """The step for a session in the trash that is the only one of its key."""
+    """Return the step for a trashed session that is the only one of its key."""
     return RetentionStep(
         action="purge",
         rule="r",
@@ -465,10 +471,10 @@ def test_session_created_during_purge_is_not_purged(where: str) -> None:
         gone = store.delete("a")
         step = _purge_of(gone)
 
-        def somebody_comes() -> None:
+        def append_late_message() -> None:
             store.add_message("a", "user", "I am back")
 
-        assert execute_step(store, step, on_start=somebody_comes)[0] == "done"
+        assert execute_step(store, step, on_start=append_late_message)[0] == "done"
         assert [message.content for message in store.get_history("a")] == ["I am back"]
         assert store.list_trash() == []
 
@@ -478,11 +484,11 @@ def test_session_deleted_during_purge_stays_in_trash(where: str) -> None:
         gone = store.delete("a")
         step = _purge_of(gone)
 
-        def brought_back() -> None:
+        def restore_and_delete() -> None:
             store.restore("a")
             store.delete("a")
 
-        assert execute_step(store, step, on_start=brought_back)[0] == "skipped"
+        assert execute_step(store, step, on_start=restore_and_delete)[0] == "skipped"
         assert [one.uid for one in store.list_trash()] == [gone.uid]
 
 
@@ -519,7 +525,7 @@ def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:
 
 
 def _interrupt(where: str, key: str) -> None:
-    """Leave what a purge leaves that was killed."""
+    """Leave the state of a killed purge."""
     with _open(where) as store:
         store.delete(key)
         if where.startswith("sqlite:"):
@@ -621,7 +627,7 @@ def test_rules_apply_in_postgresql(postgres_url: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A workspace that is a folder, with one session of an odd key."""
+    """Return a workspace folder with one session of an unusual key."""
     with open_store(tmp_path / "ws") as store:
         store.add_message("odd\nkey\t\ud800"[:8], "user", "hello")
     return tmp_path / "ws"

@@ -1,4 +1,4 @@
-"""The doctor's examination of a folder: what only the folder shows, and that nothing is written."""
+"""Tests the doctor's examination of a folder: findings outside of logs, and no writes."""
 
 import os
 import re
@@ -120,7 +120,7 @@ def test_other_files_next_to_the_logs_are_not_reported(workspace: Path) -> None:
 
 def test_unreadable_log_is_reported(workspace: Path, log: Path) -> None:
     log.chmod(0)
-    # Root may read anything, so somebody else looks, from a folder that needs no way to it.
+    # Root may read everything, so the program becomes another user.
     program = (
         "import os; from stenolog.maintenance.workspace_check import examine\n"
         "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
@@ -581,6 +581,13 @@ def test_wide_modes_of_all_folders_are_one_finding_with_command(workspace: Path)
     (found,) = examine(workspace).findings
     assert (found.path, found.where) == (".", "mode 0755, and 1 more")
     assert found.advice == f"chmod -R go= {workspace}"
+
+
+def test_wide_modes_of_another_program_are_not_reported(tmp_path: Path) -> None:
+    folder = tmp_path / ".codex" / "sessions"
+    folder.mkdir(parents=True, mode=0o755)
+    (folder / "2026").mkdir(mode=0o755)
+    assert examine(folder.parent).findings == ()
 
 
 def test_p3_damage_in_any_namespace_of_a_database_is_reported(tmp_path: Path) -> None:

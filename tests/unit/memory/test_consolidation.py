@@ -1,4 +1,4 @@
-"""Consolidation on every engine: what becomes a note, once, and what does not."""
+"""Tests consolidation on every engine: which turns and facts become notes, and only once."""
 
 import json
 import os
@@ -36,7 +36,7 @@ NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
 
 class Place(Struct):
-    """Where sessions and notes are."""
+    """Stores of sessions and notes."""
 
     sessions: Store
     notes: Notes
@@ -45,7 +45,7 @@ class Place(Struct):
         return Consolidation(self.sessions, self.notes, ask, **options)
 
     def run(self, *answers: CompletionStep, key: str = KEY, **options: Any) -> ConsolidationReport:
-        """One run with a model that has these answers."""
+        """Run once with a model that has these answers."""
         return self.consolidation(ScriptedCompletion(answers), **options).run(key)
 
     def talk(self, said: str, answer: str = "Fine.", *, key: str = KEY) -> None:
@@ -61,7 +61,7 @@ class Place(Struct):
 
 @pytest.fixture(params=["memory:", "{}/w", "sqlite:{}/s.db"], ids=["memory", "jsonl", "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Two empty stores on one engine."""
+    """Yield two empty stores on one engine."""
     where = request.param.format(tmp_path)
     with open_store(where) as sessions, open_store(where, namespace="notes") as notes:
         yield Place(sessions, Notes(notes))
@@ -69,7 +69,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def quick() -> Place:
-    """Two empty stores in memory, for what does not depend on the engine."""
+    """Return two empty stores in memory, for tests that do not depend on the engine."""
     return Place(InMemoryStore(), Notes(InMemoryStore()))
 
 
@@ -78,12 +78,12 @@ def fact(text: str, quote: str, about: str = "") -> dict[str, Any]:
 
 
 def happened(number: int) -> str:
-    """A daily entry for the turn of this number, without a number that nobody said."""
+    """Return a daily entry for this turn, without digits that do not occur in the conversation."""
     return f"Happened {'abcdefghijklmnopqrst'[number - 1]}."
 
 
 def answer(*turns: Sequence[Mapping[str, Any]]) -> str:
-    """An answer on as many turns as are given, with these facts."""
+    """Return a model's answer about these turns, with these facts."""
     told = [
         {"turn": number, "daily": happened(number), "facts": found}
         for number, found in enumerate(turns, 1)
@@ -92,7 +92,7 @@ def answer(*turns: Sequence[Mapping[str, Any]]) -> str:
 
 
 def sentences(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A model that takes every line it is shown for a fact, and quotes it."""
+    """Answer as a model that treats every line as a fact, and quotes it."""
     turns = re.split(r"^## Turn \d+.*$", str(messages[-1]["content"]), flags=re.MULTILINE)[1:]
     return answer(
         *(
@@ -102,7 +102,7 @@ def sentences(messages: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-# --- the two phases --------------------------------------------------------------------------
+# --- two phases ------------------------------------------------------------------------------
 
 
 def test_finished_turn_becomes_a_daily_entry_and_facts(place: Place) -> None:
@@ -142,7 +142,7 @@ def test_pending_turns_are_sent_in_one_request(quick: Place) -> None:
 
     done = quick.consolidation(model).run(KEY)
 
-    assert (done.turns, done.daily, len(model.asked)) == (5, 5, 1)
+    assert (done.turns, done.daily, len(model.calls)) == (5, 5, 1)
     assert quick.daily() == [happened(number) for number in range(1, 6)]
 
 
@@ -153,7 +153,7 @@ def test_many_turns_are_split_into_several_requests(quick: Place) -> None:
 
     done = quick.consolidation(model, max_turns=3).run(KEY)
 
-    assert (done.turns, done.daily, len(model.asked)) == (7, 7, 3)
+    assert (done.turns, done.daily, len(model.calls)) == (7, 7, 3)
 
 
 def test_newer_fact_supersedes_the_older_one_of_its_subject(place: Place) -> None:
@@ -175,7 +175,7 @@ def test_newer_fact_supersedes_the_older_one_of_its_subject(place: Place) -> Non
         *("Lives in Rome.", "Lives in Oslo.", "Lives in Rome."),
     ]
     assert [note.superseded is None for note in all_of_them] == [False, False, True]
-    # It is written down, too: a reader need not find out.
+    # The link is stored, so that readers need not compute it.
     assert all_of_them[1].supersedes == (all_of_them[0].id,)
 
 
@@ -250,15 +250,15 @@ def test_summarized_messages_are_consolidated_and_cleared_ones_are_not(place: Pl
 def test_skipped_messages_are_never_consolidated(quick: Place) -> None:
     quick.talk("one")
     consolidation = quick.consolidation(ScriptedCompletion([answer([])]))
-    consolidation.skip(KEY)
-    consolidation.skip("nobody:0")
+    consolidation.skip_session(KEY)
+    consolidation.skip_session("nobody:0")
     quick.talk("two")
 
     assert consolidation.run(KEY).turns == 1
     assert quick.daily() == [happened(1)]
 
 
-# --- what is not believed --------------------------------------------------------------------
+# --- rejected facts --------------------------------------------------------------------------
 
 
 def test_planted_hallucinations_are_rejected_and_counted(place: Place) -> None:
@@ -315,7 +315,7 @@ def test_planted_secrets_reach_neither_the_model_nor_the_notes(tmp_path: Path) -
 
         assert done.redacted >= 3
         assert (done.daily, done.core, done.rejected) == (1, 0, 2)
-        shown = json.dumps(model.asked)
+        shown = json.dumps(model.calls)
     kept = b"".join(p.read_bytes() for p in (tmp_path / "notes").rglob("*") if p.is_file())
     assert b"redacted" in kept
     for secret in (key, card, card.replace(" ", "")):
@@ -370,7 +370,7 @@ def test_three_users_in_one_store_have_separate_memories(place: Place) -> None:
         *(Scope(who=f"telegram:{name}", of="sender") for name in users),
         Scope(who="slack:C42", of="sender"),
     }
-    for asked in model.asked:
+    for asked in model.calls:
         told = [hobby for hobby in (*users.values(), "cake") if hobby in str(asked[-1])]
         assert len(told) == 1
     other = Consolidation(
@@ -463,7 +463,7 @@ def test_requests_per_turn_count_as_calls(quick: Place) -> None:
 
     done = consolidation.run(KEY, most_calls=3)
 
-    assert (done.turns, done.waiting, len(model.asked)) == (2, 3, 3)
+    assert (done.turns, done.waiting, len(model.calls)) == (2, 3, 3)
     assert consolidation.run(KEY).turns == 3
     assert len(quick.daily()) == 5
 
@@ -484,7 +484,7 @@ def test_only_turns_of_the_next_requests_are_prepared(
         KEY, most_calls=3
     )
 
-    # Each once more after the model was asked: something may have been taken back.
+    # Each once more after the model call: messages may have been withdrawn.
     assert (done.turns, done.waiting, len(made)) == (6, 94, 12)
 
 
@@ -517,7 +517,7 @@ def test_failed_request_is_retried_later_without_loss(place: Place) -> None:
     )
 
     def run() -> ConsolidationReport:
-        # A new one each time: what was tried is known after a restart, too.
+        # A new object each time: attempts are known after a restart, too.
         return place.consolidation(model, clock=lambda: now).run(KEY)
 
     first = run()
@@ -525,7 +525,7 @@ def test_failed_request_is_retried_later_without_loss(place: Place) -> None:
     assert "TimeoutError: no route" in first.problems[0]
     assert place.daily() == []
     assert run().waiting == 1
-    assert len(model.asked) == 1
+    assert len(model.calls) == 1
     now += timedelta(minutes=2)
     assert run() == ConsolidationReport(turns=1, daily=1, core=1)
 
@@ -535,13 +535,13 @@ def test_turn_gets_daily_entry_after_last_failed_attempt(quick: Place) -> None:
     quick.talk("poison")
     quick.talk("I live in Oslo")
 
-    def moody(messages: Sequence[Mapping[str, Any]]) -> str:
+    def fails_on_poison(messages: Sequence[Mapping[str, Any]]) -> str:
         if "poison" in str(messages[-1]["content"]):
             raise ValueError("filtered")
         return answer([fact("Lives in Oslo.", "live in Oslo")])
 
     consolidation = quick.consolidation(
-        ScriptedCompletion([moody] * 20), max_attempts=4, clock=lambda: now
+        ScriptedCompletion([fails_on_poison] * 20), max_attempts=4, clock=lambda: now
     )
     waits = []
     while (done := consolidation.run(KEY)).waiting:
@@ -568,10 +568,10 @@ def test_failed_batch_is_retried_with_one_turn(quick: Place) -> None:
     assert quick.consolidation(model, clock=lambda: now).run(KEY).waiting == 4
     now += timedelta(hours=1)
     assert quick.consolidation(model, clock=lambda: now).run(KEY).turns == 4
-    assert len(model.asked) == 3
+    assert len(model.calls) == 3
 
 
-# --- interrupted, and at once ----------------------------------------------------------------
+# --- interruptions and concurrency -----------------------------------------------------------
 
 
 class Interrupted(InMemoryStore):
@@ -579,7 +579,7 @@ class Interrupted(InMemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._until = [-1]  # shared with the stores behind its leases
+        self._until = [-1]  # shared with the stores of its leases
 
     @property
     def left(self) -> int:
@@ -603,7 +603,7 @@ class Interrupted(InMemoryStore):
         super().set_meta(key, **fields)
 
 
-def _differently(messages: Sequence[Mapping[str, Any]]) -> str:
+def _rephrased(messages: Sequence[Mapping[str, Any]]) -> str:
     return sentences(messages).replace("Happened", "It happened")
 
 
@@ -622,10 +622,10 @@ def test_interruption_at_any_write_loses_and_repeats_no_turn() -> None:
         except NotStored:
             interrupted += 1
 
-        # Meanwhile the talk goes on, and the model tells the same in another way.
+        # The conversation continues, and the model phrases the same facts differently.
         store.left = -1
         place.talk(told[4])
-        place.consolidation(ScriptedCompletion([_differently] * 3), max_turns=2).run(KEY)
+        place.consolidation(ScriptedCompletion([_rephrased] * 3), max_turns=2).run(KEY)
 
         assert place.core() == told
         daily = place.notes.list(ANN, kind="daily", full=True)
@@ -688,7 +688,7 @@ def test_messages_withdrawn_during_model_call_are_not_noted(place: Place, how: s
                 place.sessions.delete(KEY)
             case "clear and skip":
                 place.sessions.clear(KEY)
-                place.consolidation(None).skip(KEY)
+                place.consolidation(None).skip_session(KEY)
             case "hide":
                 place.sessions.hide(KEY, 1, 4)
         if how == "made again":
@@ -725,8 +725,8 @@ def test_session_deleted_during_consolidation_is_consolidated_after_restore(quic
     assert quick.run(answer([])).turns == 1
 
 
-class WritesAtOnce(Notes):
-    """Notes whose writers wait for a second one before they take the scope."""
+class ConcurrentNotes(Notes):
+    """Notes whose writers wait for a second one before they lock the scope."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -749,7 +749,7 @@ def test_concurrent_sessions_leave_one_fact_per_subject(place: Place) -> None:
         town = "Rome" if "Rome" in str(messages[-1]) else "Oslo"
         return answer([fact(f"Lives in {town}.", f"I live in {town}", "home")])
 
-    both = Place(place.sessions, WritesAtOnce(place.notes.store))
+    both = Place(place.sessions, ConcurrentNotes(place.notes.store))
     sender = Scope(who=KEY, of="sender")
     options = {"scope_of": lambda _: sender}
     runs = [
@@ -762,7 +762,7 @@ def test_concurrent_sessions_leave_one_fact_per_subject(place: Place) -> None:
         run.join(60)
 
     assert place.core(sender) == ["Lives in Oslo."]
-    # Rome is superseded if it was stored first, and otherwise left out: it was said earlier.
+    # Rome is superseded if it was stored first, and otherwise left out, because it is older.
     *earlier, oslo = place.notes.list(sender, kind="core", full=True)
     assert [(note.text, note.superseded_by) for note in earlier] in (
         [],
@@ -779,7 +779,7 @@ def test_concurrent_consolidations_note_each_turn_once(place: Place) -> None:
         barrier.wait(20)
         return sentences(messages)
 
-    # Two of them, as two processes would have: one alone lets only one thread in.
+    # Two objects, as in two processes: one object lets in only one thread.
     runs = [
         threading.Thread(
             target=place.consolidation(ScriptedCompletion([at_once, at_once]), max_turns=3).run,

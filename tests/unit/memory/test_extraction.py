@@ -1,4 +1,4 @@
-"""What a model is asked, and what is taken from its answer."""
+"""Tests the prompt for extraction, and the parsing of its answer."""
 
 import json
 from datetime import UTC, datetime
@@ -13,7 +13,6 @@ from stenolog.memory.extraction import (
     ExtractedFacts,
     answer_tokens,
     build_prompt,
-    newest_subjects,
     parse_answer,
     schema,
 )
@@ -50,10 +49,10 @@ def test_prompt_has_known_subjects_but_not_their_texts() -> None:
 def test_only_the_newest_subjects_are_in_the_prompt() -> None:
     names = [f"name {number}" for number in range(100)]
 
-    found = newest_subjects(["", *names, "name 99"])
+    [_, shown] = build_prompt([TURN], subjects=["", *names, "name 99"], budget=1_000)
 
-    assert found[0] == "name 99"
-    assert len(found) == 40
+    newest = ", ".join(f"name {number}" for number in range(99, 59, -1))
+    assert shown["content"].startswith(f'Names already in use for "about": {newest}.')
 
 
 def test_schema_requires_as_many_turns_as_are_shown() -> None:

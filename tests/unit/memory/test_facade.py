@@ -1,4 +1,4 @@
-"""Memory as a loop holds it, on every engine."""
+"""Tests the Memory facade on every engine."""
 
 import json
 import os
@@ -31,7 +31,7 @@ ENGINES = {"memory": "memory:", "jsonl": "{}/w", "sqlite": "sqlite:{}/s.db"}
 
 
 def clerk(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A model that takes each sentence of the user for a fact."""
+    """Answer as a model that treats each sentence of the user as a fact."""
     lines = str(messages[-1]["content"]).splitlines()
     said = [lines[n + 1].strip() for n, line in enumerate(lines) if line == "user:"]
     facts = [{"text": text, "about": text[-8:], "quote": text} for text in said]
@@ -252,10 +252,10 @@ def test_consolidate_limits_number_of_model_calls(where: str, sessions: Store) -
     model = ScriptedCompletion([clerk] * 9)
     with open_memory(where, complete=model, sessions=sessions) as memory:
         done = memory.consolidate(ANN, most_calls=1)
-        assert (done.turns, done.waiting, len(model.asked)) == (20, 25, 1)
+        assert (done.turns, done.waiting, len(model.calls)) == (20, 25, 1)
         assert memory.waiting() == [ANN]
         assert memory.consolidate(ANN).turns == 25
-        assert (len(model.asked), memory.waiting()) == (3, [])
+        assert (len(model.calls), memory.waiting()) == (3, [])
         with pytest.raises(UsageError, match="most_calls"):
             memory.consolidate(ANN, most_calls=0)
 
@@ -267,7 +267,7 @@ def test_budgets_use_the_token_counter_of_the_model(where: str, sessions: Store)
     many = Tokens(ratio=20.0)
     with open_memory(where, complete=model, sessions=sessions, tokens=many) as memory:
         memory.consolidate(ANN)
-        assert len(model.asked) > 1, "by our own estimate one call would do"
+        assert len(model.calls) > 1, "by our own estimate one call would do"
         found = memory.recall("bicycle", scope=Scope(who=ANN), budget=6_000)
         assert found.found
         assert found.tokens == many.text(found.block) <= 6_000
@@ -275,7 +275,7 @@ def test_budgets_use_the_token_counter_of_the_model(where: str, sessions: Store)
 
 def test_yesterday_uses_time_zone_of_the_user(sessions: Store) -> None:
     east = timezone(timedelta(hours=10))
-    now = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)  # there it is the 18th by now
+    now = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)  # the 18th in that time zone
     for hours, text in ((3, "ferry to Rome"), (20, "ferry to Oslo"), (41, "ferry to Lima")):
         sessions.add_messages(
             ANN, [{"role": "user", "content": text}], at=[now - timedelta(hours=hours)]
@@ -351,7 +351,7 @@ def test_agents_have_separate_sessions_and_memories(tmp_path: Path) -> None:
 
 
 def _held() -> list[str]:
-    """What this process holds open."""
+    """Return the open descriptors of this process."""
     links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
     return sorted(str(link.readlink()) for link in links if link.is_symlink())
 

@@ -1,10 +1,16 @@
-"""Which facts become notes, and in the place of which."""
+"""Tests which facts become notes, and which notes they supersede."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stenolog.memory.facts import MAX_TEXT, Fact, is_supported, new_notes, normalize_subject
+from stenolog.memory.facts import (
+    MAX_TEXT_CHARACTERS,
+    Fact,
+    is_supported,
+    new_notes,
+    normalize_subject,
+)
 from stenolog.memory.notes import Note
 from stenolog.memory.scopes import Scope
 
@@ -88,7 +94,7 @@ def test_negated_fact_is_not_a_repetition() -> None:
 def test_long_texts_are_truncated_and_confidence_is_clamped() -> None:
     [draft] = new_notes([Fact(text="word " * 500, confidence=7.0)], [])
 
-    assert len(draft.text) == MAX_TEXT
+    assert len(draft.text) == MAX_TEXT_CHARACTERS
     assert draft.confidence == 1.0
 
 

@@ -1,4 +1,4 @@
-"""Notes that a misled model tries to store: what a page or a tool said must not become memory."""
+"""Tests that texts of pages and tools do not become notes, even if a model is misled."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -138,11 +138,11 @@ def test_unsaid_details_are_returned(text: str, said: str, missing: list[str]) -
     assert unsupported_details(text, [said]) == missing
 
 
-# --- a whole consolidation -------------------------------------------------------------------
+# --- a complete consolidation ----------------------------------------------------------------
 
 
 class Recorded:
-    """A model that answers as it was told, and keeps what it was shown."""
+    """A model with a fixed answer that records its prompts."""
 
     def __init__(self, daily: str, facts: Sequence[Mapping[str, Any]] = ()) -> None:
         self.answer = json.dumps({"turns": [{"turn": 1, "daily": daily, "facts": list(facts)}]})

@@ -1,4 +1,4 @@
-"""Notes that were read are not read again, and whatever others do is seen at once."""
+"""Tests that cached notes are not read again, and that changes of others are seen immediately."""
 
 import threading
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from stenolog.stores.open_store import open_store
 ANN = Scope(who="telegram:1")
 
 
-class Counting:
-    """A store that counts the messages it gives out."""
+class CountingStore:
+    """A store that counts the messages it returns."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -38,14 +38,14 @@ class Counting:
         return getattr(self._store, name)
 
     def taken(self) -> int:
-        """How many since this was last asked."""
+        """Return the count since the last call."""
         given, self.given = self.given, 0
         return given
 
 
 @pytest.fixture(params=["memory:", "{}/w", "sqlite:{}/s.db"], ids=["memory", "jsonl", "sqlite"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
-    """One store opened twice, as two processes have it; in memory it is the same one."""
+    """Yield one store opened twice, as in two processes; in memory it is the same one."""
     where = request.param.format(tmp_path)
     with open_store(where, namespace="notes") as one, open_store(where, namespace="notes") as two:
         yield one, one if where == "memory:" else two
@@ -60,7 +60,7 @@ def _texts(notes: Notes) -> list[str]:
 
 
 def test_p9_cached_messages_are_not_read_again(stores: tuple[Store, Store]) -> None:
-    store, other = Counting(stores[0]), Notes(stores[1])
+    store, other = CountingStore(stores[0]), Notes(stores[1])
     notes = Notes(store)
     other.add(ANN, _drafts(*[f"fact {number}" for number in range(300)]))
     assert len(notes.list(ANN)) == 300
@@ -109,7 +109,7 @@ def test_cache_stays_correct_after_a_forgotten_note_is_purged(stores: tuple[Stor
     first, _ = other.add(ANN, _drafts("one", "two"))
     other.forget(ANN, first.id)
     assert len(notes.list(ANN, full=True)) == 2
-    # As a rule of retention does it: nothing of what is in sight changes.
+    # As a retention rule does: no visible message changes.
     stores[1].purge(ANN.key, before=2)
     assert [note.text for note in notes.list(ANN, full=True)] == ["two"]
 
@@ -153,7 +153,7 @@ def test_cached_notes_always_equal_a_full_read(taken: list[tuple[str, int]]) -> 
             assert sorted(note.id for note in found) == sorted(note.id for note in kept.list(ANN))
 
 
-class Meddling(InMemoryStore):
+class MeddlingStore(InMemoryStore):
     """A store in which something happens right after a history was read."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Meddling(InMemoryStore):
 
 @pytest.mark.parametrize("when", ["first", "later"])
 def test_changes_during_a_read_are_not_missed(when: str) -> None:
-    store = Meddling()
+    store = MeddlingStore()
     notes = Notes(store)
     ids = [note.id for note in Notes(store).add(ANN, _drafts("one", "two", "three"))]
     if when == "later":
@@ -183,7 +183,7 @@ def test_changes_during_a_read_are_not_missed(when: str) -> None:
 def test_number_of_cached_scopes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(note_cache, "MAX_SCOPES", 4)
     monkeypatch.setattr(note_cache, "MAX_NOTES", 10)
-    store = Counting(InMemoryStore())
+    store = CountingStore(InMemoryStore())
     notes = Notes(store)
     scopes = [Scope(who=f"telegram:{number}") for number in range(9)]
     for number, scope in enumerate(scopes):

@@ -1,4 +1,4 @@
-"""What a person changes on the page of their notes, and what happened to the notes meanwhile."""
+"""Tests importing an edited page of notes, also if the notes changed since its export."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ BOB = Scope(who="telegram:2")
 
 @pytest.fixture(params=["memory", "jsonl", "sqlite"])
 def notes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Notes]:
-    """Three notes of Ann's, and one of Bob's, in a store of each kind."""
+    """Yield three notes of Ann and one of Bob in a store of each kind."""
     where = {"jsonl": str(tmp_path / "w"), "sqlite": f"sqlite:{tmp_path}/s.db", "memory": "memory:"}
     with stenolog.open_store(where[request.param], namespace="notes") as store:
         found = Notes(store)

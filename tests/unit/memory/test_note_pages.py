@@ -1,4 +1,4 @@
-"""A page of notes: any text comes back as it was, and what an editor does to a page is no harm."""
+"""Tests pages of notes: every text is preserved, and changes by editors do no harm."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -134,6 +134,6 @@ def test_items_between_comments_are_parsed() -> None:
 
 
 def test_many_ids_are_parsed_in_linear_time() -> None:
-    # In quadratic time this would take minutes, and the suite's time limit would say so.
+    # Quadratic time would take minutes and exceed the suite's time limit.
     ids = "".join(f"{number}\n" for number in range(300_000))
     assert len(from_markdown(f"<!-- steno exported ids:\n{ids}-->\n").exported) == 300_000

@@ -1,4 +1,4 @@
-"""What stands after some messages is the same however they were taken in."""
+"""Tests that the state of notes is the same however their messages are batched."""
 
 from typing import Any
 
@@ -36,15 +36,15 @@ def test_incremental_and_full_reads_give_the_same_notes(
     given: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     messages = _stored(given)
-    at_once = NoteState(ANN).after(messages)
+    at_once = NoteState(ANN).with_messages(messages)
     grown = NoteState(ANN)
     while messages:
         count = data.draw(st.integers(1, len(messages)))
         before = grown
         known = list(before.notes)
-        grown = before.after(messages[:count])
+        grown = before.with_messages(messages[:count])
         assert before.notes == known, "what somebody holds does not change"
         messages = messages[count:]
     assert grown.notes == at_once.notes
     assert list(grown.in_force.values()) == [note for note in at_once.notes if note.in_force]
-    assert set(grown.ids()) == set(at_once.ids())
+    assert set(grown.all_ids()) == set(at_once.all_ids())

@@ -1,4 +1,4 @@
-"""Notes on every engine: what is in force, what a token means, what forgetting leaves."""
+"""Tests notes on every engine: current notes, idempotency keys, forgetting and purging."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,7 +26,7 @@ TEAM = Scope(who="slack:C42")
 
 @pytest.fixture(params=["memory", "jsonl", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty store for notes."""
+    """Yield an empty store for notes."""
     where = {"jsonl": str(tmp_path / "w"), "sqlite": f"sqlite:{tmp_path}/s.db", "memory": "memory:"}
     with stenolog.open_store(where[request.param], namespace="notes") as opened:
         yield opened
@@ -34,7 +34,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def notes(store: Store) -> Notes:
-    """The notes in it: none yet."""
+    """Return the notes in the empty store."""
     return Notes(store)
 
 
@@ -47,7 +47,7 @@ def _add(notes: Notes, text: str, *supersedes: str, scope: Scope = ANN) -> str:
     return note.id
 
 
-def _let_go(notes: Notes, scope: Scope, id: str, *, purge: bool) -> None:
+def _forget_or_purge(notes: Notes, scope: Scope, id: str, *, purge: bool) -> None:
     if purge:
         notes.purge(scope, id)
     else:
@@ -129,7 +129,7 @@ def test_unknown_scope_has_no_notes_and_unknown_id_raises(notes: Notes) -> None:
     assert notes.scopes() == [ANN]
 
 
-# --- one user's notes are nobody else's ------------------------------------------------------
+# --- notes of other users --------------------------------------------------------------------
 
 
 def test_users_see_only_their_own_notes(notes: Notes) -> None:
@@ -154,13 +154,13 @@ def test_changes_of_one_user_do_not_affect_others(notes: Notes, change: str) -> 
         with pytest.raises(NoSuchNote):
             notes.get(scope, theirs[ANN])
         with pytest.raises(NoSuchNote):
-            _let_go(notes, scope, theirs[ANN], purge=change == "purge")
+            _forget_or_purge(notes, scope, theirs[ANN], purge=change == "purge")
         with pytest.raises(NothingToUndo):
             notes.undo(scope)
     if change == "supersede":
         _add(notes, "mine is newer", theirs[ANN], theirs[TEAM], scope=BOB)
     else:
-        _let_go(notes, BOB, theirs[BOB], purge=change == "purge")
+        _forget_or_purge(notes, BOB, theirs[BOB], purge=change == "purge")
     for scope in (ANN, TEAM):
         assert _texts(notes.list(scope)) == [f"of {scope.who}"]
 
@@ -175,7 +175,7 @@ def test_scopes_of_one_user_differ_between_agents(notes: Notes) -> None:
     assert notes.scopes() == [ANN, tutor]
 
 
-# --- a newer fact takes the place of an older ------------------------------------------------
+# --- superseded facts ------------------------------------------------------------------------
 
 
 def test_superseded_note_has_successor_and_time(notes: Notes) -> None:
@@ -202,10 +202,10 @@ def test_forgetting_the_middle_note_does_not_restore_the_oldest(notes: Notes, pu
     oldest = _add(notes, "one")
     between = _add(notes, "two", oldest)
     newest = _add(notes, "three", between)
-    _let_go(notes, ANN, between, purge=purge)
+    _forget_or_purge(notes, ANN, between, purge=purge)
     assert _texts(notes.list(ANN)) == ["three"]
     assert notes.get(ANN, oldest).superseded_by == newest
-    _let_go(notes, ANN, newest, purge=purge)
+    _forget_or_purge(notes, ANN, newest, purge=purge)
     assert _texts(notes.list(ANN)) == ["one"]
 
 
@@ -220,7 +220,7 @@ def test_notes_that_supersede_each_other_cause_no_endless_loop(notes: Notes, sto
     assert _texts(notes.list(ANN)) == ["b", "c"]
 
 
-# --- once ------------------------------------------------------------------------------------
+# --- idempotency keys ------------------------------------------------------------------------
 
 
 def test_p12_known_idempotency_key_adds_no_notes_even_with_other_drafts(notes: Notes) -> None:
@@ -297,7 +297,7 @@ def test_search_returns_the_newest_notes_first(notes: Notes) -> None:
 def test_p4_forgotten_note_is_hidden_and_can_be_restored(notes: Notes) -> None:
     ids = [_add(notes, f"fact {number}") for number in range(3)]
     assert notes.forget(ANN, ids[1]).text == "fact 1"
-    notes.forget(ANN, ids[1])  # a second time changes nothing, and is no step to undo
+    notes.forget(ANN, ids[1])  # a second time changes nothing and cannot be undone separately
     assert _texts(notes.list(ANN)) == ["fact 0", "fact 2"]
     assert notes.search("1", scope=ANN) == []
     assert [note.forgotten for note in notes.list(ANN, full=True)] == [False, True, False]
@@ -418,7 +418,7 @@ class _Killed(Exception):
     pass
 
 
-class _Dies:
+class _DyingStore:
     """A store whose process is killed before or after one of its calls."""
 
     def __init__(self, store: Store, call: str, *, done: bool) -> None:
@@ -441,7 +441,7 @@ class _Dies:
 
 
 class _DyingLease:
-    def __init__(self, store: _Dies, lease: Any, ttl: float) -> None:
+    def __init__(self, store: _DyingStore, lease: Any, ttl: float) -> None:
         self.store, self._lease = store, lease
         store.ttl = ttl
 
@@ -467,7 +467,7 @@ def test_p2_killed_purge_of_a_note_is_finished_by_the_next(
     gone = _add(notes, "xyzzy", ids[1])
     _add(notes, "after")
     notes.forget(ANN, ids[2])
-    dying = Notes(_Dies(store, call, done=done))
+    dying = Notes(_DyingStore(store, call, done=done))
     with pytest.raises(_Killed):
         dying.purge(ANN, gone)
 
@@ -507,14 +507,14 @@ def test_forget_all_forgets_all_notes_or_none(notes: Notes) -> None:
 
 
 def test_killed_purge_blocks_the_next_for_at_most_ten_seconds(store: Store) -> None:
-    watched = _Dies(store, "nothing", done=False)
+    watched = _DyingStore(store, "nothing", done=False)
     notes = Notes(watched)
     _add(notes, "kept")
     gone = _add(notes, "xyzzy")
 
     notes.purge(ANN, gone)
 
-    # Each of its steps has that time for itself.
+    # The lease is renewed, so each step has the full time.
     assert (watched.ttl, watched.renewed) == (10, 2)
 
 

@@ -1,4 +1,4 @@
-"""`parse_question`: stems and period of a question."""
+"""Tests `parse_question`: stems and period of a question."""
 
 from datetime import UTC, datetime
 
@@ -13,12 +13,12 @@ def test_question_is_parsed_into_stems_and_period() -> None:
     assert found.stems == ("plan", "meet")
     assert found.period is not None
     assert found.period.since == datetime(2026, 5, 1, tzinfo=UTC)
-    assert not found.empty
+    assert not found.is_empty
 
 
 def test_question_of_only_stop_words_is_empty() -> None:
-    assert parse_question("And what about it?", now=NOW).empty
-    assert not parse_question("And yesterday?", now=NOW).empty
+    assert parse_question("And what about it?", now=NOW).is_empty
+    assert not parse_question("And yesterday?", now=NOW).is_empty
 
 
 def test_recalled_blocks_are_removed_from_the_question() -> None:

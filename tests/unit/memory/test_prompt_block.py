@@ -1,4 +1,4 @@
-"""The marked block: what it holds cannot get out, and nothing but it is taken out."""
+"""Tests the marked block: its content cannot end it, and only the block is removed."""
 
 from hypothesis import given
 from hypothesis import strategies as st

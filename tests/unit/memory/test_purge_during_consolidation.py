@@ -1,4 +1,4 @@
-"""A purge wins over a consolidation, whenever it comes: at every call that either store gets."""
+"""Tests that a purge wins over a consolidation, at every call of either store."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from support.postgres_server import Databases
 KEY = "telegram:7"
 SECRET = "mountaineering"
 CALLS = ("info", "follow", "lease", "set_meta", "add_messages", "get_history", "delete")
-"""The calls of a store that a consolidation makes."""
+"""The store calls that a consolidation makes."""
 
 
 def answer(_messages: Any, **_options: Any) -> str:
@@ -88,7 +88,7 @@ def rows_in(url: str) -> bytes:
         tables = connection.execute(
             "SELECT quote_ident(schemaname) || '.' || quote_ident(relname) FROM pg_stat_user_tables"
         ).fetchall()
-        # bytea as escaped text, so that a word in it is found.
+        # bytea as escaped text, so that words in it are found.
         connection.execute("SET bytea_output = 'escape'")
         rows = [
             connection.execute(f"SELECT t::text FROM {table} AS t".encode()).fetchall()  # noqa: S608

@@ -1,4 +1,4 @@
-"""What docs/quality.md rests on: fair questions, a model that only copies, true figures."""
+"""Tests the basis of docs/quality.md: fair questions, a model that only copies, true figures."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from stenolog.memory.extraction import schema
 from support.copying_model import copying
 
 RARE = 10
-"""A word that more of the user's messages have than these is not rare."""
+"""Maximum number of the user's messages that contain a rare word."""
 
 
 def _spoken() -> list[set[str]]:
@@ -46,7 +46,7 @@ def test_scripted_model_only_copies() -> None:
         answer = copying([{"role": "user", "content": asked}], schema=wanted)
         assert "I live in Lisbon." in answer
         for text in _texts(json.loads(answer)):
-            # An "about" is made of words of the sentence; all else is copied whole.
+            # An "about" consists of words of the sentence; everything else is copied literally.
             assert text in asked or all(word in asked for word in text.split())
 
 
@@ -59,10 +59,10 @@ def _texts(value: object) -> list[str]:
 
 def test_facts_are_recalled_after_many_turns(tmp_path: Path) -> None:
     found = measure(tmp_path, copying, count=80)
-    assert found["compactions"] > 2
+    assert found["summaries"] > 2
     plain, other = found["plain"], found["facts"] - found["plain"]
     assert plain + other == 50
-    # What the session has in sight is not recalled a second time.
+    # Visible messages of the session are not recalled again.
     told, shown = found["found"], found["found"]["window"][0]
     assert told["any"][0] >= 0.9 * plain
     assert min(told[way][0] for way in ("messages", "notes", "both")) >= 0.9 * plain - shown

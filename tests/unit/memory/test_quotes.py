@@ -1,4 +1,4 @@
-"""Whether the user said it."""
+"""Tests whether a quote is in the user's words."""
 
 import re
 
@@ -95,7 +95,7 @@ def test_scripts_without_spaces_are_compared_by_character(text: str) -> None:
 
 @given(st.text(), st.data())
 def test_any_run_of_words_of_a_text_counts_as_quoted(text: str, data: st.DataObject) -> None:
-    # A quote over the end of a sentence must have that end, too.
+    # A quote across the end of a sentence must contain that end, too.
     spoken = words(re.split("[.?!\n…？！。؟।]", text)[0])  # noqa: RUF001
     first = data.draw(st.integers(0, len(spoken)))
     run = spoken[first : data.draw(st.integers(first, len(spoken)))]
@@ -143,7 +143,7 @@ def test_shared_stop_words_do_not_make_a_fact_related(fact: str, quote: str) -> 
 
 
 def test_fact_in_other_words_or_another_language_is_not_related() -> None:
-    """That is what it costs: words are all that is compared."""
+    """A limit of the method: it only compares words."""
     assert not is_related("Dislikes cilantro.", "I can't stand the taste of coriander")
     assert not is_related("Is a vegetarian.", "Ich esse kein Fleisch")
 

@@ -1,4 +1,4 @@
-"""The ranking: pure, whatever order the candidates come in."""
+"""Tests that the ranking does not depend on the order of the candidates."""
 
 import random
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Recall over notes and messages: the right ones, once, and never another user's."""
+"""Tests recall from notes and messages: the right ones, once, and never another user's."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -66,7 +66,7 @@ def _texts(found: RecallResult) -> list[str]:
     return [one.text for one in found.found]
 
 
-# --- what is found ---------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------
 
 
 def test_messages_are_found_without_any_note(store: Store, catalog: Catalog) -> None:
@@ -82,7 +82,7 @@ def test_notes_are_found_without_any_message(notes: Notes) -> None:
     found = asked(include_recent_facts=False)
     assert _texts(found) == ["Eats no meat."]
     assert sorted(_texts(asked())) == ["Eats no meat.", "Plays chess."]
-    # What was asked for comes before what was not.
+    # Notes that match the question come first.
     assert _texts(asked(budget=found.tokens)) == ["Eats no meat."]
     assert f"(fact, {found.found[0].source}) Eats no meat." in found.block
 
@@ -183,14 +183,14 @@ def test_time_without_a_zone_is_rejected() -> None:
         recall("x", scope=ME, notes=None, catalog=None, now=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
-# --- whose it is -----------------------------------------------------------------------------
+# --- users -----------------------------------------------------------------------------------
 
 USERS = {
     "ann": ["slack:ann", "slack:C1:ann", "slack:C2:ann"],
     "bob": ["slack:bob", "slack:C1:bob"],
     "C1": ["slack:C1"],
 }
-"""Two people who share channels, and one of these channels as a group of its own."""
+"""Two people who share channels, and one of these channels as a separate group."""
 
 
 def test_three_users_in_one_store_never_see_each_other(
@@ -232,7 +232,7 @@ def test_two_agents_of_one_user_have_separate_notes(
     assert len(asked(scope=coder).found) == 2
 
 
-# --- how well it finds -----------------------------------------------------------------------
+# --- quality ---------------------------------------------------------------------------------
 
 
 def _place(source: str) -> Place:
@@ -241,7 +241,7 @@ def _place(source: str) -> Place:
 
 
 def test_recall_finds_more_answers_than_plain_search(store: Store, catalog: Catalog) -> None:
-    """Of the answers in recall_set.txt, how many are among the first five."""
+    """Counts how many answers of recall_set.txt are among the first five results."""
     said = talks()
     tell_all(store, said)
     asked = [one for talk in said for one in talk.asked]

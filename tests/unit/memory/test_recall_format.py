@@ -1,4 +1,4 @@
-"""The block: dates, sources, and never more tokens than the budget."""
+"""Tests the recalled block: dates, sources, and the token budget."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stenolog.memory.prompt_block import CLOSING, HEADING, OPENING
 from stenolog.memory.ranking import Candidate, Kind, RankedCandidate, parse_question
-from stenolog.memory.recall_format import MAX_TEXT, RecallResult, excerpt, format_recall
+from stenolog.memory.recall_format import MAX_TEXT_CHARACTERS, RecallResult, excerpt, format_recall
 from stenolog.tokens import estimate
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
@@ -23,12 +23,12 @@ def _ranked(
     return RankedCandidate(candidate=candidate, score=score)
 
 
-def _told(*ranked: RankedCandidate, budget: int = 1_500) -> RecallResult:
+def _format(*ranked: RankedCandidate, budget: int = 1_500) -> RecallResult:
     return format_recall(ranked, ASKED, budget=budget, count=estimate, zone=UTC)
 
 
 def test_each_line_has_its_date_its_source_and_its_text() -> None:
-    found = _told(
+    found = _format(
         _ranked("The ferry leaves\nat nine."),
         _ranked("Asked about ferries.", kind="daily", score=0.5, days=1, source="n2"),
         _ranked("Is afraid of ferries.", kind="core", score=0.4, days=60, source="n1"),
@@ -52,7 +52,7 @@ def test_dates_are_shown_in_the_zone() -> None:
 
 
 def test_the_newest_facts_come_first_and_the_rest_by_score() -> None:
-    found = _told(
+    found = _format(
         _ranked("a", score=3, days=9),
         _ranked("b", score=2, days=1),
         _ranked("old", kind="core", score=2, days=50),
@@ -62,20 +62,20 @@ def test_the_newest_facts_come_first_and_the_rest_by_score() -> None:
 
 
 def test_no_results_give_no_block() -> None:
-    assert _told() == RecallResult(block="", found=(), tokens=0)
+    assert _format() == RecallResult(block="", found=(), tokens=0)
 
 
 def test_worst_entries_are_dropped_first() -> None:
     many = [_ranked(f"ferry number {n}", score=100 - n, source=f"cli:a:{n}") for n in range(90)]
-    found = _told(*many, budget=200)
+    found = _format(*many, budget=200)
     assert found.tokens <= 200
     assert [one.source for one in found.found] == [f"cli:a:{n}" for n in range(len(found.found))]
     assert 3 < len(found.found) < 30
-    assert _told(*many, budget=5) == RecallResult()
+    assert _format(*many, budget=5) == RecallResult()
 
 
 def test_shorter_entry_may_fit_after_a_longer_one_did_not() -> None:
-    found = _told(_ranked("ferry " * 60, score=2), _ranked("ferry at nine", score=1), budget=80)
+    found = _format(_ranked("ferry " * 60, score=2), _ranked("ferry at nine", score=1), budget=80)
     assert [one.text for one in found.found] == ["ferry at nine"]
 
 
@@ -85,7 +85,7 @@ def test_excerpt_is_cut_around_the_matched_words() -> None:
     assert "the ferries leave at nine" in short
     assert short.startswith("…")
     assert short.endswith("…")
-    assert len(short) <= MAX_TEXT + 2
+    assert len(short) <= MAX_TEXT_CHARACTERS + 2
     assert excerpt("beginning " * 200, ASKED.stems).startswith("beginning beginning")
 
 
@@ -94,7 +94,7 @@ def test_excerpt_is_cut_around_the_matched_words() -> None:
     st.integers(0, 600),
 )
 def test_block_never_exceeds_its_budget(ranked: list[RankedCandidate], budget: int) -> None:
-    found = _told(*ranked, budget=budget)
+    found = _format(*ranked, budget=budget)
     assert found.tokens == estimate(found.block) <= budget
     assert bool(found.block) == bool(found.found)
 

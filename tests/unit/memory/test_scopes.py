@@ -1,4 +1,4 @@
-"""Whose notes are whose: no two scopes share a session, and none is lost on the way back."""
+"""Tests scopes: no two share a session, and each can be read back from its key."""
 
 import pytest
 from hypothesis import example, given
@@ -72,7 +72,7 @@ def test_scope_of_a_sender_is_never_that_of_a_session(name: str) -> None:
 @example(Scope(who="telegram:1", of="sender"))
 def test_parse_scope_name_is_inverse_of_name(scope: Scope) -> None:
     if scope.of == "sender" and scope.who.startswith("@"):
-        return  # no sender begins so: `check_sender` refuses it
+        return  # no sender starts so: `check_sender` rejects it
     assert parse_scope_name(scope.name, agent=scope.agent) == scope
 
 

@@ -1,4 +1,4 @@
-"""Words for a time, in English and in German."""
+"""Tests expressions of time in English and German."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -92,7 +92,7 @@ def test_time_expressions_are_parsed(text: str, first: str, last: str) -> None:
 )
 def test_text_without_time_is_unchanged(text: str) -> None:
     assert find_period(text, now=NOW).period is None
-    assert find_period(text, now=NOW).rest == text
+    assert find_period(text, now=NOW).remaining_text == text
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,14 @@ def test_case_folded_letters_are_parsed_as_the_same_time(text: str, plain: str) 
 
 
 def test_time_expressions_are_removed_from_the_question() -> None:
-    assert find_period("What broke last week in Rome?", now=NOW).rest.split() == [
+    assert find_period("What broke last week in Rome?", now=NOW).remaining_text.split() == [
         "What", "broke", "in", "Rome?",
     ]  # fmt: skip
-    assert find_period("Who called in May?", now=NOW).rest.split() == ["Who", "called", "?"]
+    assert find_period("Who called in May?", now=NOW).remaining_text.split() == [
+        "Who",
+        "called",
+        "?",
+    ]
 
 
 def test_days_are_calendar_days_of_the_zone() -> None:
@@ -125,8 +129,8 @@ def test_days_are_calendar_days_of_the_zone() -> None:
     period = find_period("today", now=late).period
     assert period is not None
     assert period.since == datetime(2026, 6, 18, tzinfo=east)
-    assert period.holds(late)
-    assert not period.holds(late - timedelta(days=1))
+    assert period.contains(late)
+    assert not period.contains(late - timedelta(days=1))
 
 
 moments = st.datetimes(datetime(1970, 1, 1), datetime(9000, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
@@ -141,7 +145,7 @@ words = st.lists(st.sampled_from(WORDS.split())).map(" ".join)
 def test_every_text_is_parsed_or_returned_unchanged(text: str, now: datetime) -> None:
     found = find_period(text, now=now)
     if found.period is None:
-        assert found.rest == text
+        assert found.remaining_text == text
     else:
         assert found.period.since < found.period.until
-        assert len(found.rest) <= len(text) + 1
+        assert len(found.remaining_text) <= len(text) + 1

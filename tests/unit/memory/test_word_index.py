@@ -1,4 +1,4 @@
-"""Which notes share words with a question, and how much these words tell."""
+"""Tests which notes share words with a question, and the weight of these words."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -32,22 +32,22 @@ def _notes(*texts: str, about: str = "", quote: str = "") -> dict[str, Note]:
 def test_note_is_found_by_word_forms_of_text_subject_and_quote() -> None:
     notes = _notes("Eats no meat", about="diet", quote="I am a vegetarian")
     for word in ("eat", "meat", "diet", "vegetarian"):
-        assert WordIndex().shared([word], notes).keys() == notes.keys()
-    assert WordIndex().shared(["boat"], notes) == {}
+        assert WordIndex().weights([word], notes).keys() == notes.keys()
+    assert WordIndex().weights(["boat"], notes) == {}
 
 
 def test_more_and_rarer_shared_words_score_higher() -> None:
     index = WordIndex()
     notes = _notes("ferry zanzibar", "ferry again", "ferry once more", "zanzibar")
-    worth = index.shared(["ferri", "zanzibar"], notes)
+    worth = index.weights(["ferri", "zanzibar"], notes)
     assert worth["ferry zanzibar"] > worth["zanzibar"] > worth["ferry again"]
 
 
 def test_later_notes_are_indexed_once() -> None:
     index = WordIndex()
-    before = index.shared(["ferri"], _notes("ferry one"))
-    assert index.shared(["ferri"], _notes("ferry one")) == before
-    assert index.shared(["ferri"], _notes("ferry one", "ferry two")).keys() == {
+    before = index.weights(["ferri"], _notes("ferry one"))
+    assert index.weights(["ferri"], _notes("ferry one")) == before
+    assert index.weights(["ferri"], _notes("ferry one", "ferry two")).keys() == {
         *("ferry one", "ferry two"),
     }
 
@@ -55,16 +55,16 @@ def test_later_notes_are_indexed_once() -> None:
 def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
     notes = _notes("ferry zanzibar", "ferry again", "zanzibar")
     wanted = ["ferri", "zanzibar", "again"]
-    expected = WordIndex().shared(wanted, notes)
+    expected = WordIndex().weights(wanted, notes)
     number, where = 1, "first"
     while where:
         index = WordIndex()
         strike = Striking(number, [note_cache])
         strike.armed.set()
         with suppress(KeyboardInterrupt), strike.watching():
-            index.shared(wanted, notes)
+            index.weights(wanted, notes)
         where = strike.where
-        assert index.shared(wanted, notes) == expected, where
+        assert index.weights(wanted, notes) == expected, where
         number += 1
     assert number > 10
 
@@ -75,5 +75,5 @@ def test_only_last_notes_of_a_frequent_word_are_used(
     monkeypatch.setattr(note_cache, "MAX_NOTES_PER_WORD", 3)
     index = WordIndex()
     for number in range(9):
-        index.shared([], _notes(f"ferry {number}"))
-    assert index.shared(["ferri"], {}).keys() == {f"ferry {number}" for number in (6, 7, 8)}
+        index.weights([], _notes(f"ferry {number}"))
+    assert index.weights(["ferri"], {}).keys() == {f"ferry {number}" for number in (6, 7, 8)}

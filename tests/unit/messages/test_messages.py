@@ -1,4 +1,4 @@
-"""The parts of messages of every shape, and of none."""
+"""Tests the parts of messages of every shape, and of malformed ones."""
 
 from typing import Any, Final
 

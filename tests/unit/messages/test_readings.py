@@ -1,4 +1,4 @@
-"""How each part of the package reads each sample, pinned in a file next to this one.
+"""Tests how each part of the package reads each sample, compared with a file next to this one.
 
 STENO_UPDATE=1 writes the file.
 """
@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from stenolog.catalog.searchable_text import text_of as searchable
-from stenolog.cli.show import message_renderer, print_message
+from stenolog.cli.message_lines import MessageRenderer, print_message
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.gateway.viewer.message_views import message_views
 from stenolog.memory import transcript
@@ -23,7 +23,7 @@ from stenolog.messages import calls_of, has_text, results_of, text_of, text_part
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.tokens import message_tokens
-from stenolog.transfer.export.message_parts import read_all
+from stenolog.transfer.export.message_parts import readable_messages
 from support.message_samples import SAMPLES
 
 FILE: Final = Path(__file__).with_name("readings.json")
@@ -62,7 +62,7 @@ def _catalog(body: dict[str, Any]) -> Any:
 
 
 def _export(body: dict[str, Any]) -> Any:
-    [said] = read_all([_stored(body)], str)
+    [said] = readable_messages([_stored(body)], str)
     return [[part.kind, part.name, part.text] for part in said.parts]
 
 
@@ -70,7 +70,7 @@ def _viewer(body: dict[str, Any]) -> Any:
     return [
         {
             "kind": one.kind,
-            "words": str(one.words),
+            "words": str(one.html),
             "thoughts": [str(text) for text in one.thoughts],
             "pictures": [[picture.address, picture.shown] for picture in one.pictures],
             "calls": [
@@ -96,7 +96,7 @@ def _cli(body: dict[str, Any]) -> Any:
 
 
 def _terminal(body: dict[str, Any]) -> Any:
-    lines = message_renderer(color=False).message(_stored(body))
+    lines = MessageRenderer(color=False).message_lines(_stored(body))
     return [_TIME.sub("TIME", line) for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""What can be asked, and what is refused before anybody relies on it."""
+"""Tests which functions are accepted as completion functions, and early errors for others."""
 
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class _Client:
         _Client(),
         _Client().answer,
         dict,
-        max,  # says nothing of what it takes
+        max,  # has no signature to check
     ],
 )
 def test_function_with_the_keywords_is_accepted(ask: object) -> None:

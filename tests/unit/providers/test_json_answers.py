@@ -1,4 +1,4 @@
-"""What a model wrote around its JSON, or broke in it, and what is read of it."""
+"""Tests reading JSON from answers with text around it, or with broken JSON."""
 
 import json
 from typing import Any
@@ -55,7 +55,7 @@ def test_unfinished_number_is_dropped(number: str) -> None:
 
 
 def _is_part_of(found: Any, whole: Any) -> bool:
-    """Whether it is the same, but for what was left out at the end."""
+    """Return whether it is equal except for parts that are missing at the end."""
     if isinstance(found, dict) and isinstance(whole, dict):
         return all(name in whole and _is_part_of(found[name], whole[name]) for name in found)
     if isinstance(found, list) and isinstance(whole, list):

@@ -1,4 +1,4 @@
-"""A model in this process, as far as it can be tested without one; tests/llm has the rest."""
+"""Tests the local model as far as possible without weights; tests/llm has the rest."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_missing_extra_error_says_what_to_install(
 
 @pytest.fixture
 def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra, as far as it is looked for; it must not be imported before it is needed."""
+    """Fake the extra package, which must not be imported before it is needed."""
     folder = tmp_path / "packages" / "xllamacpp"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise AssertionError('it was imported')")

@@ -1,4 +1,4 @@
-"""How much a model on an Ollama sees, as far as its own API tells."""
+"""Tests the context size of a model, as reported by Ollama's API."""
 
 import json
 import threading
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stenolog.settings.model_selection import DEFAULT_CONTEXT, context_of
+from stenolog.settings.model_selection import DEFAULT_TOKENS, context_size
 
 LLAMA = {"general.architecture": "llama", "llama.context_length": 131_072}
 
 
 class _Api(BaseHTTPRequestHandler):
-    """An Ollama that has these models, of which some are loaded."""
+    """An Ollama server with these models, some of them loaded."""
 
     shown: Any = None
     running: Any = None
@@ -49,7 +49,7 @@ def address() -> Iterator[str]:
 
 def context(address: str, shown: Any, running: Any = None, *, said: str = "") -> int:
     _Api.shown, _Api.running = shown, running
-    return context_of(address, "llama", environment={"OLLAMA_CONTEXT_LENGTH": said})
+    return context_size(address, "llama", environment={"OLLAMA_CONTEXT_LENGTH": said})
 
 
 def loaded(length: Any, *, name: str = "llama:latest") -> Any:
@@ -57,11 +57,11 @@ def loaded(length: Any, *, name: str = "llama:latest") -> Any:
 
 
 def test_default_context_without_an_answer(address: str) -> None:
-    assert context_of("http://127.0.0.1:1", "llama", environment={}) == DEFAULT_CONTEXT
-    assert context_of("http://[wrong", "llama", environment={}) == DEFAULT_CONTEXT
-    assert context(address, None) == DEFAULT_CONTEXT
-    # What the model was made for is not what it is given.
-    assert context(address, {"model_info": LLAMA}) == DEFAULT_CONTEXT
+    assert context_size("http://127.0.0.1:1", "llama", environment={}) == DEFAULT_TOKENS
+    assert context_size("http://[wrong", "llama", environment={}) == DEFAULT_TOKENS
+    assert context(address, None) == DEFAULT_TOKENS
+    # The size that the model was trained for is not the size in use.
+    assert context(address, {"model_info": LLAMA}) == DEFAULT_TOKENS
 
 
 def test_model_setting_precedes_the_loaded_context(address: str) -> None:
@@ -70,14 +70,14 @@ def test_model_setting_precedes_the_loaded_context(address: str) -> None:
     assert context(address, {"parameters": 'stop "x"\nnum_ctx    16384\ntop_k 1'}, now) == 16_384
     assert context(address, {"parameters": 'stop "num_ctx 5"'}, now) == 32_768
     assert context(address, {}, loaded({"context_length": 8_192}, name="llama")) == 8_192
-    assert context(address, {}, loaded({})) == DEFAULT_CONTEXT
+    assert context(address, {}, loaded({})) == DEFAULT_TOKENS
 
 
 def test_environment_is_used_if_ollama_reports_nothing(address: str) -> None:
     assert context(address, {}, said=" 64000 ") == 64_000
     assert context(address, {}, loaded({"context_length": 8_192}), said="64000") == 8_192
     for strange in ("much", "-5", "²", "0", "9" * 5_000):
-        assert context(address, {}, said=strange) == DEFAULT_CONTEXT
+        assert context(address, {}, said=strange) == DEFAULT_TOKENS
 
 
 def test_context_is_limited_to_the_model_maximum(address: str) -> None:
@@ -87,7 +87,7 @@ def test_context_is_limited_to_the_model_maximum(address: str) -> None:
 
 @pytest.mark.parametrize("strange", [[], "x", 7, {"parameters": 7, "model_info": []}])
 def test_malformed_answers_are_ignored(address: str, strange: Any) -> None:
-    assert context(address, strange, strange) == DEFAULT_CONTEXT
-    assert context(address, {}, {"models": strange}) == DEFAULT_CONTEXT
+    assert context(address, strange, strange) == DEFAULT_TOKENS
+    assert context(address, {}, {"models": strange}) == DEFAULT_TOKENS
     odd = {"model_info": {"x.context_length": strange}}
-    assert context(address, odd, loaded({"context_length": str(strange)})) in (DEFAULT_CONTEXT, 7)
+    assert context(address, odd, loaded({"context_length": str(strange)})) in (DEFAULT_TOKENS, 7)

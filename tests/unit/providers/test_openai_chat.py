@@ -1,4 +1,4 @@
-"""A model over real HTTP, against a server that plays every fault by name."""
+"""Tests a model over real HTTP, against a server that plays every fault by name."""
 
 import asyncio
 import gzip
@@ -73,7 +73,7 @@ def test_answer_is_streamed_with_finish_reason_and_usage(server: ModelServer) ->
     assert reply.usage.prompt > 0
     assert reply.usage.answer > 0
     assert server.requests[-1]["stream_options"] == {"include_usage": True}
-    assert server.refused == 0
+    assert server.rejected_count == 0
 
 
 def test_request_is_sent_unchanged(server: ModelServer) -> None:
@@ -92,7 +92,7 @@ def test_value_without_json_is_rejected_before_sending(server: ModelServer) -> N
     _, error = asked_once(model_of(server), [{"role": "user", "content": {1, 2}}])
     assert isinstance(error, UsageError)
     assert "JSON" in str(error)
-    assert server.asked == 0
+    assert server.request_count == 0
 
 
 def test_connections_are_reused(server: ModelServer) -> None:
@@ -115,7 +115,7 @@ def test_client_works_in_another_event_loop(server: ModelServer) -> None:
         assert (reply.text, error) == (SAID, None)
 
 
-# --- tool calls and thoughts -----------------------------------------------------------------
+# --- tool calls and thinking -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["parts", "whole", "no_index", "no_id", "zero_index"])
@@ -163,10 +163,10 @@ def test_extra_fields_of_calls_are_sent_back(server: ModelServer) -> None:
     )
     _, error = asked_once(model, history)
     assert server.requests[1]["messages"][1]["tool_calls"][0]["extra_content"] == signed
-    # This server knows no such field; then it is asked without.
+    # This server rejects the field, so the request is repeated without it.
     assert error is None
     assert server.requests[2]["messages"][1]["tool_calls"][0] == tool_call("look", id="a")
-    assert server.asked == 3
+    assert server.request_count == 3
 
 
 def test_signed_reasoning_is_sent_back_complete(server: ModelServer) -> None:
@@ -207,8 +207,8 @@ def test_broken_stream_raises_after_the_received_text(
     assert reply.text
     if play.reset_after is None:
         assert reply.text == SAID[:24]
-    # What was handed on cannot be taken back, so it was not tried again.
-    assert server.asked == 1
+    # Text that was already passed on cannot be withdrawn, so there was no retry.
+    assert server.request_count == 1
 
 
 def test_stream_broken_before_its_first_text_is_retried(server: ModelServer) -> None:
@@ -217,7 +217,7 @@ def test_stream_broken_before_its_first_text_is_retried(server: ModelServer) -> 
     )
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, error) == (SAID, None)
-    assert server.asked == 4
+    assert server.request_count == 4
 
 
 def test_disconnect_after_the_finish_reason_is_ignored(server: ModelServer) -> None:
@@ -229,7 +229,7 @@ def test_disconnect_after_the_finish_reason_is_ignored(server: ModelServer) -> N
     for _ in range(3):
         reply, error = asked_once(model_of(server), ASKED)
         assert (reply.text, error) == (SAID, None)
-    assert server.asked == 3
+    assert server.request_count == 3
 
 
 def test_429_waits_for_retry_after(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,11 +238,11 @@ def test_429_waits_for_retry_after(server: ModelServer, caplog: pytest.LogCaptur
         ScriptedResponse(status=429, retry_after="0.01"),
         ScriptedResponse(status=429, retry_after=soon),
     )
-    # By its own counsel it would wait for minutes.
+    # The client's own back-off would take minutes.
     with caplog.at_level(logging.INFO, logger="stenolog"):
         reply, error = asked_once(model_of(server, backoff=100), ASKED)
     assert (reply.text, error) == (SAID, None)
-    assert server.asked == 3
+    assert server.request_count == 3
     assert "retrying in 0.0 s" in caplog.text
 
 
@@ -251,7 +251,7 @@ def test_too_long_retry_after_raises(server: ModelServer) -> None:
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "Retry-After: 86400" in str(error)
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 def test_500_is_retried_and_finally_raised(server: ModelServer) -> None:
@@ -331,7 +331,7 @@ def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
     assert read_overflow(error)
-    assert server.asked == 2
+    assert server.request_count == 2
 
     server.play(ScriptedResponse(error_after=0, error='"overloaded"'))
     reply, error = asked_once(model_of(server), ASKED)
@@ -346,17 +346,17 @@ def test_overflow_is_recognized_in_every_dialect(server: ModelServer, dialect: s
     found = read_overflow(error)
     assert found is not None
     assert found.limit == (8_192 if "%(limit)d" in OVERFLOWS[dialect][1] else None)
-    # No time makes a request shorter.
-    assert server.asked == 1
+    # A longer wait does not make a request shorter.
+    assert server.request_count == 1
 
 
 def test_slow_first_byte_is_accepted_and_silence_is_not(server: ModelServer) -> None:
     server.play(ScriptedResponse(first_byte=0.1), ScriptedResponse(first_piece=1.5))
-    # The second clock, that of the silence between two pieces, does not run yet.
+    # The timeout between two chunks does not apply yet.
     for timeout in (120.0, 1.0):
         reply, error = asked_once(model_of(server, timeout=timeout), ASKED)
         assert (reply.text, error) == (SAID, None)
-    assert server.asked == 2
+    assert server.request_count == 2
 
     for slow in (ScriptedResponse(first_byte=30), ScriptedResponse(first_piece=30)):
         server.play(slow)
@@ -375,11 +375,11 @@ def test_silence_is_retried_at_most_once(
     assert "tries" not in str(error)
     _wait_for_requests(server, 1)
 
-    # The same server by a name that does not look like this machine.
+    # The same server under a name that does not look local.
     monkeypatch.setenv("NO_PROXY", "*")
     far = server.url.replace("127.0.0.1", "127.1")
     for slow in (ScriptedResponse(first_byte=30), ScriptedResponse(first_piece=30)):
-        asked = server.asked
+        asked = server.request_count
         server.play(slow, slow)
         model = OpenAIChat("scripted", base_url=far, backoff=0.001, first_byte_timeout=0.5)
         _, error = asked_once(model, ASKED)
@@ -389,11 +389,11 @@ def test_silence_is_retried_at_most_once(
 
 
 def _wait_for_requests(server: ModelServer, count: int) -> None:
-    """Wait until the server has read this many requests: a client that gives up may be faster."""
+    """Wait until the server has read this many requests: a client may give up faster."""
     deadline = time.monotonic() + 60
-    while server.asked < count and time.monotonic() < deadline:
+    while server.request_count < count and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert server.asked == count
+    assert server.request_count == count
 
 
 def test_silence_inside_a_stream_raises(server: ModelServer) -> None:
@@ -403,7 +403,7 @@ def test_silence_inside_a_stream_raises(server: ModelServer) -> None:
     assert isinstance(error, ModelUnavailable)
     assert "silent for 1 s: the answer is incomplete" in str(error)
     assert reply.text == SAID[:24]
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 def test_missing_usage_is_accepted(server: ModelServer) -> None:
@@ -436,7 +436,7 @@ def test_answer_without_streaming_is_accepted(server: ModelServer) -> None:
     assert [call["function"]["name"] for call in reply.calls] == ["look", "now"]
 
 
-# --- refusals --------------------------------------------------------------------------------
+# --- rejections ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_rejected_request_error_has_the_server_message_and_advice(
     assert isinstance(error, ModelRefused)
     assert f"answered {status}: These are its words. (code: some_code)" in str(error)
     assert advice in str(error)
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 def test_empty_account_is_not_retried(server: ModelServer) -> None:
@@ -465,7 +465,7 @@ def test_empty_account_is_not_retried(server: ModelServer) -> None:
     server.play(ScriptedResponse(status=429, body=body))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 def test_request_above_the_account_limit_is_not_retried(server: ModelServer) -> None:
@@ -479,7 +479,7 @@ def test_request_above_the_account_limit_is_not_retried(server: ModelServer) -> 
     assert isinstance(error, ModelRefused)
     assert "Set agent.max_context_tokens below" in str(error)
     assert read_overflow(error) is None
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 def test_web_page_and_redirect_raise(server: ModelServer) -> None:
@@ -499,13 +499,13 @@ def test_web_page_and_redirect_raise(server: ModelServer) -> None:
 
 @pytest.mark.parametrize("field", ["stream_options", "response_format"])
 def test_rejected_field_is_omitted_afterwards(field: str) -> None:
-    with ModelServer(lacks=[field]) as server:
+    with ModelServer(rejected_fields=[field]) as server:
         model = model_of(server, retries=0)
         for _ in range(2):
             reply, error = asked_once(model, ASKED, schema=SCHEMA)
             assert (reply.text, error) == (SAID, None)
         assert [field in sent for sent in server.requests] == [True, False, False]
-        assert server.refused == 1
+        assert server.rejected_count == 1
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_invalid_tool_does_not_disable_tools(server: ModelServer) -> None:
     server.play(ScriptedResponse(status=400, body=json.dumps({"error": {"message": words}})))
     _, error = asked_once(model_of(server), ASKED, tools=[tool("look")])
     assert isinstance(error, ModelRefused)
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 def test_max_completion_tokens_is_learned(server: ModelServer) -> None:
@@ -558,7 +558,7 @@ def test_permanent_rejection_is_not_retried(server: ModelServer) -> None:
     server.play(*[ScriptedResponse(status=400, body=words)] * 10)
     _, error = asked_once(model_of(server), ASKED, schema=SCHEMA)
     assert isinstance(error, ModelRefused)
-    assert server.asked == 3
+    assert server.request_count == 3
 
 
 # --- keys ------------------------------------------------------------------------------------
@@ -579,7 +579,7 @@ def test_key_is_in_no_error_log_or_repr(caplog: pytest.LogCaptureFixture) -> Non
         shown = f"{error} {error!r} {error.__cause__!r} {model!r} {caplog.text}"
         assert key not in shown
         assert other not in shown
-        # It was sent, all the same.
+        # The key was sent anyway.
         _, error = asked_once(model_of(server, key="wrong"), ASKED)
         assert "answered 401" in str(error)
 
@@ -612,7 +612,7 @@ def test_invalid_base_url_is_rejected(address: str) -> None:
         OpenAIChat("x", base_url=address)
 
 
-# --- who stops reading -----------------------------------------------------------------------
+# --- cancelled readers -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -638,14 +638,14 @@ def test_cancelled_reader_closes_the_connection(
 
         task = asyncio.create_task(read())
         if play.first_byte:
-            await asyncio.to_thread(server.wait_until, lambda: server.asked == 1)
+            await asyncio.to_thread(server.wait_until, lambda: server.request_count == 1)
         else:
             await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        # The model is still open; what was said is kept.
-        assert await asyncio.to_thread(server.wait_until, lambda: server.left == 1)
+        # The model is still open; the received text is kept.
+        assert await asyncio.to_thread(server.wait_until, lambda: server.disconnect_count == 1)
         await model.close()
 
     asyncio.run(cancelled())
@@ -660,7 +660,7 @@ def test_closing_the_iterator_ends_the_request(server: ModelServer) -> None:
         async with aclosing(model.stream(messages(ASKED))) as deltas:
             async for _ in deltas:
                 break
-        assert await asyncio.to_thread(server.wait_until, lambda: server.left == 1)
+        assert await asyncio.to_thread(server.wait_until, lambda: server.disconnect_count == 1)
         reply, error = await ask(model, "again")
         assert (reply.text, error) == ("You said: again", None)
 
@@ -678,14 +678,14 @@ def test_wait_before_a_retry_can_be_cancelled(server: ModelServer) -> None:
         await model.close()
 
     asyncio.run(cancelled())
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 # --- hostile bodies --------------------------------------------------------------------------
 
 
 class _Hostile(BaseHTTPRequestHandler):
-    """Answers without an end, until nobody listens."""
+    """Answers endlessly until the client disconnects."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -746,7 +746,7 @@ def test_endless_body_is_not_read_completely(way: str) -> None:
 def test_endless_empty_events_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(openai_chat, "_MAX_ANSWER", 1_000_000)
+    monkeypatch.setattr(openai_chat, "_MAX_ANSWER_SIZE", 1_000_000)
     _, error = asked_hostile("empty")
     assert isinstance(error, ModelRefused)
     assert "sent more data than an answer can have" in str(error)

@@ -1,4 +1,4 @@
-"""Errors that say that a request was too long, by server, and errors that only sound so."""
+"""Tests the detection of errors about too long requests, by server, and of similar errors."""
 
 import pytest
 

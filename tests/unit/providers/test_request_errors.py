@@ -1,4 +1,4 @@
-"""Whether to try again, and what a server's error says."""
+"""Tests which errors are retried, and the text of a server's error."""
 
 import json
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ PATIENCE = RetryLimits(retries=4, backoff=0.5, longest=60.0)
 
 
 def waits(failure: Failure, *, tried: int = 1, chance: float = 1.0) -> float | None:
-    return seconds_to_wait(failure, PATIENCE, tried=tried, now=NOW, chance=chance)
+    return seconds_to_wait(failure, PATIENCE, attempts=tried, now=NOW, random_fraction=chance)
 
 
 @pytest.mark.parametrize("status", [0, 408, 409, 425, 429, 500, 502, 503, 504, 529])
@@ -57,8 +57,8 @@ def test_permanent_failure_is_not_retried_whatever_its_status(words: str) -> Non
 def test_after_silence_there_is_at_most_one_retry() -> None:
     silent = Failure("was silent", silent=True)
     assert [waits(silent, tried=tried) for tried in (1, 2)] == [0.5, None]
-    for patience in (RetryLimits(retries=0), RetryLimits(after_silence=0)):
-        assert seconds_to_wait(silent, patience, tried=1, now=NOW, chance=1) is None
+    for patience in (RetryLimits(retries=0), RetryLimits(retries_after_silence=0)):
+        assert seconds_to_wait(silent, patience, attempts=1, now=NOW, random_fraction=1) is None
     assert waits(Failure("cannot be reached"), tried=4) == 4
 
 
@@ -67,7 +67,7 @@ def test_delays_double_up_to_a_limit_with_jitter() -> None:
     assert [waits(failure, tried=tried) for tried in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 4, None]
     assert waits(failure, tried=3, chance=0) == 1.0
     patience = RetryLimits(retries=100, backoff=1, longest=30)
-    waited = seconds_to_wait(failure, patience, tried=99, now=NOW, chance=1)
+    waited = seconds_to_wait(failure, patience, attempts=99, now=NOW, random_fraction=1)
     assert waited == 30
 
 

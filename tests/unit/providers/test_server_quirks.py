@@ -1,4 +1,4 @@
-"""How a server is asked after it has refused to be asked as others are."""
+"""Tests how requests change after a server has rejected the usual form."""
 
 from typing import Any
 
@@ -35,8 +35,8 @@ def test_calls_and_results_become_text_without_tools() -> None:
     parts = [{"type": "text", "text": "I look."}, {"type": "image_url", "image_url": {}}]
     sent = request(*called("a", "b"), said, *messages("again"), *called("c", content=parts))
     fallbacks = ServerQuirks()
-    assert fallbacks.learn(sent, NO_TOOL) == NO_TOOLS
-    made = fallbacks.applied(sent)
+    assert fallbacks.learn_from(sent, NO_TOOL) == NO_TOOLS
+    made = fallbacks.apply_changes(sent)
     assert made == {
         "model": "m",
         "messages": [
@@ -60,15 +60,17 @@ def test_calls_and_results_become_text_without_tools() -> None:
 def test_short_ids_are_the_same_in_every_request() -> None:
     sent = request(*called("call_a", "abcDEF123"))
     fallbacks = ServerQuirks()
-    assert fallbacks.learn(sent, NOT_9) == ""
-    made = fallbacks.applied(sent)
+    assert fallbacks.learn_from(sent, NOT_9) == ""
+    made = fallbacks.apply_changes(sent)
     ids = [call["id"] for call in made["messages"][1]["tool_calls"]]
     assert ids == [message["tool_call_id"] for message in made["messages"][2:]]
     assert [len(id) for id in ids] == [9, 9]
     assert ids[0].isalnum()
     assert ids[1] == "abcDEF123"
     assert find_fault(made) is None
-    assert fallbacks.applied(request(*called("call_a")))["messages"][2]["tool_call_id"] == ids[0]
+    assert (
+        fallbacks.apply_changes(request(*called("call_a")))["messages"][2]["tool_call_id"] == ids[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,18 +87,18 @@ def test_call_fields_of_another_server_are_removed(words: str) -> None:
     plain = request(*called("a"))
     sent["messages"][1]["tool_calls"][0]["note"] = "x"
     fallbacks = ServerQuirks()
-    assert fallbacks.learn(plain, Failure(words, 400)) is None
-    assert fallbacks.learn(sent, Failure(words, 400)) == ""
-    assert fallbacks.applied(sent) == plain
+    assert fallbacks.learn_from(plain, Failure(words, 400)) is None
+    assert fallbacks.learn_from(sent, Failure(words, 400)) == ""
+    assert fallbacks.apply_changes(sent) == plain
 
 
 def test_quirks_are_learned_once_and_only_if_they_change_the_request() -> None:
     fallbacks = ServerQuirks()
-    assert fallbacks.learn({"messages": messages("x")}, NO_TOOL) is None
-    assert fallbacks.learn(request(), Failure(NO_TOOL.what, 503)) is None
-    assert fallbacks.learn(request(), Failure(NO_TOOL.what, 500)) == NO_TOOLS
-    assert fallbacks.learn(request(), NO_TOOL) is None
-    assert fallbacks.learn(request(), NOT_9) is None
+    assert fallbacks.learn_from({"messages": messages("x")}, NO_TOOL) is None
+    assert fallbacks.learn_from(request(), Failure(NO_TOOL.description, 503)) is None
+    assert fallbacks.learn_from(request(), Failure(NO_TOOL.description, 500)) == NO_TOOLS
+    assert fallbacks.learn_from(request(), NO_TOOL) is None
+    assert fallbacks.learn_from(request(), NOT_9) is None
 
 
 def test_malformed_messages_do_not_raise() -> None:
@@ -109,5 +111,5 @@ def test_malformed_messages_do_not_raise() -> None:
     ]
     fallbacks = ServerQuirks()
     for failure in (NOT_9, NO_TOOL):
-        assert fallbacks.learn(request(*odd), failure) is not None
-    assert "tools" not in fallbacks.applied(request(*odd))
+        assert fallbacks.learn_from(request(*odd), failure) is not None
+    assert "tools" not in fallbacks.apply_changes(request(*odd))

@@ -1,4 +1,4 @@
-"""Chunks of every known shape, read into one."""
+"""Tests parsing of stream chunks of every known shape."""
 
 import json
 from itertools import count
@@ -25,10 +25,10 @@ def delta(**fields: Any) -> dict[str, Any]:
 def read(*chunks: Any) -> StreamedAnswer:
     reading, reply = reader(), StreamedAnswer()
     for chunk in chunks:
-        found = reading.read(chunk if isinstance(chunk, str) else json.dumps(chunk))
+        found = reading.read_event(chunk if isinstance(chunk, str) else json.dumps(chunk))
         if found is not None:
             reply.add(found)
-    last = reading.rest()
+    last = reading.read_rest()
     if last is not None:
         reply.add(last)
     return reply
@@ -65,10 +65,10 @@ def test_events_without_content_are_skipped() -> None:
         json.dumps(delta(role="assistant", content="")),
         json.dumps(delta(content=None, tool_calls=None)),
     ):
-        assert reading.read(nothing) is None
-    assert (reading.done, reading.finished, reading.rest()) == (False, False, None)
-    assert reading.read("[DONE]") is None
-    assert (reading.done, reading.finished, reading.rest()) == (True, False, None)
+        assert reading.read_event(nothing) is None
+    assert (reading.done, reading.finished, reading.read_rest()) == (False, False, None)
+    assert reading.read_event("[DONE]") is None
+    assert (reading.done, reading.finished, reading.read_rest()) == (True, False, None)
 
 
 def test_only_the_first_choice_is_read() -> None:
@@ -80,7 +80,7 @@ def test_only_the_first_choice_is_read() -> None:
 def test_finish_reason_is_sent_once() -> None:
     reading = reader()
     ended = '{"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"length"}]}'
-    first, again = reading.read(ended), reading.read(ended)
+    first, again = reading.read_event(ended), reading.read_event(ended)
     assert first is not None
     assert first.finish == "length"
     assert again is not None
@@ -182,7 +182,7 @@ def test_object_arguments_become_text() -> None:
     ]
 
 
-# --- characters in halves --------------------------------------------------------------------
+# --- split characters ------------------------------------------------------------------------
 
 
 def test_split_surrogate_pair_is_joined() -> None:
@@ -201,7 +201,7 @@ def test_pieces_of_every_text_are_joined(text: str, data: st.DataObject) -> None
     assert read(*(delta(content=piece) for piece in pieces)).text == text
 
 
-# --- what is no chunk ------------------------------------------------------------------------
+# --- invalid chunks --------------------------------------------------------------------------
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
@@ -241,7 +241,7 @@ def _trouble(way: str, text: str) -> str | None:
     try:
         getattr(reader(), way)(text)
     except RequestError as trouble:
-        return trouble.failure.what
+        return trouble.failure.description
     return None
 
 
@@ -249,7 +249,7 @@ def _trouble(way: str, text: str) -> str | None:
 def test_every_chunk_is_parsed_or_raises_a_request_error(sent: Any) -> None:
     chunk = json.dumps({"choices": [{"delta": sent, "finish_reason": sent}], "usage": sent})
     for text in (json.dumps(sent), chunk):
-        for way in ("read", "read_complete"):
+        for way in ("read_event", "read_complete"):
             found = _trouble(way, text)
             assert found is None or "malformed" in found or "error" in found
 
@@ -291,7 +291,7 @@ def test_malformed_reasoning_details_are_skipped() -> None:
 
 
 class Piece(str):
-    """A text that is not to be put behind another: a long one would be copied each time."""
+    """A text that must not be appended to another: a long one would be copied each time."""
 
     def __radd__(self, other: object) -> str:
         raise AssertionError(f"{self!r} was put behind a text")
@@ -318,6 +318,6 @@ def test_pieces_of_a_call_are_joined_when_read() -> None:
     found = _Calls(lambda: "new")
     for piece in ("{", "}"):
         function = {"name": "", "arguments": Piece(piece)}
-        assert found.part({"index": 0, "function": function}).index == 0
+        assert found.parse_part({"index": 0, "function": function}).index == 0
     again = {"index": 0, "function": {"name": "look", "arguments": "{}"}}
-    assert found.part(again).index == 1
+    assert found.parse_part(again).index == 1

@@ -1,4 +1,4 @@
-"""Secrets that are planted are found; what only looks like one stays as it was said."""
+"""Tests that planted secrets are found, and that similar texts are unchanged."""
 
 import json
 import random
@@ -16,13 +16,13 @@ _chance = random.Random(4)
 
 
 def _random(count: int, alphabet: str = string.ascii_letters + string.digits) -> str:
-    """So many characters, among them each kind that the alphabet has."""
+    """Return `count` random characters, with each kind that the alphabet has."""
     return "a1"[: len(set(alphabet) & set("a1"))] + "".join(
         _chance.choices(alphabet, k=count - len(set(alphabet) & set("a1")))
     )
 
 
-# Put together here, so that nobody who scans this file for secrets is alarmed.
+# Assembled here, so that scanners for secrets do not report this file.
 _KEYS = {
     "openai": "sk-" + _random(48),
     "openai project": "sk-" + "proj-" + _random(40) + "_-" + _random(40),
@@ -296,7 +296,7 @@ _VALUES = [
 
 
 def _escaped(value: Any, times: int) -> str:
-    """JSON in a text, in JSON, and so on."""
+    """Return JSON in a text, nested `times` times."""
     text = json.dumps(value)
     for _ in range(times):
         text = json.dumps({"said": text, "and": 'a "word"'})
@@ -700,7 +700,7 @@ def test_data_and_its_json_text_are_redacted_alike(
     ],
 )
 def test_hostile_text_takes_linear_time(piece: str) -> None:
-    # Quadratic patterns would take minutes here, and the suite's time limit would say so.
+    # Quadratic patterns would take minutes and exceed the suite's time limit.
     hostile = piece * (100_000 // len(piece))
     assert redact(hostile).count <= len(hostile) // len(piece)
 
@@ -714,14 +714,16 @@ def test_megabyte_of_hostile_fields_is_redacted_in_time(piece: str) -> None:
 
 
 def test_short_text_is_not_shortened_by_redact_ends() -> None:
-    assert redact_ends("pwd=hunter2 " * 3, most=18) == redact("pwd=hunter2 " * 3)
-    assert redact_ends(f"a {_PEM}{_PEM} b", most=50) == redact(f"a {_PEM}{_PEM} b")
-    assert redact_ends(" " * 9_000, most=2_000).text.strip() == "…"
-    assert redact_ends("x" * 9_000, most=2_000).text.strip() == "…"
+    assert redact_ends("pwd=hunter2 " * 3, max_end_length=18) == redact("pwd=hunter2 " * 3)
+    assert redact_ends(f"a {_PEM}{_PEM} b", max_end_length=50) == redact(f"a {_PEM}{_PEM} b")
+    assert redact_ends(" " * 9_000, max_end_length=2_000).text.strip() == "…"
+    assert redact_ends("x" * 9_000, max_end_length=2_000).text.strip() == "…"
 
 
 def test_redact_ends_keeps_both_ends_of_a_long_text() -> None:
-    found = redact_ends("the first words " + "so it went on " * 900 + "and the last", most=3_000)
+    found = redact_ends(
+        "the first words " + "so it went on " * 900 + "and the last", max_end_length=3_000
+    )
 
     assert found.text.startswith("the first words so it")
     assert found.text.endswith("and the last")
@@ -749,5 +751,5 @@ def test_no_cut_leaves_part_of_a_secret(name: str, around: str) -> None:
             begins = before[-(cut - place) :] + secret + after
             ends = after + before[-cut:] + secret + after[: cut - len(secret) + place]
             for text in (begins, ends):
-                kept = redact_ends(text, most=most).text
+                kept = redact_ends(text, max_end_length=most).text
                 assert not any(part in kept for part in shown)

@@ -1,4 +1,4 @@
-"""The mark that tells all processes of new aliases: each engine keeps it in its own way."""
+"""Tests the mark that informs all processes of new aliases, on each engine."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 from stenolog.errors import ReadOnly, StoreClosed
 from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
 from stenolog.sessions.session_store import JSONLBackend
-from stenolog.stores.base import MarkedStore, Store
+from stenolog.stores.base import ChangeMarkerStore, Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from support import needs
@@ -32,8 +32,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
 
 def test_every_store_supports_marks(opened: Opened) -> None:
     with opened() as store:
-        assert isinstance(store, MarkedStore)
-    assert isinstance(InMemoryStore(), MarkedStore)
+        assert isinstance(store, ChangeMarkerStore)
+    assert isinstance(InMemoryStore(), ChangeMarkerStore)
 
 
 def test_p7_changed_marker_differs_for_all_processes(opened: Opened) -> None:
@@ -94,7 +94,7 @@ def test_p13_aliases_in_a_database_of_the_previous_schema_are_found(tmp_path: Pa
         connection, f"PRAGMA user_version = 2; PRAGMA application_id={database_file.APPLICATION_ID}"
     )
     schema.run_script(connection, "PRAGMA journal_mode = wal")
-    # What told of aliases until then, for whoever had them.
+    # The table with the alias mark of earlier versions.
     schema.run_script(
         connection, "CREATE TABLE alias_mark (namespace TEXT PRIMARY KEY, given INTEGER)"
     )

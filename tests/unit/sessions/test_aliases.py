@@ -1,4 +1,4 @@
-"""Which session a name opens: always the one that is right now, whatever was right before."""
+"""Tests that a name always opens the session that currently has it as key or alias."""
 
 import gc
 import json
@@ -34,8 +34,8 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
         yield lambda: open_store(WHERE[request.param].format(path))
 
 
-def give(store: Store, key: str, *names: str) -> None:
-    """Aliases, as a session gets them that is taken in."""
+def set_aliases(store: Store, key: str, *names: str) -> None:
+    """Set aliases, as an import does."""
     prepare_alias_mark(store)
     store.set_meta(key, aliases=list(names))
     change_alias_mark(store)
@@ -53,7 +53,7 @@ def test_alias_opens_its_owner_after_the_session_of_that_key_is_deleted(
     with opened() as beside:
         beside.add_message("old", "user", "a")
         if given == "before":
-            give(beside, "old", "name")
+            set_aliases(beside, "old", "name")
         sessions = JSONLBackend(opened())
         if looked:
             assert sessions.get_history("something else") == []
@@ -61,7 +61,7 @@ def test_alias_opens_its_owner_after_the_session_of_that_key_is_deleted(
         assert contents(sessions, "name") == ["for a while"]
         assert sessions.add_message("name", "user", "too") == 2
         if given == "after":
-            give(beside, "old", "name")
+            set_aliases(beside, "old", "name")
             assert contents(sessions, "name") == ["for a while", "too"]
         beside.delete("name")
 
@@ -92,18 +92,18 @@ def test_summary_is_read_from_the_owner_of_an_alias(opened: Opened) -> None:
         sessions = JSONLBackend(opened())
         assert sessions.get_summary("name") == "of the session"
         beside.set_summary("old", "of the owner")
-        give(beside, "old", "name")
+        set_aliases(beside, "old", "name")
         beside.delete("name")
         assert sessions.get_summary("name") == "of the owner"
         sessions.close()
 
 
-def test_aliases_are_looked_up_in_stores_without_marks() -> None:
-    """A store of somebody else's need not have them."""
+def test_aliases_are_looked_up_in_stores_without_change_markers() -> None:
+    """Stores of other packages need not have them."""
 
     class Unmarked(InMemoryStore):
-        mark = None  # type: ignore[assignment]
-        change_mark = None  # type: ignore[assignment]
+        read_marker = None  # type: ignore[assignment]
+        update_marker = None  # type: ignore[assignment]
 
     store = Unmarked()
     assert alias_mark(store) is None
@@ -117,14 +117,14 @@ def test_aliases_are_looked_up_in_stores_without_marks() -> None:
 
 
 class Many(InMemoryStore):
-    """A store with so many sessions, of which none is in memory."""
+    """A store with many sessions, none of them in memory."""
 
     def stamps(self) -> dict[str, str]:
         return super().stamps() | {f"user:{number}": f"stamp {number}" for number in range(KEYS)}
 
 
-def _held(names: Aliases) -> list[object]:
-    """All that hangs on it, but for its store."""
+def _referenced_objects(names: Aliases) -> list[object]:
+    """Return everything it refers to, except its store."""
     found: list[object] = [value for name, value in vars(names).items() if name != "_store"]
     seen: dict[int, object] = {}
     while found:
@@ -141,12 +141,12 @@ def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
     store = Many()
     store.add_message("old", "user", "a")
     if aliases:
-        give(store, "old", "name")
+        set_aliases(store, "old", "name")
     names = Aliases(store)
     for number in range(KEYS):
         assert names.key_to_read(f"user:{number}") == f"user:{number}"
-    held = _held(names)
-    # The names that need no second look, and eight bytes for each session of the store.
+    held = _referenced_objects(names)
+    # The cached names, and eight bytes for each session of the store.
     assert len(held) < MAX_CACHED_KEYS + 100
     big = [sys.getsizeof(one) for one in held if sys.getsizeof(one) > 1_000]
     assert sum(big) < 100 * MAX_CACHED_KEYS + 9 * KEYS
@@ -157,13 +157,13 @@ def test_p9_only_changed_sessions_are_read_again_for_aliases() -> None:
     store = InMemoryStore()
     for number in range(50):
         store.add_message(f"user:{number}", "user", "x")
-    give(store, "user:7", "name")
+    set_aliases(store, "user:7", "name")
     names = Aliases(store)
     assert names.resolve_key("name") == "user:7"
     looked: list[str] = []
     info = store.info
     store.info = lambda key: looked.append(key) or info(key)  # type: ignore[method-assign, func-returns-value]
-    give(store, "user:9", "other")
+    set_aliases(store, "user:9", "other")
     assert names.resolve_key("other") == "user:9"
     assert sorted(set(looked)) == ["other", "user:9"]
     assert names.resolve_key("name") == "user:7"

@@ -1,4 +1,4 @@
-"""What a workspace holds: sessions, agents, namespaces; and what is none of them."""
+"""Tests finding sessions, agents and namespaces in a workspace, and ignoring other files."""
 
 from pathlib import Path
 

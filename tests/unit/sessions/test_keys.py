@@ -1,4 +1,4 @@
-"""Keys from channel, sender, thread and chat: readable, and no two of them alike."""
+"""Tests keys made of channel, sender, thread and chat: readable and unique."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -138,7 +138,7 @@ def test_scope_of_a_picoclaw_session_becomes_a_key(scope: dict[str, Any], key: s
 @pytest.mark.parametrize(
     "old",
     [
-        # What its sender said alone, and what was said in a group: nobody else's.
+        # A message in a private chat, and one in a group: no other sender may get them.
         {"telegram_alice_b.jsonl": '{"role":"user","content":"a secret"}\n'},
         {
             "sk_v1_x.jsonl": '{"role":"user","content":"a secret"}\n',

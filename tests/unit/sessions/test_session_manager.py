@@ -1,4 +1,4 @@
-"""The legacy store: its files, which the reference reads too, and what it must never lose."""
+"""Tests the legacy store: its files, which the reference can read, and that it loses nothing."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ OURS: dict[str, Any] = {
     "hidden": [],
     "began_with": "",
 }
-"""Our field of a file with one message, as it is written."""
+"""Our field of a file with one message, as stored."""
 
 _WRITER = """
 import sys
@@ -70,7 +70,7 @@ def _writer(place: Path, name: str, count: int) -> subprocess.Popen[str]:
     )
 
 
-# --- the files -------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------
 
 
 def test_file_has_the_five_reference_fields_and_a_stenolog_field(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_p4_each_reference_file_with_our_name_is_copied_once(
         (tmp_path / "a.json").write_bytes(text)
         sessions = SessionManager(tmp_path)
         assert sessions.add_message("a", "user", "new") == 1
-        (tmp_path / "a.json").unlink()  # a good start took it in, and then the reference ran again
+        (tmp_path / "a.json").unlink()  # imported by a start; then the reference ran again
     kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     names = ("a.json.original", "a.json.original-2", "a.json.original-3")
     assert kept == dict(zip(names, texts, strict=True))
@@ -147,7 +147,7 @@ def test_p4_each_reference_file_with_our_name_is_copied_once(
 def test_p4_reference_file_with_the_name_of_another_session_is_kept(
     tmp_path: Path,
 ) -> None:
-    """Its names are lossy: `telegram:1` stands where `telegram_1` would."""
+    """Its file names are ambiguous: `telegram:1` and `telegram_1` have the same one."""
     text = '{"key":"telegram:1","messages":[{"role":"user","content":"old"}],"extra":1}'
     (tmp_path / "telegram_1.json").write_text(text)
     for sessions in (SessionManager(tmp_path), SessionManager(tmp_path)):
@@ -229,12 +229,12 @@ def test_p10_parse_is_inverse_of_compose(bodies: list[dict[str, Any]], data: st.
             for number, body in enumerate(bodies)
         ),
         summary=data.draw(texts()),
-        began_with=data.draw(texts()),
+        first_summary=data.draw(texts()),
         created=moment,
         updated=moment,
-        ours=True,
+        is_ours=True,
     )
-    assert json_file.parse(json_file.compose(session)) == session
+    assert json_file.parse(json_file.compose_file(session)) == session
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_invalid_stenolog_field_is_skipped_and_reported(ours: Any) -> None:
     file = {"key": "k", "messages": [{"role": "user"}], "stenolog": ours}
     kept = json_file.parse(json.dumps(file).encode())
     assert [message.once for message in kept.messages] == [None]
-    assert not kept.ours
+    assert not kept.is_ours
     assert "stenolog" in kept.problems[0]
 
 
@@ -275,7 +275,7 @@ def test_invalid_stenolog_field_is_skipped_and_reported(ours: Any) -> None:
     ],
 )
 def test_times_in_go_format_are_parsed(text: object, expected: datetime | None) -> None:
-    assert json_file.time_of(text) == expected
+    assert json_file.parse_go_time(text) == expected
 
 
 # --- nothing is lost -------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def test_p8_failed_write_is_absent_and_can_be_repeated(
     place = tmp_path / "sessions"
     sessions = SessionManager(place)
     assert sessions.add_message("k", "user", "a") == 1
-    # In the way of the file that is to be renamed.
+    # Blocks the temporary file of the rename.
     (place / ".k.json.new").mkdir()
 
     assert sessions.add_message("k", "user", "b", once="b") is None
@@ -391,7 +391,7 @@ def test_session_manager_leaks_no_descriptors(tmp_path: Path) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above
 
 
-# --- the store below -------------------------------------------------------------------------
+# --- the store of a session manager ----------------------------------------------------------
 
 
 def test_store_of_a_session_manager_supports_the_calls_that_files_allow(tmp_path: Path) -> None:
@@ -455,13 +455,13 @@ def test_view_shows_changes_other_than_appends(tmp_path: Path) -> None:
     view = sessions.store.view("a")
     other.add_message("a", "user", "2")
     newer = sessions.store.refresh(view)
-    assert view.holds(newer.uid, newer.generation, newer.change)
+    assert view.matches(newer.uid, newer.generation, newer.change)
     other.store.clear("a")
     cleared = sessions.store.refresh(newer)
-    assert not newer.holds(cleared.uid, cleared.generation, cleared.change)
+    assert not newer.matches(cleared.uid, cleared.generation, cleared.change)
     sessions.store.set_meta("a", name="b")
     named = sessions.store.refresh(cleared)
-    assert not cleared.holds(named.uid, named.generation, named.change)
+    assert not cleared.matches(named.uid, named.generation, named.change)
 
 
 def test_view_works_while_session_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The face of an agent loop: what each method does when all is well, and when it is not."""
+"""Tests the SessionStore facade: the result of each method on success and on failure."""
 
 import inspect
 import logging
@@ -15,12 +15,12 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 
-# Checked by mypy: the backend is a SessionStore, method by method.
+# mypy checks that the backend is a SessionStore.
 _statically: Callable[[Store], SessionStore] = JSONLBackend
 
 
 FAILED: dict[str, tuple[Callable[[SessionStore], Any], Any, str]] = {
-    # method: (a call, what a failure gives, the words of it in the docstring)
+    # method: (a call, the result of a failure, its description in the docstring)
     "add_message": (lambda s: s.add_message("k", "user", "x", once="t"), None, "None"),
     "add_full_message": (lambda s: s.add_full_message("k", {"role": "user"}), None, "None"),
     "get_history": (lambda s: s.get_history("k", last=1), [], "empty list"),
@@ -46,7 +46,7 @@ WRITES = (
 
 
 class BrokenDriver(InMemoryStore):
-    """A store by somebody else that lets the errors of its driver through."""
+    """A third-party store that does not convert the errors of its driver."""
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
         raise ConnectionResetError(104, f"gone while sending {(key, role, content, once)}")
@@ -63,7 +63,7 @@ class BrokenDriver(InMemoryStore):
 
 @pytest.fixture
 def failing() -> SessionStore:
-    """Everything but close fails here: the store beneath is closed already."""
+    """Return a facade whose calls fail, because its store is closed."""
     backend = JSONLBackend(InMemoryStore())
     backend.store.close()
     return backend

@@ -1,4 +1,4 @@
-"""`SessionStore` behaves the same on every store and on `SessionManager`."""
+"""Tests that `SessionStore` behaves the same on every store and on `SessionManager`."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from support import temporary_folders
 
-# Checked by mypy: the legacy store is a SessionStore, method by method.
+# mypy checks that the legacy store is a SessionStore.
 _statically: Callable[[Path], SessionStore] = SessionManager
 
 FACES: Final[dict[str, Callable[[Path], SessionStore]]] = {
@@ -32,7 +32,7 @@ ODD_KEYS: Final = [
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """In memory: what is asked here is what is stored, not how safely."""
+    """Yield a folder in memory, because nothing here tests syncs."""
     with temporary_folders.folder() as path:
         yield path
 
@@ -212,13 +212,13 @@ class TestFace:
         self, sessions: SessionStore, face: str, tmp_path: Path
     ) -> None:
         if face == "memory":
-            return  # it forgets, and says so
+            return  # it is not persistent, and says so
         for content in "abcde":
             sessions.add_message("k", "user", content, once=content)
         sessions.set_history("k", [_user("a"), _user("b"), _user("x")])
         sessions.checkpoint("k", summary="an a", upto=1)
         before = _picture(sessions)
-        # Not closed before: what was answered is on disk.
+        # Not closed before: acknowledged data is on disk.
         again = FACES[face](tmp_path / "workspace")
         assert _picture(again) == before
         assert again.get_summary("k") == "an a"
@@ -230,7 +230,7 @@ class TestFace:
         self, sessions: SessionStore, face: str, tmp_path: Path
     ) -> None:
         if face == "memory":
-            return  # each is a store of its own
+            return  # each is a separate store
         beside = FACES[face](tmp_path / "workspace")
         for number in range(6):
             one = (sessions, beside)[number % 2]

@@ -1,4 +1,4 @@
-"""Model calls that make notes and summaries are counted and named."""
+"""Tests that model calls for notes and summaries are counted and named."""
 
 import asyncio
 import json
@@ -89,6 +89,6 @@ def test_stats_count_notes_and_summaries(tmp_path: Path) -> None:
     days = sum(day["input_tokens"] for day in found["days"])
     assert found["input_tokens"] == days + both
     shown = CliRunner().invoke(stats_command, ["-w", str(tmp_path)])
-    assert "Of which notes and summaries: " in shown.stderr
+    assert "Included for notes and summaries: " in shown.stderr
     ranged = CliRunner().invoke(stats_command, ["--json", "--since", "3d", "-w", str(tmp_path)])
     assert json.loads(ranged.stdout)["side_calls"] == {}

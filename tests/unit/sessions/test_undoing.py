@@ -1,4 +1,4 @@
-"""Taking back as a person means it: one step at a time, each with what came of it."""
+"""Tests undo of user operations, one at a time, together with their consequences."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def _said(store: Store) -> list[str]:
 
 
 def _edit(store: Store, text: str, answer: str) -> None:
-    """As /edit does it: the last question in other words, and then its answer."""
+    """Replace the last question and add its answer, as /edit does."""
     kept = [message.to_dict() for message in store.get_history(KEY)][:-2]
     store.set_history(KEY, [*kept, {"role": "user", "content": text}])
     store.add_message(KEY, "assistant", answer)

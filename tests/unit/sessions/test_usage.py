@@ -1,4 +1,4 @@
-"""What answers cost, by the real prices of the package."""
+"""Tests the cost of answers with the prices in the package."""
 
 import sys
 from datetime import UTC, datetime
@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 import genai_prices
 import pytest
 
-from stenolog.sessions.usage import Counts, Totals, cost_of, prices
+from stenolog.sessions.usage import Counts, Totals, cost_of, load_prices
 from stenolog.stores.in_memory import InMemoryStore
 
 LONG = {"prompt": 150_000, "answer": 1_000, "cached": 0}
 TIERED = "gemini-2.5-pro"
-"""A prompt of more than 200,000 tokens costs more by the token."""
+"""A model with a higher price per token for prompts of more than 200,000 tokens."""
 
 
 def _by_package(model: str, prompt: int, answer: int) -> float:
@@ -22,7 +22,7 @@ def _by_package(model: str, prompt: int, answer: int) -> float:
 def test_each_answer_is_priced_separately() -> None:
     one, both = _by_package(TIERED, 150_000, 1_000), _by_package(TIERED, 300_000, 2_000)
     assert both > 2.2 * one, "or this shows nothing"
-    totals = Totals(price=prices())
+    totals = Totals(price=load_prices())
     body = {"role": "assistant", "content": "x", "stenolog": {"model": TIERED, "usage": LONG}}
     with InMemoryStore() as store:
         store.add_messages("s", [body, body], at=[datetime(2026, 1, 5, tzinfo=UTC)] * 2)
@@ -33,7 +33,7 @@ def test_each_answer_is_priced_separately() -> None:
 
 
 def test_price_is_found_with_and_without_the_provider_prefix() -> None:
-    price = prices()
+    price = load_prices()
     assert price is not None
     plain = price("gpt-4o", LONG)
     assert plain == pytest.approx(_by_package("gpt-4o", 150_000, 1_000))
@@ -53,12 +53,12 @@ def test_models_without_price_are_listed_and_cost_nothing() -> None:
 
 def test_prices_are_unavailable_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    assert prices() is None
+    assert load_prices() is None
 
 
 @pytest.mark.parametrize("model", [TIERED, "gpt-4o", "claude-sonnet-4-5"])
 def test_prices_equal_those_of_the_package_for_every_length(model: str) -> None:
-    price = prices()
+    price = load_prices()
     assert price is not None
     for prompt in (0, 1, 1_000, 200_000, 200_001, 1_000_000):
         for cached in {0, prompt // 3, prompt}:

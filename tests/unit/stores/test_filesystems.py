@@ -1,4 +1,4 @@
-"""P1: a network file system is found out, and both engines warn of it."""
+"""Tests P1: network file systems are detected, and both engines warn about them."""
 
 from pathlib import Path
 
@@ -31,14 +31,14 @@ broken line
     ],
 )
 def test_file_system_is_that_of_the_innermost_mount(path: str, kind: str) -> None:
-    assert disk.kind_at(path, MOUNTS) == kind
+    assert disk.filesystem_type_at(path, MOUNTS) == kind
 
 
 def _pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     table = tmp_path / "mounts"
     table.write_text(f"x / {kind} rw 0 0\n")
     monkeypatch.setattr(disk, "_MOUNT_TABLE", str(table))
-    monkeypatch.setattr(disk, "_filesystem_kinds", {})
+    monkeypatch.setattr(disk, "_filesystem_types", {})
 
 
 @pytest.mark.parametrize(("kind", "warned"), [("nfs4", True), ("ext4", False)])
@@ -58,4 +58,4 @@ def test_unknown_file_system_causes_no_warning(
 ) -> None:
     _pretend(tmp_path, monkeypatch, "nfs")
     (tmp_path / "mounts").unlink()
-    assert disk.network_kind(tmp_path) == ""
+    assert disk.network_filesystem(tmp_path) == ""

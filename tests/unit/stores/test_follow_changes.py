@@ -1,4 +1,4 @@
-"""A session with all that happens to it, on every engine."""
+"""Tests that a follower receives all changes of a session, on every engine."""
 
 import threading
 import time
@@ -43,7 +43,7 @@ def test_messages_and_changes_are_returned_in_order(
             except SessionDeleted as error:
                 failed.append(error)
 
-        # Each is waited for: two changes between two looks may be told as one.
+        # Wait for each: two changes between two polls may be reported as one.
         steps: list[Callable[[], Any]] = [
             lambda: store.checkpoint("s", summary="before", upto=1),
             lambda: store.hide("s", 3, 3),
@@ -56,27 +56,27 @@ def test_messages_and_changes_are_returned_in_order(
         listening.start()
         try:
             for expected, step in enumerate(steps, start=5):
-                _until(partial(_have, found, expected - 1))
+                _wait_until(partial(_has_count, found, expected - 1))
                 step()
-            _until(partial(_have, found, 10))
+            _wait_until(partial(_has_count, found, 10))
         finally:
             store.delete("s")
             listening.join(60)
-    assert _seen(found) == [
+    assert _kinds_and_texts(found) == [
         "m0", "m1", "m2", "m3", "checkpoint", "hide", "undo", "summary", "m4", "meta",
     ]  # fmt: skip
     assert len(failed) == 1
 
 
-def _seen(found: list[Message | SessionChange]) -> list[Any]:
+def _kinds_and_texts(found: list[Message | SessionChange]) -> list[Any]:
     return [one.kind if isinstance(one, SessionChange) else one.content for one in list(found)]
 
 
-def _have(found: list[Message | SessionChange], count: int) -> bool:
+def _has_count(found: list[Message | SessionChange], count: int) -> bool:
     return len(found) >= count
 
 
-def _until(holds: Callable[[], bool]) -> None:
+def _wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline, "it was never told"

@@ -1,4 +1,4 @@
-"""A session that is deleted, and maybe created again, at any call that a follower makes."""
+"""Tests a session that is deleted, and maybe created again, at any call of a follower."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ NEW = ["new 1", "new 2", "new 3", "new 4"]
 
 
 class Striking(InMemoryStore):
-    """A store whose session is deleted right before the call of this number.
+    """A store whose session is deleted right before the call with this number.
 
     A call is `info`, `follow`, or a step of a follower.
     """
@@ -97,8 +97,8 @@ def _asynchronously(store: InMemoryStore) -> list[Any]:
 def test_follow_never_mixes_two_sessions_of_a_key(
     monkeypatch: pytest.MonkeyPatch, listen: Listen, created_again: bool
 ) -> None:
-    """In rounds of 10 ms, so that a strike falls into each of the steps between two rounds."""
-    monkeypatch.setattr(async_store, "LOOK_UP_SECONDS", 0.01)
+    """Short intervals of 10 ms, so that each step between two rounds is tested."""
+    monkeypatch.setattr(async_store, "READER_CHECK_SECONDS", 0.01)
     monkeypatch.setattr(following, "CHECK_SECONDS", 0.01)
     first_session_seen = 0
     for number in range(1, 40):
@@ -112,7 +112,7 @@ def test_follow_never_mixes_two_sessions_of_a_key(
         if told[:1] == OLD[:1] or ended:
             first_session_seen += 1
             assert told == OLD[: len(told)], number
-            # The last call may be one after which nothing is read any more.
+            # If the strike hits the last call, no end is reported.
             assert ended or told == OLD, number
         else:
             assert told == (NEW if created_again else []), number

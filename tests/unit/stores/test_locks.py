@@ -1,10 +1,15 @@
-"""Locks between threads, seen from a forked child."""
+"""Tests locks between threads in a forked child, and locks on a file that is replaced."""
 
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+import stenolog
+from stenolog.stores.disk import replace_file
 
 _FORKED_WHILE_HELD = """
 import os, sys, threading
@@ -58,7 +63,7 @@ from stenolog.stores.in_memory import InMemoryStore
 store, held, done = InMemoryStore(), threading.Event(), threading.Event()
 
 def hold():
-    with store._open():
+    with store._locked_store():
         held.set()
         done.wait()
 
@@ -83,3 +88,31 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
 ) -> None:
     command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)]
     subprocess.run(command, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("place", ["sqlite", "file"])
+def test_p7_replaced_file_is_closed_before_it_gets_its_name(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Closing any descriptor of a database drops the locks that SQLite holds on it in this process.
+    open_at_rename: list[str] = []
+    rename = os.rename
+
+    def checked_rename(source: str, target: str, **folders: int) -> None:
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                open_file = str(descriptor.readlink())
+                if open_file.endswith(f"/{source}"):
+                    open_at_rename.append(open_file)
+        rename(source, target, **folders)
+
+    monkeypatch.setattr("stenolog.stores.disk.os.rename", checked_rename)
+    if place == "sqlite":
+        with stenolog.open_store(f"sqlite:{tmp_path}/s.db") as store:
+            store.add_message("a:1", "user", "hello")
+    else:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        replace_file(folder, "name", b"text")
+        os.close(folder)
+        assert (tmp_path / "name").read_bytes() == b"text"
+    assert open_at_rename == []

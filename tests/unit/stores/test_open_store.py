@@ -1,4 +1,4 @@
-"""`open_store`: which engine a place names, and which places are refused."""
+"""Tests `open_store`: the engine of each kind of address, and rejected addresses."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.open_sessions import open_sessions
 
 
@@ -30,7 +30,7 @@ from stenolog.transfer.open_sessions import open_sessions
     ],
 )
 def test_address_is_parsed_into_engine_and_path(where: str, engine: str, path: str) -> None:
-    found = address(where)
+    found = parse_address(where)
     assert (found.engine, found.path) == (engine, path)
 
 
@@ -65,7 +65,7 @@ def test_path_object_always_means_a_folder(tmp_path: Path) -> None:
 )
 def test_invalid_address_is_rejected_with_an_explanation(where: str, words: str) -> None:
     with pytest.raises(UsageError) as raised:
-        address(where)
+        parse_address(where)
     assert words in str(raised.value)
 
 
@@ -121,7 +121,7 @@ def test_home_folder_is_expanded_after_a_scheme(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for where in ("~/w", "jsonl:~/w", "sqlite:~/w"):
-        assert address(where).path == f"{tmp_path}/w"
+        assert parse_address(where).path == f"{tmp_path}/w"
 
 
 def test_in_memory_store_cannot_be_opened_read_only() -> None:

@@ -1,4 +1,4 @@
-"""The scripted model behind HTTP: what it answers, what it keeps, and what is left of it."""
+"""Tests the scripted model over HTTP: its answers, its records, and its cleanup."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.request_errors import read_overflow
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import ScriptedResponse, answer_by_rule
-from stenolog.testing.scripted_model import calls_in
+from stenolog.testing.scripted_model import parse_calls
 from support.model_requests import asked_once, messages, tool
 
 
@@ -45,27 +45,27 @@ def test_server_answers_without_streaming() -> None:
 
 
 def test_invalid_request_is_rejected_counted_and_recorded() -> None:
-    with ModelServer(most_kept=3) as server:
+    with ModelServer(max_requests=3) as server:
         for body in (b"{", {"model": "m", "messages": [{"role": "bot"}]}):
             status, answer = post(server, body)
             assert status == 400
             assert answer["error"]["type"] == "invalid_request_error"
-        assert (server.asked, server.refused) == (2, 2)
-        assert "Invalid value: 'bot'" in server.refusals[1]
+        assert (server.request_count, server.rejected_count) == (2, 2)
+        assert "Invalid value: 'bot'" in server.request_faults[1]
         for number in range(4):
             post(server, {"model": "m", "messages": messages(str(number))})
-        assert (server.asked, server.refused) == (6, 2)
+        assert (server.request_count, server.rejected_count) == (6, 2)
         kept = [sent["messages"][0]["content"] for sent in server.requests]
         assert kept == ["1", "2", "3"]
         told = get(server.url.removesuffix("/v1") + "/told")[1]
-        assert told == {"asked": 6, "refused": 2, "left": 0, "refusals": server.refusals}
+        assert told == {"asked": 6, "refused": 2, "left": 0, "refusals": server.request_faults}
         assert get(server.url.removesuffix("/v1") + "/requests")[1] == server.requests
 
 
 def test_scripted_fault_does_not_hide_an_invalid_request() -> None:
     with ModelServer(plays=[ScriptedResponse(status=500)]) as server:
         assert post(server, {"messages": []})[0] == 400
-        assert server.refused == 1
+        assert server.rejected_count == 1
 
 
 def test_unknown_paths_and_methods_are_rejected() -> None:
@@ -90,9 +90,9 @@ def test_conversation_with_tools_is_predictable() -> None:
         assert again.text == "The tools said: result 0 | result 1"
         asked += [again.message(), *messages("call now")]
         third, _ = asked_once(model, asked)
-        # An id that this conversation has not seen: a strict provider would refuse it twice.
+        # A new id: a strict provider would reject a repeated one.
         assert third.calls[0]["id"] not in {call["id"] for call in reply.calls}
-        assert server.refused == 0
+        assert server.rejected_count == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_conversation_with_tools_is_predictable() -> None:
     ],
 )
 def test_calls_are_parsed_from_user_text(text: str, calls: list[tuple[str, str]]) -> None:
-    assert calls_in(text) == calls
+    assert parse_calls(text) == calls
 
 
 def test_script_answers_every_request() -> None:
@@ -129,7 +129,7 @@ def test_request_above_the_context_is_rejected_as_overflow() -> None:
         assert found.limit == 100
         # Tools are counted too.
         assert asked_once(model, "short", tools=[tool(f"tool_{n}") for n in range(10)])[1]
-        assert server.refused == 0
+        assert server.rejected_count == 0
     with pytest.raises(UsageError, match="unknown dialect"):
         ModelServer(dialect="klingon")
 
@@ -146,7 +146,7 @@ def test_close_ends_answers_and_threads() -> None:
     talking = [threading.Thread(target=talk) for _ in range(2)]
     for thread in talking:
         thread.start()
-    assert server.wait_until(lambda: server.asked == 2)
+    assert server.wait_until(lambda: server.request_count == 2)
     server.close()
     server.close()
     for thread in talking:

@@ -1,4 +1,4 @@
-"""The models that answer by script."""
+"""Tests the scripted models."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def test_answers_come_in_order_and_requests_are_recorded() -> None:
 
     assert model([{"role": "user", "content": "a"}]) == "one"
     assert model([{"role": "user", "content": "b"}], schema={}, max_tokens=5) == "B"
-    assert [asked[-1]["content"] for asked in model.asked] == ["a", "b"]
+    assert [asked[-1]["content"] for asked in model.calls] == ["a", "b"]
 
 
 def test_scripted_exception_is_raised_and_the_script_continues() -> None:
@@ -43,7 +43,7 @@ def test_exhausted_script_raises() -> None:
         ScriptedCompletion([])([])
 
 
-# --- the model that streams ------------------------------------------------------------------
+# --- the streaming model ---------------------------------------------------------------------
 
 
 def test_scripted_model_is_a_chat_model() -> None:
@@ -107,7 +107,7 @@ def test_pause_can_be_cancelled_and_received_text_is_kept() -> None:
     assert reply.text == "one piece, another piece"
 
 
-# --- what `--model scripted` says ------------------------------------------------------------
+# --- answers of `--model scripted` -----------------------------------------------------------
 
 
 def test_offline_model_says_that_it_is_a_script() -> None:

@@ -1,4 +1,4 @@
-"""What no strict provider takes, and that all else is taken."""
+"""Tests which requests strict providers reject, and that all others are accepted."""
 
 from typing import Any
 

@@ -267,7 +267,7 @@ def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
 
     source, target = f"jsonl:{place}/one", f"sqlite:{place}/two.db"
     with open_store(source) as store:
-        store.change_mark("aliases")  # type: ignore[attr-defined]
+        store.update_marker("aliases")  # type: ignore[attr-defined]
         store.set_meta("a", aliases=["another name"])
         assert opens(store) == "a"
     with open_store(target) as store:

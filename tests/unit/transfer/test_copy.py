@@ -299,7 +299,7 @@ def test_a_damaged_row_is_lost_in_the_copy_too(place: Path, other: str) -> None:
     with SQLiteStore(place / "x.db") as store:
         for number in range(5):
             store.add_message("a", "user", f"number {number}")
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("UPDATE message SET body = X'7B7D' WHERE seq = 3")
     with SQLiteStore(place / "x.db") as source, opened(other, place, name="target") as target:
         _copied(source, target)
@@ -439,7 +439,7 @@ def test_damaged_copy_is_reported(place: Path, engine: str) -> None:
         with opened(engine, place) as target:
             _copied(source, target)
             if isinstance(target, SQLiteStore):
-                with target.database.write() as transaction:
+                with target.database.write_transaction() as transaction:
                     transaction.execute("UPDATE message SET body = X'7B7D' WHERE seq = 1")
         if engine == "jsonl":
             _damage(place / "x/sessions/a.jsonl", b"number 1")
@@ -763,7 +763,7 @@ def test_written_sessions_are_read_back_and_compared(place: Path, engine: str) -
         def damage(step: CopyStep) -> None:
             if step.phase == "comparing" and step.done == 0:
                 if isinstance(target, SQLiteStore):
-                    with target.database.write() as transaction:
+                    with target.database.write_transaction() as transaction:
                         transaction.execute("UPDATE message SET at = '2020' || substr(at, 5)")
                 else:
                     _damage(place / "x/sessions/a.jsonl", b"number 1")
@@ -788,7 +788,7 @@ def test_a_session_keeps_its_times_and_its_uid(place: Path) -> None:
 def test_row_missing_in_the_source_is_not_damage_of_the_copy(place: Path, other: str) -> None:
     with SQLiteStore(place / "x.db") as source, opened(other, place, name="target") as target:
         source.add_messages("a", [{"n": number} for number in range(6)])
-        with source.database.write() as transaction:
+        with source.database.write_transaction() as transaction:
             transaction.execute("DELETE FROM message WHERE seq IN (2, 4)")
         _copied(source, target)
         assert _copied(source, target).messages == 0

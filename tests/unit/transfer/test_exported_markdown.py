@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from stenolog.transfer.export.markdown_export import _details, _part, _prose
+from stenolog.transfer.export.markdown_export import _details_element, _escape_prose, _part_markdown
 from stenolog.transfer.export.message_parts import Part
 
 PIECES = [
@@ -33,15 +33,15 @@ def _tags(text: str) -> list[str]:
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_html_in_messages_is_escaped(text: str) -> None:
-    assert _tags(_prose(text)) == []
+    assert _tags(_escape_prose(text)) == []
 
 
 def test_html_in_tool_names_is_escaped() -> None:
-    assert _tags(_details("<img src=4 onerror=x>", "done")) == []
+    assert _tags(_details_element("<img src=4 onerror=x>", "done")) == []
 
 
 def _call(name: str, arguments: object) -> str:
-    return _part(Part(kind="call", name=name, text=json.dumps(arguments)))
+    return _part_markdown(Part(kind="call", name=name, text=json.dumps(arguments)))
 
 
 def test_calls_are_written_by_the_shape_of_their_arguments() -> None:

@@ -128,6 +128,19 @@ def test_openai_agents(store: Store, place: Path) -> None:
     compare(store, "other-1001", [second], times[4:])
 
 
+def test_langchain_part_with_an_odd_type_does_not_end_the_import(
+    store: Store, tmp_path: Path
+) -> None:
+    folder = tmp_path / "histories"
+    folder.mkdir()
+    odd = [{"type": "human", "data": {"content": [{"type": ["x"]}]}}]
+    good = [{"type": "human", "data": {"content": "hello"}}]
+    (folder / "a.json").write_text(json.dumps(odd))
+    (folder / "b.json").write_text(json.dumps(good))
+    import_folder(folder, store, rename_files=False, layouts=ALL_LAYOUTS)
+    assert [message.content for message in store.get_history("b")] == ["hello"]
+
+
 def test_langchain(store: Store, place: Path) -> None:
     file = place / "langchain-history.json"
     human, ai, tool, last = json.loads(file.read_text())

@@ -136,6 +136,14 @@ def test_the_first_line_of_an_error_is_in_the_summary() -> None:
     assert error_line("") == ""
 
 
+def test_the_line_of_an_error_is_no_heading_of_codex() -> None:
+    heading = "Chunk ID: 5a1a7d\nWall time: 0.0000 seconds\n"
+    output = "Process exited with code 2\nOriginal token count: 14\nOutput:\nls: no such file\n"
+    assert error_line(heading + output) == "Process exited with code 2: ls: no such file"
+    assert error_line("Wall time: 3.9 seconds\naborted by user") == "aborted by user"
+    assert error_line("Output: 3") == "Output: 3"
+
+
 def test_code_is_coloured_by_the_name_of_its_file() -> None:
     assert language_of("/srv/app/a.py") == "py"
     assert language_of("C:\\app\\Index.HTM") == "html"

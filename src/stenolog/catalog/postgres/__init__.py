@@ -1,4 +1,4 @@
-"""The catalog inside a PostgreSQL store. Imported only if there is such a store."""
+"""The catalog inside a PostgreSQL store. Imported only if such a store is used."""
 
 from stenolog.catalog.postgres.catalog_tables import SchemaDatabase
 

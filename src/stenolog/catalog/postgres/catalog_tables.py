@@ -23,12 +23,12 @@ from stenolog.catalog.catalog_database import (
     DatabaseUnreachable,
     Row,
     Transaction,
-    parse_named,
+    split_named_statements,
     split_statements,
 )
 from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
 from stenolog.stores.postgres.postgres_errors import is_conflict, is_connection_lost
-from stenolog.stores.postgres.schema import quoted
+from stenolog.stores.postgres.schema import quote_name
 
 if TYPE_CHECKING:
     from stenolog.catalog.query import FullTextDialect
@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 
 _FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "catalog_"
-_LAYOUT: Final = 2
-"""Change it if only the tables or triggers of PostgreSQL change."""
-
-
-def catalog_version(schema: str) -> str:
-    """Return the version of a catalog in this schema. Its triggers contain the schema's name."""
-    return f"{VERSION}/{_LAYOUT}/{schema}"
+_LAYOUT_VERSION: Final = 2
+"""Version of the tables and triggers that only PostgreSQL has. Increase it with each change."""
 
 
 def table_prefix(namespace: str) -> str:
@@ -52,27 +47,27 @@ def table_prefix(namespace: str) -> str:
 
 
 @cache
-def statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
+def load_statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
     """Return the statements of queries.sql by name."""
-    return parse_named(_read("queries.sql", schema, prefix))
+    return split_named_statements(_read_sql("queries.sql", schema, prefix))
 
 
 @cache
-def triggers(schema: str, namespace: str) -> Mapping[str, str]:
+def load_triggers(schema: str, namespace: str) -> Mapping[str, str]:
     """Return the function that empties the catalog after a purge, and its triggers."""
-    text = _read("triggers.sql", schema, table_prefix(namespace))
-    return parse_named(text.replace("{namespace}", namespace.encode().hex()))
+    text = _read_sql("triggers.sql", schema, table_prefix(namespace))
+    return split_named_statements(text.replace("{namespace}", namespace.encode().hex()))
 
 
 @cache
-def tables(schema: str, prefix: str) -> tuple[str, ...]:
-    """Return the statements that create the tables. The last one takes the version."""
-    return split_statements(_read("schema.sql", schema, prefix))
+def load_schema(schema: str, prefix: str) -> tuple[str, ...]:
+    """Return the statements that create the tables. The last statement has the version as value."""
+    return split_statements(_read_sql("schema.sql", schema, prefix))
 
 
-def _read(name: str, schema: str, prefix: str) -> str:
+def _read_sql(name: str, schema: str, prefix: str) -> str:
     text = (_FOLDER / name).read_text(encoding="utf-8").replace(PREFIX, prefix)
-    return text.replace("{schema}", quoted(schema))
+    return text.replace("{schema}", quote_name(schema))
 
 
 class SchemaDatabase:
@@ -81,9 +76,10 @@ class SchemaDatabase:
     def __init__(self, database: "StoreDatabase", namespace: str, *, writable: bool = True) -> None:
         self.schema = schema = database.settings.schema
         self.prefix = table_prefix(namespace)
-        self.sql = statements(schema, self.prefix)
-        self._about = f"{quoted(schema)}.{self.prefix}about"
-        self._version = catalog_version(schema)
+        self.sql = load_statements(schema, self.prefix)
+        self._about = f"{quote_name(schema)}.{self.prefix}about"
+        # The triggers contain the schema's name.
+        self._version = f"{VERSION}/{_LAYOUT_VERSION}/{schema}"
         self._database = database
         self._namespace = namespace
         self._writable = writable
@@ -91,26 +87,26 @@ class SchemaDatabase:
 
     @property
     def fulltext(self) -> "FullTextDialect":
-        """The query language of tsquery."""
-        # Imported on demand: a list does not need it.
+        """The full-text dialect of PostgreSQL: queries are tsquery values."""
+        # Imported on demand: a list does not need this module.
         from stenolog.catalog.postgres.fulltext_query import TSQuery
 
         return TSQuery()
 
     @contextmanager
-    def read(self) -> Iterator[Transaction]:
+    def read_transaction(self) -> Iterator[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""
-        with self._converted_errors(), self._database.read() as inner:
+        with self._convert_errors(), self._database.read_transaction() as inner:
             transaction = _BytesTransaction(inner)
             transaction.execute(self.sql["hold"])
             self._check(transaction.execute(self.sql["look"]))
             yield transaction
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def write_transaction(self) -> Iterator[Transaction]:
         """Start a write transaction. It does not block readers."""
         self._check_writable()
-        with self._converted_errors(), self._database.write() as inner:
+        with self._convert_errors(), self._database.write_transaction() as inner:
             transaction = _BytesTransaction(inner)
             self._check(transaction.execute(self.sql["turn"]))
             yield transaction
@@ -119,7 +115,7 @@ class SchemaDatabase:
         """Create the tables again, unless another process has just done so."""
         self._check_writable()
         damaged, self._damaged = self._damaged, False
-        # One at a time: appends and purges lock both tables in another order.
+        # Lock one table at a time: appends and purges lock both tables in another order.
         for table in ("message", "session"):
             self._create_trigger(table)
         with self._locked() as transaction:
@@ -135,26 +131,26 @@ class SchemaDatabase:
 
     @contextmanager
     def _locked(self) -> Iterator[Transaction]:
-        with self._converted_errors(), self._database.write() as inner:
+        with self._convert_errors(), self._database.write_transaction() as inner:
             transaction = _BytesTransaction(inner)
             transaction.execute(self.sql["serialize"], (self._about,))
             yield transaction
 
     def _create_trigger(self, table: str) -> None:
         with self._locked() as transaction:
-            watched = f"{quoted(self.schema)}.{table}"
+            watched = f"{quote_name(self.schema)}.{table}"
             if list(transaction.execute(self.sql["has_trigger"], (watched,))) != [(1,)]:
                 self._create_function(transaction)
-                transaction.execute(triggers(self.schema, self._namespace)[f"on_{table}"])
+                transaction.execute(load_triggers(self.schema, self._namespace)[f"on_{table}"])
 
     def _create_function(self, transaction: Transaction) -> None:
         for name in ("purged", "not_for_others"):
-            transaction.execute(triggers(self.schema, self._namespace)[name])
+            transaction.execute(load_triggers(self.schema, self._namespace)[name])
 
     def _recreate_tables(self, transaction: Transaction) -> None:
         if self._has_tables(transaction):
             transaction.execute(self.sql["hold_all"])
-        *creation, about = tables(self.schema, self.prefix)
+        *creation, about = load_schema(self.schema, self.prefix)
         for statement in (self.sql["drop_tables"], *creation):
             transaction.execute(statement)
         self._create_function(transaction)
@@ -166,15 +162,15 @@ class SchemaDatabase:
         ]
 
     def _has_tables(self, transaction: Transaction) -> bool:
-        [(found,)] = transaction.execute(self.sql["has_tables"], (self._about,))
-        return bool(found)
+        [(exists,)] = transaction.execute(self.sql["has_tables"], (self._about,))
+        return bool(exists)
 
-    def _check(self, found: Iterable[Row]) -> None:
-        if [row[0] for row in found] != [self._version]:
+    def _check(self, rows: Iterable[Row]) -> None:
+        if [row[0] for row in rows] != [self._version]:
             raise CatalogDamaged("the catalog is missing or has another version")
 
     @contextmanager
-    def _converted_errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except DamagedStore as error:
@@ -213,9 +209,9 @@ class _BytesTransaction:
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> None:
         """Execute a statement once per row of values."""
-        sent = [[_encode_value(value) for value in row] for row in rows]
-        if sent:
-            self._transaction.executemany(sql, sent)
+        encoded = [[_encode_value(value) for value in row] for row in rows]
+        if encoded:
+            self._transaction.executemany(sql, encoded)
 
 
 def _encode_value(value: Any) -> Any:

@@ -14,7 +14,6 @@ from stenolog.catalog.catalog_database import BLOCK_SIZE
 from stenolog.catalog.query import (
     MessageTokens,
     Query,
-    Term,
     TokenRun,
     Values,
     role_mark,
@@ -22,111 +21,104 @@ from stenolog.catalog.query import (
     term_forms,
 )
 
-_MAX_BYTES: Final = 1_000_000
+_MAX_TSVECTOR_BYTES: Final = 1_000_000
 """Maximum number of bytes of the tokens of a message; PostgreSQL's limit is a little higher."""
 
-_MAX_COUNTED: Final = 16
+_MAX_COUNT: Final = 16
 """Maximum number of occurrences of a word that count for ranking."""
-_COUNTS: Final = [
-    ":" + ",".join(map(str, range(1, count + 1))) for count in range(1, _MAX_COUNTED + 1)
+_POSITIONS: Final = [
+    ":" + ",".join(map(str, range(1, count + 1))) for count in range(1, _MAX_COUNT + 1)
 ]
-_COUNT_BYTES: Final = 2 * _MAX_COUNTED + 4
+_MAX_POSITION_BYTES: Final = 2 * _MAX_COUNT + 4
 
-_OWN_MARKS: Final = 4
+_LEADING_MARKS: Final = 4
 """Number of marks before the stems: block, session, owner and role."""
 
-_MAX_TOKENS: Final = 16
-"""Maximum number of tokens of a form in the tsquery; the others are checked in the tokens."""
+_MAX_QUERY_TOKENS: Final = 16
+"""Maximum number of tokens of a form in the tsquery; others are checked in column `lines`."""
 _MAX_LEXEME: Final = 500
-"""Longer than any token; PostgreSQL accepts no token of more than 2,046 bytes."""
+"""Maximum length of a token in characters. PostgreSQL accepts at most 2,046 bytes."""
 
 
 class TSQuery:
     """Values for PostgreSQL: a tsquery, and the conditions that it cannot express."""
 
     def tokens_to_add(self, messages: Sequence[MessageTokens]) -> list[Values]:
-        """Return the words as a tsvector, and in order."""
-        return [(one.id, _vector(one), f" {one.parts} \n {one.more} ") for one in messages]
+        """Return the tokens of each message as a tsvector, and as text in order."""
+        return [(m.id, _make_vector(m), f" {m.parts} \n {m.extra} ") for m in messages]
 
     def tokens_to_remove(
-        self, ids: Sequence[int], again: Callable[[], Sequence[MessageTokens]]
+        self, ids: Sequence[int], read_added: Callable[[], Sequence[MessageTokens]]
     ) -> list[Values]:
         """Return the ids of these messages."""
-        del again
+        del read_added
         return [(id_,) for id_ in ids]
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return a search for a query, optionally limited to a role and to sessions."""
+        """Return the values of a search for a query, optionally in a role and in sessions."""
         conditions: list[str] = []
         phrase_checks: list[tuple[bool, list[list[str]]]] = []
         for term in query.terms:
-            found = term_forms(term)
-            is_exact = all(map(_is_certain, found))
+            forms = term_forms(term)
+            is_exact = all(map(_is_certain, forms))
             if not is_exact:
                 phrase_checks.append(
-                    (term.is_excluded, [[_line_pattern(run) for run in form] for form in found])
+                    (term.is_excluded, [[_line_pattern(run) for run in form] for form in forms])
                 )
             if not term.is_excluded:
-                conditions.append(_joined(" | ", map(_unordered_query, found)))
+                conditions.append(_join_conditions(" | ", map(_unordered_query, forms)))
             elif is_exact:
-                conditions.append(f"!{_joined(' | ', map(_unordered_query, found))}")
+                conditions.append(f"!{_join_conditions(' | ', map(_unordered_query, forms))}")
         if role is not None:
             conditions.append(_lexeme(role_mark(role)))
         if sessions:
             conditions.append(_any_of(map(session_mark, sessions)))
-        more = json.dumps(phrase_checks, ensure_ascii=False) if phrase_checks else None
-        return _joined(" & ", conditions), more
+        checks_json = json.dumps(phrase_checks, ensure_ascii=False) if phrase_checks else None
+        return _join_conditions(" & ", conditions), checks_json
 
     def rank_values(self, query: Query) -> Values | None:
-        """Return the part of a query that is used for ranking, or None if there is none."""
-        tokens = dict.fromkeys(token for term in query.ranked for token in _tokens(term))
+        """Return the part of a query that is used for ranking; None without such a part."""
+        runs = (run for term in query.ranked_terms for form in term_forms(term) for run in form)
+        tokens = dict.fromkeys(token for run in runs for token in run.tokens)
         return (_any_of(tokens),) if tokens else None
 
-    def mark_values(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
-        """Return a search for messages with a mark of each group in `every`, and none in `but`."""
-        conditions = [_any_of(group) for group in every]
-        if but:
-            conditions.append(f"!{_any_of(but)}")
-        return (_joined(" & ", conditions),)
+    def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
+        """Return the values of a search for a mark of each required group and no excluded mark."""
+        conditions = [_any_of(group) for group in required]
+        if excluded:
+            conditions.append(f"!{_any_of(excluded)}")
+        return (_join_conditions(" & ", conditions),)
 
 
-def _vector(one: MessageTokens) -> str:
+def _make_vector(message: MessageTokens) -> str:
     """Return all tokens of a message as a tsvector. Tokens beyond the limit are left out.
 
+    The mark `=b` of its block limits a search to the newest blocks.
     Tokens have no quotes or backslashes (tokenizer.py), so they need no escapes.
     """
-    words = Counter(one.parts.split())
-    words.update(one.more.split())
-    marks = [_block_mark(one.id // BLOCK_SIZE), *one.marks.split()]
-    size = len(one.parts.encode()) + len(one.more.encode()) + len(one.marks.encode())
-    if size + _COUNT_BYTES * len(words) <= _MAX_BYTES:
+    words = Counter(message.parts.split())
+    words.update(message.extra.split())
+    marks = [f"=b{message.id // BLOCK_SIZE}", *message.marks.split()]
+    size = len(message.parts.encode()) + len(message.extra.encode()) + len(message.marks.encode())
+    if size + _MAX_POSITION_BYTES * len(words) <= _MAX_TSVECTOR_BYTES:
         tokens = [
-            f"'{word}'{_COUNTS[min(count, _MAX_COUNTED) - 1]}" for word, count in words.items()
+            f"'{word}'{_POSITIONS[min(count, _MAX_COUNT) - 1]}" for word, count in words.items()
         ]
         return " ".join([*tokens, *(f"'{mark}'" for mark in marks)])
-    # First omit the numbers of occurrences, then the last stems. Hardly any text of 64 K characters
-    # has that many.
-    room, tokens = _MAX_BYTES, []
-    for token in dict.fromkeys([*marks[:_OWN_MARKS], *words, *marks[_OWN_MARKS:]]):
-        room -= len(token.encode())
-        if room < 0:
+    # Omit the numbers of occurrences first, then the last stems. Hardly any text of 64 K characters
+    # exceeds the limit.
+    bytes_left, tokens = _MAX_TSVECTOR_BYTES, []
+    for token in dict.fromkeys([*marks[:_LEADING_MARKS], *words, *marks[_LEADING_MARKS:]]):
+        bytes_left -= len(token.encode())
+        if bytes_left < 0:
             break
         tokens.append(f"'{token}'")
     return " ".join(tokens)
 
 
-def _block_mark(block: int) -> str:
-    """Return the token of all messages of a block, which limits a search to the newest blocks."""
-    return f"=b{block}"
-
-
-def _tokens(term: Term) -> list[str]:
-    return [token for form in term_forms(term) for run in form for token in run.tokens]
-
-
 def _is_certain(form: Sequence[TokenRun]) -> bool:
-    """Whether the tsquery alone decides if a message has this form."""
-    return len(form) <= _MAX_TOKENS and all(len(run.tokens) == 1 for run in form)
+    """Return whether the tsquery alone decides if a message has this form."""
+    return len(form) <= _MAX_QUERY_TOKENS and all(len(run.tokens) == 1 for run in form)
 
 
 def _unordered_query(form: Sequence[TokenRun]) -> str:
@@ -135,10 +127,10 @@ def _unordered_query(form: Sequence[TokenRun]) -> str:
     for run in form:
         last = len(run.tokens) - 1
         for number, token in enumerate(run.tokens):
-            conditions[_lexeme(token, begins=run.is_prefix and number == last)] = None
-            if len(conditions) == _MAX_TOKENS:
-                return _joined(" & ", conditions)
-    return _joined(" & ", conditions)
+            conditions[_lexeme(token, is_prefix=run.is_prefix and number == last)] = None
+            if len(conditions) == _MAX_QUERY_TOKENS:
+                return _join_conditions(" & ", conditions)
+    return _join_conditions(" & ", conditions)
 
 
 def _line_pattern(run: TokenRun) -> str:
@@ -147,20 +139,20 @@ def _line_pattern(run: TokenRun) -> str:
 
 
 def _any_of(tokens: Iterable[str]) -> str:
-    return _joined(" | ", map(_lexeme, tokens))
+    return _join_conditions(" | ", map(_lexeme, tokens))
 
 
-def _joined(sign: str, conditions: Iterable[str]) -> str:
+def _join_conditions(operator: str, conditions: Iterable[str]) -> str:
     """Join in brackets as a balanced tree: PostgreSQL recurses as deep as the nesting."""
     parts = list(conditions)
     while len(parts) > 1:
-        pairs = [sign.join(parts[at : at + 2]) for at in range(0, len(parts), 2)]
+        pairs = [operator.join(parts[at : at + 2]) for at in range(0, len(parts), 2)]
         parts = [f"({pair})" for pair in pairs]
     return parts[0]
 
 
-def _lexeme(token: str, *, begins: bool = False) -> str:
+def _lexeme(token: str, *, is_prefix: bool = False) -> str:
     """Quote a token."""
     # guard: query-quoted
     plain = token[:_MAX_LEXEME].replace("\\", "\\\\").replace("'", "''").replace("\0", "\x1a")
-    return f"'{plain}'{':*' if begins else ''}"
+    return f"'{plain}'{':*' if is_prefix else ''}"

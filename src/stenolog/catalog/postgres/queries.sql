@@ -104,10 +104,10 @@ WHERE id = $27;
 -- name: add_usage
 UPDATE {schema}.catalog_session
 SET model = coalesce($1::bytea, model), last_message = greatest(last_message, $2),
-    answers = answers + $3, unpriced = unpriced + $4, priced = least(priced, $5),
-    input_tokens = least(input_tokens + $6, 4000000000000000000),
-    output_tokens = least(output_tokens + $7, 4000000000000000000),
-    cost = least(cost + $8, 9000000000000000), failed = failed + $9
+    answers = answers + $3, unpriced = unpriced + $4,
+    input_tokens = least(input_tokens + $5, 4000000000000000000),
+    output_tokens = least(output_tokens + $6, 4000000000000000000),
+    cost = least(cost + $7, 9000000000000000), failed = failed + $8, priced = least(priced, $9)
 WHERE id = $10;
 
 -- name: remove_row
@@ -176,10 +176,14 @@ listed = 1
   AND ($13::int8 IS NULL OR last_message >= $13)
   AND ($14::int8 IS NULL OR last_message < $14);
 
+-- name: entry_columns
+-- The columns of an entry, with these names in index.py.
+id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel, prompt,
+lost, damaged, problem, owner, mixed, program, project, model, forked_from, forked_at,
+last_message, answers, unpriced, input_tokens, output_tokens, cost, failed;
+
 -- name: list
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM {schema}.catalog_session
 WHERE {session_filter}
   AND ($15::int8 IS NULL OR {order} < $15 OR {order} = $15 AND key > $16::bytea)
@@ -211,9 +215,7 @@ FROM {schema}.catalog_session WHERE {session_filter}
 GROUP BY project ORDER BY max(last_message) DESC, project LIMIT $15 OFFSET $16;
 
 -- name: of_projects
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM (
     SELECT *, row_number() OVER (PARTITION BY project ORDER BY last_message DESC, key) AS place
     FROM {schema}.catalog_session
@@ -224,9 +226,7 @@ FROM (
 WHERE place <= $16 ORDER BY last_message DESC, key;
 
 -- name: entry
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM {schema}.catalog_session WHERE listed = 1 AND key = $1;
 
 -- name: tags
@@ -298,9 +298,7 @@ SELECT id, session, speech FROM {schema}.catalog_message
 WHERE id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8));
 
 -- name: entries
-SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem, owner, mixed, program, project, model, forked_from,
-       forked_at, last_message, answers, unpriced, input_tokens, output_tokens, cost, failed
+SELECT {entry_columns}
 FROM {schema}.catalog_session
 WHERE listed = 1
   AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8));

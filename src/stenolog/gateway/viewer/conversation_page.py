@@ -1,10 +1,11 @@
-"""Conversation page: a part of a session's messages, with markers for hidden and damaged ones.
+"""Conversation page: some messages of a session, with markers for hidden and damaged messages.
 
-If the store supports it, only the shown messages are read: the end of a long session appears at
-once, and older messages are loaded on request.
+If the store supports partial reads, only the shown messages are read. The end of a long session
+appears at once, and older messages are loaded on request.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Annotated, Final, Literal
 
@@ -16,36 +17,36 @@ from starlette.responses import Response
 from stenolog.agent.commands import sibling_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.searchable_text import tags_from
+from stenolog.catalog.searchable_text import last_copied_from, source_from
 from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import damage
-from stenolog.gateway.viewer.hidden_messages import Gap, Visibility, read_visibility
+from stenolog.gateway.viewer.hidden_messages import SUMMARIZED, Gap, read_visibility
 from stenolog.gateway.viewer.message_views import MessageView, message_views
-from stenolog.gateway.viewer.pages import entry_of, page, title_of
-from stenolog.gateway.viewer.session_outline import MessageFilter, read_outline
+from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
+from stenolog.gateway.viewer.session_outline import MessageFilter, all_messages, read_outline
 from stenolog.messages import results_of
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.settings.secrets import without_password
 from stenolog.stores import spans
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, forked_at
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+from stenolog.transfer.transcripts.transcript import identity_of
 
-SIZE: Final = 50
-"""Number of messages on a new page, and of each further part."""
-_MAX_PART: Final = 400
+MESSAGES_PER_PART: Final = 50
+_MAX_PART_MESSAGES: Final = 400
 """Maximum number of messages in one part, when a whole range is requested."""
 _RESULT_MARGIN: Final = 50
-"""Number of additional messages read to find the results of the last calls."""
+"""Number of additional messages that are read to find the results of the last calls."""
+# If more messages would be discarded, a snapshot is read instead: reading it can stop early.
 _MAX_DISCARDED: Final = 2_000
-"""Maximum number of messages that are read and discarded.
-
-If more would be discarded, the session is opened separately, so that reading stops early.
-"""
+"""Maximum number of messages that are read and discarded."""
+_MAX_SEARCHED: Final = 20_000
+"""Maximum number of messages in the source of a fork that are searched."""
 
 Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
-_EVERYTHING: Final = MessageFilter()
+_ALL_KINDS: Final = MessageFilter()
 
 
 class FilterQuery(AgentQuery, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class FilterQuery(AgentQuery, frozen=True, kw_only=True):
     thinking: bool = True
 
     @property
-    def chosen(self) -> MessageFilter:
+    def kinds(self) -> MessageFilter:
         """Return the filter of the messages."""
         return MessageFilter(only=self.only, tools=self.tools, thinking=self.thinking)
 
@@ -87,7 +88,7 @@ class PartQuery(FilterQuery, frozen=True, kw_only=True):
 
     before: Seq = 0
     after: Seq | None = None
-    limit: Annotated[int, Meta(ge=1, le=_MAX_PART)] = _MAX_PART
+    limit: Annotated[int, Meta(ge=1, le=_MAX_PART_MESSAGES)] = _MAX_PART_MESSAGES
     """Maximum number of messages after `after`."""
     first: Seq = 0
     """With `last`: return this whole range, including hidden messages."""
@@ -95,7 +96,7 @@ class PartQuery(FilterQuery, frozen=True, kw_only=True):
 
 
 class PageItem(Struct, frozen=True, kw_only=True):
-    """One row of the page: a message, a gap of hidden messages, or a range of damaged ones."""
+    """One row of the page: a message, a gap of hidden messages, or a range of damaged messages."""
 
     message: MessageView | None = None
     gap: Gap | None = None
@@ -108,28 +109,30 @@ class PagePart(Struct, frozen=True, kw_only=True):
 
     items: Sequence[PageItem]
     first: int
-    """Seq of the first message, or 0 if the part has none."""
+    """Seq of the first message, or 0 if the part has no messages."""
     last: int
-    older: bool
+    has_older: bool
     """Whether there are messages before this part."""
-    newer: bool
+    has_newer: bool
     full: bool
     """Whether hidden messages are included."""
+    summarized: int
+    """Number of messages of the session that a summary replaces."""
     digest: str
-    """Digest of the hidden and damaged messages. If it changes, an open page is out of date."""
+    """Digest of the hidden and damaged messages. If it changes, an open page is outdated."""
 
 
-class ConversationPage(Struct, frozen=True, kw_only=True):
+class ConversationPage(SessionPage, frozen=True, kw_only=True):
     """A session and a part of its messages."""
 
-    info: SessionInfo
-    title: str
-    tags: tuple[str, ...]
-    entry: Entry | None
     part: PagePart
+    source_seq: int
+    """For a fork: seq of the last message before the fork, in the source session; else 0."""
     fork_key: str
     damage: str
     """Description of the damage; empty if the session is intact."""
+    first_lost: int | None
+    """Seq of the first damaged message; None if no message is damaged."""
 
 
 async def conversation(request: Request) -> Response:
@@ -137,14 +140,14 @@ async def conversation(request: Request) -> Response:
     call = parse_query(request, ConversationQuery)
     entry = await entry_of(call)
     query = call.query
-    found = await call.gateway.loop.run(_load_page, call.agent, call.key, query, entry)
-    return page("conversation.html", found=found, part=found.part, agent=query.agent, query=query)
+    view = await call.gateway.loop.run(_load_page, call.agent, call.key, query, entry)
+    return page("conversation.html", view=view, part=view.part, agent=query.agent, query=query)
 
 
 async def fragment(request: Request) -> Response:
     """Serve more messages for a page that is already open."""
     call = parse_query(request, PartQuery)
-    # A page that shows the end also displays the current state of the session.
+    # A page that shows the end of a session also shows its current state.
     query = call.query
     entry = await entry_of(call) if query.after is not None else None
     info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query)
@@ -158,35 +161,54 @@ def _load_page(
     agent: AgentInstance, key: str, query: ConversationQuery, entry: Entry | None
 ) -> ConversationPage:
     store = agent.store
-    own = agent.resolve_key(key)
+    session_key = agent.resolve_key(key)
 
     def read(info: SessionInfo) -> PagePart:
         if query.at:
-            return around(store, info, query.at, full=query.full, chosen=query.chosen)
-        return newest(store, info, full=query.full, chosen=query.chosen)
+            return part_around(store, info, query.at, full=query.full, kinds=query.kinds)
+        return newest_part(store, info, full=query.full, kinds=query.kinds)
 
-    info, part = read_again_if_damaged(store, own, read)
+    info, part = read_again_if_damaged(store, session_key, read)
+    lost = read_visibility(store, info).lost if info.lost else ()
     return ConversationPage(
         info=info,
-        title=title_of(entry, info),
-        tags=tags_from(info.meta),
         entry=entry,
         part=part,
-        fork_key=_fork_key(own),
+        source_seq=_source_seq(store, info),
+        fork_key=_fork_key(session_key),
         damage=damage(info.lost, info.damaged, without_password(agent.spec.sessions)),
+        first_lost=lost[0][0] if lost else None,
     )
 
 
 def read_again_if_damaged(
     store: Store, key: str, read: Callable[[SessionInfo], PagePart]
 ) -> tuple[SessionInfo, PagePart]:
-    """Read a session, and read it again if the first read discovered damage."""
+    """Read a session. Read the session again if the first read discovered damage."""
     before = store.info(key)
     part = read(before)
     info = store.info(key)
     if (info.lost, info.damaged) == (before.lost, before.damaged):
         return before, part
     return info, read(info)
+
+
+def _source_seq(store: Store, info: SessionInfo) -> int:
+    """Return the seq of the last message before the fork in the source session, or 0.
+
+    A fork of another program stores the identity of this message instead of its seq, because the
+    seqs may differ.
+    """
+    source, identity = info.forked_from or source_from(info.meta), last_copied_from(info.meta)
+    if forked_at(info) or not (source and identity):
+        return forked_at(info)
+    text = identity.encode()
+    with suppress(StenologError):  # the source is missing, damaged, or has no valid key
+        source_info = store.info(source)
+        messages = all_messages(store, source_info) if source_info.count <= _MAX_SEARCHED else ()
+        candidates = (m for m in messages if text in m.to_json())
+        return max((m.seq for m in candidates if identity_of(m.to_dict()) == identity), default=0)
+    return 0
 
 
 def _fork_key(key: str) -> str:
@@ -204,208 +226,182 @@ def _load_part(agent: AgentInstance, key: str, query: PartQuery) -> tuple[Sessio
 
 
 def _requested_part(store: Store, info: SessionInfo, query: PartQuery) -> PagePart:
-    visibility = read_visibility(store, info)
     if query.last:
-        first = max(query.first, query.last - _MAX_PART + 1)
-        runs = visibility.present
-        return _between(store, info, visibility, runs, first, query.last, full=True)
-    runs = _runs(store, info, visibility, query.chosen, full=query.full)
+        first = max(query.first, query.last - _MAX_PART_MESSAGES + 1)
+        return _PartReader(store, info, full=True).between(first, query.last)
+    reader = _PartReader(store, info, full=query.full, kinds=query.kinds)
     if query.before:
-        start = _back(runs, query.before, SIZE)
-        return _between(store, info, visibility, runs, start, query.before - 1, full=query.full)
+        return reader.between(
+            _start_of_last(reader.shown, query.before, MESSAGES_PER_PART), query.before - 1
+        )
     after = query.after or 0
-    end = _forward(runs, after, query.limit)
-    return _between(store, info, visibility, runs, after + 1, end, full=query.full)
+    return reader.between(after + 1, _end_of_first(reader.shown, after, query.limit))
 
 
-def _runs(
-    store: Store, info: SessionInfo, visibility: Visibility, chosen: MessageFilter, *, full: bool
-) -> Sequence[Span]:
-    """Return the seqs that the page can show."""
-    runs = visibility.present if full else info.in_sight
-    if not chosen.is_active:
-        return runs
-    selected = read_outline(store, info).selected(chosen)
-    return spans.minus(runs, spans.minus([(1, info.last_seq)], selected))
-
-
-def newest(
-    store: Store, info: SessionInfo, *, full: bool, chosen: MessageFilter = _EVERYTHING
+def newest_part(
+    store: Store, info: SessionInfo, *, full: bool, kinds: MessageFilter = _ALL_KINDS
 ) -> PagePart:
     """Return the end of a session."""
-    if chosen.is_active:
-        visibility = read_visibility(store, info)
-        runs = _runs(store, info, visibility, chosen, full=full)
-        start = _back(runs, info.last_seq + 1, SIZE)
-        return _between(store, info, visibility, runs, start, info.last_seq, full=full)
-    history = store.get_history(info.key, last=SIZE + _RESULT_MARGIN, full=full)
-    start = max(0, len(history) - SIZE)
+    reader = _PartReader(store, info, full=full, kinds=kinds)
+    if kinds.is_active:
+        start = _start_of_last(reader.shown, info.last_seq + 1, MESSAGES_PER_PART)
+        return reader.between(start, info.last_seq)
+    history = store.get_history(info.key, last=MESSAGES_PER_PART + _RESULT_MARGIN, full=full)
+    start = max(0, len(history) - MESSAGES_PER_PART)
     while start > 0 and results_of(history[start].to_dict()):
         start -= 1
-    visibility = read_visibility(store, info)
-    return _part(info, visibility, history[start:], full=full, older=start > 0, newer=False)
+    return reader.make_part(history[start:], has_older=start > 0)
 
 
-def around(
-    store: Store,
-    info: SessionInfo,
-    at: int,
-    *,
-    full: bool,
-    chosen: MessageFilter = _EVERYTHING,
+def part_around(
+    store: Store, info: SessionInfo, at: int, *, full: bool, kinds: MessageFilter = _ALL_KINDS
 ) -> PagePart:
-    """Return the messages around `at`. If that one is hidden, include all hidden messages."""
+    """Return the messages around seq `at`. If `at` is hidden, include all hidden messages."""
     at = min(at, info.last_seq)
     full = full or not spans.contains(info.in_sight, at)
-    visibility = read_visibility(store, info)
-    runs = _runs(store, info, visibility, chosen, full=full)
-    start = _back(runs, at, SIZE // 2)
-    end = _forward(runs, at, SIZE // 2)
-    return _between(store, info, visibility, runs, start, end, full=full)
-
-
-def _between(
-    store: Store,
-    info: SessionInfo,
-    visibility: Visibility,
-    runs: Sequence[Span],
-    first: int,
-    last: int,
-    *,
-    full: bool,
-) -> PagePart:
-    end = _forward(runs, last, _RESULT_MARGIN)
-    history = _read(store, info, runs, max(1, first), end)
-    found = [one for one in history if one.seq <= last]
-    later = history[len(found) :]
-    older = _back(runs, first, 1) < first
-    return _part(info, visibility, found, later, full=full, older=older, newer=bool(later))
-
-
-def _read(
-    store: Store, info: SessionInfo, runs: Sequence[Span], first: int, last: int
-) -> list[Message]:
-    """Return the messages of `runs` with seqs from `first` to `last`."""
-    behind = spans.size(spans.clipped(runs, last + 1, info.last_seq))
-    if isinstance(store, SnapshotStore) and behind > max(_MAX_DISCARDED, last - first):
-        try:
-            history = _read_up_to(store, info, first, last)
-        except StenologError:
-            # The session is damaged or was replaced again and again: use the ordinary read.
-            history = store.get_history(info.key, after=first - 1, full=True)
-    else:
-        full = tuple(runs) != info.in_sight
-        history = store.get_history(info.key, after=first - 1, full=full)
-    return [one for one in history if one.seq <= last and spans.contains(runs, one.seq)]
+    reader = _PartReader(store, info, full=full, kinds=kinds)
+    start = _start_of_last(reader.shown, at, MESSAGES_PER_PART // 2)
+    return reader.between(start, _end_of_first(reader.shown, at, MESSAGES_PER_PART // 2))
 
 
 def message_at(agent: AgentInstance, key: str, seq: int) -> Message | None:
-    """Return one message, visible or hidden; None if the session has none with this seq."""
+    """Return the visible or hidden message with this seq; None if there is no such message."""
     info = agent.store.info(agent.resolve_key(key))
-    present = read_visibility(agent.store, info).present
-    return next(iter(_read(agent.store, info, present, seq, seq)), None)
+    messages = _PartReader(agent.store, info, full=True).read_messages(seq, seq)
+    return messages[0] if messages else None
+
+
+class _PartReader:
+    """Reader of parts of a session. With `full`, hidden messages are included."""
+
+    def __init__(
+        self, store: Store, info: SessionInfo, *, full: bool, kinds: MessageFilter = _ALL_KINDS
+    ) -> None:
+        self._store = store
+        self._info = info
+        self._full = full
+        self._visibility = read_visibility(store, info)
+        self.shown: Sequence[Span] = self._visibility.present if full else info.in_sight
+        """Seqs that the page can show."""
+        if kinds.is_active:
+            selected = read_outline(store, info).selected(kinds)
+            left_out = spans.minus([(1, info.last_seq)], selected)
+            self.shown = spans.minus(self.shown, left_out)
+
+    def between(self, first: int, last: int) -> PagePart:
+        """Return the shown messages with seqs from `first` to `last`."""
+        end = _end_of_first(self.shown, last, _RESULT_MARGIN)
+        messages = self.read_messages(max(1, first), end)
+        history = [message for message in messages if message.seq <= last]
+        has_older = _start_of_last(self.shown, first, 1) < first
+        return self.make_part(history, messages[len(history) :], has_older=has_older)
+
+    def read_messages(self, first: int, last: int) -> list[Message]:
+        """Return the shown messages with seqs from `first` to `last`."""
+        store, info = self._store, self._info
+        discarded = spans.size(spans.clipped(self.shown, last + 1, info.last_seq))
+        if isinstance(store, SnapshotStore) and discarded > max(_MAX_DISCARDED, last - first):
+            try:
+                history = _read_up_to(store, info, first, last)
+            except StenologError:
+                # The session is damaged or was replaced repeatedly: read it with `get_history`.
+                history = store.get_history(info.key, after=first - 1, full=True)
+        else:
+            full = tuple(self.shown) != info.in_sight
+            history = store.get_history(info.key, after=first - 1, full=full)
+        wanted = spans.clipped(self.shown, first, last)
+        return [message for message in history if spans.contains(wanted, message.seq)]
+
+    def make_part(
+        self, history: Sequence[Message], later: Sequence[Message] = (), *, has_older: bool
+    ) -> PagePart:
+        """Return the rows of these messages. `later` messages may have results of their calls."""
+        info, visibility = self._info, self._visibility
+        first = history[0].seq if history else 0
+        # A gap is placed before the next message. A gap before the first message is shown, too.
+        shown_upto = _last_before(info.in_sight, first) if first else 0
+        above = _last_before(visibility.present, first) if self._full and first else shown_upto
+        items: list[PageItem] = []
+        for message in message_views(history, later):
+            items += self._gap_items(shown_upto, message.seq)
+            items += self._lost_items(above, message.seq)
+            items.append(PageItem(message=message))
+            shown_upto = above = message.seq
+        if not later:
+            if shown_upto or not self._full:
+                items += self._gap_items(shown_upto, MAX_SEQ + 1)
+            items += self._lost_items(above, info.last_seq + 1)
+        # Appending messages does not change the digest.
+        digest_source = ascii((info.uid, info.summary, list(visibility.gaps)))
+        digest_source += ascii((list(visibility.lost), info.damaged))
+        return PagePart(
+            items=items,
+            first=first,
+            last=history[-1].seq if history else 0,
+            has_older=has_older,
+            has_newer=bool(later),
+            full=self._full,
+            summarized=sum(gap.count for gap in visibility.gaps if gap.reason == SUMMARIZED),
+            digest=blake2b(digest_source.encode(), digest_size=8).hexdigest(),
+        )
+
+    def _gap_items(self, after: int, before: int) -> list[PageItem]:
+        gaps = [gap for gap in self._visibility.gaps if gap.last < before]
+        if self._full:
+            # All messages are shown. Mark only the position after which the model sees messages.
+            return [PageItem(gap=gap) for gap in gaps if gap.has_summary and gap.last >= after]
+        return [PageItem(gap=gap) for gap in gaps if gap.first > after]
+
+    def _lost_items(self, after: int, before: int) -> list[PageItem]:
+        lost = spans.clipped(self._visibility.lost, after + 1, before - 1)
+        return [PageItem(lost=span) for span in lost]
 
 
 def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) -> list[Message]:
-    """Return all messages from `first` to `last`, visible or hidden, without reading later ones."""
+    """Return all messages from `first` to `last`, visible or hidden. Later ones are not read."""
     mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
-    made: list[Message] = []
+    messages: list[Message] = []
     with store.read_snapshot(mark, after=first - 1) as reading:
-        for one in reading.messages:
-            if one.seq > last:
+        for message in reading.messages:
+            if message.seq > last:
                 break
-            made.append(replace(one, hidden=not spans.contains(info.in_sight, one.seq)))
-    return made
-
-
-def _part(
-    info: SessionInfo,
-    visibility: Visibility,
-    history: Sequence[Message],
-    later: Sequence[Message] = (),
-    *,
-    full: bool,
-    older: bool,
-    newer: bool,
-) -> PagePart:
-    runs = visibility.gaps
-    first = history[0].seq if history else 0
-    # A gap is placed before the next message. Gaps before the first message of all count too.
-    shown_upto = _last_before(info.in_sight, first) if first else 0
-    above = _last_before(visibility.present, first) if full and first else shown_upto
-    items: list[PageItem] = []
-    for message in message_views(history, later):
-        if full:
-            # All messages are shown; mark only the point from which the model sees them.
-            here = [run for run in runs if run.has_summary and shown_upto <= run.last < message.seq]
-        else:
-            here = [run for run in runs if shown_upto < run.first and run.last < message.seq]
-        items += [PageItem(gap=run) for run in here]
-        items += _lost_items(visibility, above, message.seq)
-        items.append(PageItem(message=message))
-        shown_upto = above = message.seq
-    if not newer and not full:
-        items += [PageItem(gap=run) for run in runs if run.first > shown_upto]
-    elif not newer:
-        items += [
-            PageItem(gap=run) for run in runs if run.has_summary and run.last >= shown_upto > 0
-        ]
-    if not newer:
-        items += _lost_items(visibility, above, info.last_seq + 1)
-    return PagePart(
-        items=items,
-        first=first,
-        last=history[-1].seq if history else 0,
-        older=older,
-        newer=newer,
-        full=full,
-        digest=_digest(info, visibility),
-    )
-
-
-def _lost_items(visibility: Visibility, after: int, before: int) -> list[PageItem]:
-    return [PageItem(lost=run) for run in spans.clipped(visibility.lost, after + 1, before - 1)]
-
-
-def _digest(info: SessionInfo, visibility: Visibility) -> str:
-    """Return a digest of summary, gaps and damage. Appending messages does not change it."""
-    state = ascii((info.uid, info.summary, list(visibility.gaps)))
-    state += ascii((list(visibility.lost), info.damaged))
-    return blake2b(state.encode(), digest_size=8).hexdigest()
+            hidden = not spans.contains(info.in_sight, message.seq)
+            messages.append(replace(message, hidden=hidden))
+    return messages
 
 
 # --- seq arithmetic --------------------------------------------------------------------------
 
 
-def _last_before(in_sight: Sequence[Span], seq: int) -> int:
+def _last_before(visible: Sequence[Span], seq: int) -> int:
     """Return the last seq of these ranges before `seq`, or 0."""
-    before = [min(end, seq - 1) for first, end in in_sight if first < seq]
+    before = [min(end, seq - 1) for first, end in visible if first < seq]
     return before[-1] if before else 0
 
 
-def _back(runs: Sequence[Span], seq: int, count: int) -> int:
+def _start_of_last(runs: Sequence[Span], seq: int, count: int) -> int:
     """Return the seq at which the last `count` messages of `runs` before `seq` start."""
-    left = count
+    remaining = count
     for first, end in reversed(runs):
         last = min(end, seq - 1)
         if last < first:
             continue
-        if last - first + 1 >= left:
-            return last - left + 1
-        left -= last - first + 1
+        if last - first + 1 >= remaining:
+            return last - remaining + 1
+        remaining -= last - first + 1
         seq = first
     return seq
 
 
-def _forward(runs: Sequence[Span], seq: int, count: int) -> int:
+def _end_of_first(runs: Sequence[Span], seq: int, count: int) -> int:
     """Return the seq at which the first `count` messages of `runs` after `seq` end."""
-    left = count
+    remaining = count
     for first, end in runs:
         start = max(first, seq + 1)
         if start > end:
             continue
-        if end - start + 1 >= left:
-            return start + left - 1
-        left -= end - start + 1
+        if end - start + 1 >= remaining:
+            return start + remaining - 1
+        remaining -= end - start + 1
         seq = end
     return seq

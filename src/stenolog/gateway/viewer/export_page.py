@@ -5,34 +5,42 @@ sheet and embedded images, so that a mistake elsewhere cannot cause a request. S
 before anything is rendered or cut.
 """
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from hashlib import sha256
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from jinja2 import Environment
-from markupsafe import Markup
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import has_failed, model_of, usage_of
+from stenolog.catalog.searchable_text import program_from
+from stenolog.gateway.viewer.hidden_messages import HIDDEN, SUMMARIZED, read_visibility
 from stenolog.gateway.viewer.markdown_html import is_picture
-from stenolog.gateway.viewer.message_views import document_views, prompt_line
-from stenolog.gateway.viewer.templating import new_environment, static_file
-from stenolog.messages import calls_of, has_text, results_of
+from stenolog.gateway.viewer.message_views import document_views, is_prompt, prompt_line
+from stenolog.gateway.viewer.templating import csp_hash, new_environment, static_text
+from stenolog.messages import calls_of, results_of
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.usage import Counts, Price, prices
+from stenolog.sessions.usage import Counts, Price, load_prices
+from stenolog.stores import spans
+from stenolog.stores.base import Store
 from stenolog.transfer.export.formats import (
     ExportFormat,
     Redactor,
     document_title,
     text_export_pieces,
 )
-from stenolog.transfer.export.message_parts import cleaned, minute, plain
+from stenolog.transfer.export.message_parts import format_minute, printable_text, redact_text
 
 _STYLES: Final = ("viewer.css", "tools.css")
-_MAX_DEPTH: Final = 200
+MAX_SUMMARIZED: Final = 10_000
+"""Maximum number of summarized messages that a page has, unless all messages are requested."""
+MAX_SUMMARIZED_BYTES: Final = 20_000_000
+"""Maximum size of these messages as stored, in bytes."""
+_END_OF_DIVIDER: Final = b"</details>\n"
+_MAX_NESTING: Final = 200
 """Maximum depth of a message in which pictures are searched."""
 _PICTURE_MARK: Final = "stenolog-picture:"
 
@@ -45,7 +53,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Totals(Struct, kw_only=True):
+class ExportTotals(Struct, kw_only=True):
     """Numbers about an exported session."""
 
     count: int = 0
@@ -66,40 +74,70 @@ class Totals(Struct, kw_only=True):
         return (self.last - self.first).total_seconds()
 
 
+def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
+    """Return the messages of a page to share: visible messages, and messages that were summarized.
+
+    Messages that were hidden for other reasons, for example cleared, are left out. Summarized
+    messages are also left out if there are very many.
+    """
+    # In a transcript with a summary, the reason of hidden messages may be unknown.
+    reasons = (SUMMARIZED, HIDDEN if info.summary and program_from(info.meta) else SUMMARIZED)
+    gaps = [gap for gap in read_visibility(store, info).gaps if gap.reason in reasons]
+    summarized = [(gap.first, gap.last) for gap in gaps]
+    if 0 < sum(gap.count for gap in gaps) <= MAX_SUMMARIZED:
+        history = store.get_history(info.key, full=True)
+        shared = [m for m in history if not m.hidden or spans.contains(summarized, m.seq)]
+        if sum(len(m.to_json()) for m in shared if m.hidden) <= MAX_SUMMARIZED_BYTES:
+            return shared
+    return store.get_history(info.key)
+
+
 def export_pieces(
     format_: ExportFormat, info: SessionInfo, messages: Sequence[Message], clean: Redactor
 ) -> Iterator[bytes]:
     """Yield the export of a session in pieces."""
     if format_ != "html":
         return text_export_pieces(format_, info, messages, clean)
-    return _page(info, messages, clean)
+    return _page_pieces(info, messages, clean)
 
 
-def _page(info: SessionInfo, messages: Sequence[Message], clean: Redactor) -> Iterator[bytes]:
-    bodies = {one.seq: _clean_body(one.to_dict(), clean) for one in messages}
+def _page_pieces(
+    info: SessionInfo, messages: Sequence[Message], clean: Redactor
+) -> Iterator[bytes]:
+    bodies = {message.seq: _clean_body(message.to_dict(), clean) for message in messages}
     environment = _environment()
     head = environment.get_template("export.html").render(
-        key=cleaned(info.key, clean),
+        key=redact_text(info.key, clean),
         title=" ".join(document_title(info, messages, clean).split()),
-        summary=cleaned(info.summary, clean),
-        left_out=info.count - info.visible,
-        totals=_totals(messages, bodies, prices()),
-        style=_style(),
-        style_hash=_style_hash(),
+        summary=redact_text(info.summary, clean),
+        left_out=info.count - len(messages),
+        totals=_totals(messages, bodies, load_prices()),
+        style=static_text(_STYLES),
+        style_hash=csp_hash(_STYLES),
     )
     start, _, end = head.partition("<!-- messages -->\n")
     yield start.encode(errors="replace")
-    template = environment.get_template("message.html")
-    for view in document_views(messages, lambda one: bodies[one.seq]):
+    template, divider = map(environment.get_template, ("message.html", "export_divider.html"))
+    runs = [list(run) for is_hidden, run in groupby(messages, attrgetter("hidden")) if is_hidden]
+    counts = {message.seq: len(run) for run in runs for message in run}
+    was_hidden = False
+    for view in document_views(messages, lambda message: bodies[message.seq]):
+        if view.hidden and not was_hidden:
+            reason = SUMMARIZED if info.summary and view.seq <= info.floor else HIDDEN
+            yield divider.render(count=counts[view.seq], reason=reason).encode()
+        elif was_hidden and not view.hidden:
+            yield _END_OF_DIVIDER
+        was_hidden = view.hidden
         yield template.render(one=view).encode(errors="replace")
-    yield end.encode(errors="replace")
+    yield _END_OF_DIVIDER * was_hidden + end.encode(errors="replace")
 
 
 def index_page(sessions: Sequence[Any]) -> bytes:
     """Return a page that links to exported pages: `title`, `key`, `file`, `messages`, `last`."""
-    template = _environment().get_template("export_index.html")
-    made = template.render(sessions=sessions, style=_style(), style_hash=_style_hash())
-    return made.encode(errors="replace")
+    page = _environment().get_template("export_index.html")
+    style, style_hash = static_text(_STYLES), csp_hash(_STYLES)
+    html = page.render(sessions=sessions, style=style, style_hash=style_hash)
+    return html.encode(errors="replace")
 
 
 # --- redaction -------------------------------------------------------------------------------
@@ -109,28 +147,28 @@ def _clean_body(body: dict[str, Any], clean: Redactor) -> dict[str, Any]:
     """Return a message without secrets and invisible characters. Pictures stay unchanged."""
     pictures: list[str] = []
     # guard: html-export-redacted
-    shown: dict[str, Any] = clean.data(_set_aside(body, pictures, 0))
-    return dict(_put_back(shown, pictures)) if pictures else shown
+    cleaned: dict[str, Any] = clean.data(_without_pictures(body, pictures, 0))
+    return dict(_with_pictures(cleaned, pictures)) if pictures else cleaned
 
 
-def _set_aside(value: Any, pictures: list[str], depth: int) -> Any:
-    """Return the value as it may be searched for secrets: printable, without pictures."""
-    if depth > _MAX_DEPTH:
+def _without_pictures(value: Any, pictures: list[str], depth: int) -> Any:
+    """Return the value without pictures and unprintable characters, to search for secrets."""
+    if depth > _MAX_NESTING:
         return value
     match value:
         case str():
-            return plain(value)
+            return printable_text(value)
         case list():
-            return [_set_aside(one, pictures, depth + 1) for one in value]
+            return [_without_pictures(item, pictures, depth + 1) for item in value]
         case Mapping():
-            made = {}
-            for name, one in value.items():
-                if isinstance(one, str) and _is_picture_field(value, name, one):
-                    pictures.append(one)
-                    made[name] = f"{_PICTURE_MARK}{len(pictures) - 1}"
+            fields = {}
+            for name, item in value.items():
+                if isinstance(item, str) and _is_picture_field(value, name, item):
+                    pictures.append(item)
+                    fields[name] = f"{_PICTURE_MARK}{len(pictures) - 1}"
                 else:
-                    made[name] = _set_aside(one, pictures, depth + 1)
-            return made
+                    fields[name] = _without_pictures(item, pictures, depth + 1)
+            return fields
     return value
 
 
@@ -143,16 +181,16 @@ def _is_picture_field(part: Mapping[str, Any], name: str, text: str) -> bool:
     return is_image and name in ("data", "result") and is_picture(f"data:image/png;base64,{text}")
 
 
-def _put_back(value: Any, pictures: Sequence[str]) -> Any:
+def _with_pictures(value: Any, pictures: Sequence[str]) -> Any:
     match value:
         case str() if value.startswith(_PICTURE_MARK):
             number = value.removeprefix(_PICTURE_MARK)
-            known = number.isascii() and number.isdecimal() and int(number[:9]) < len(pictures)
-            return pictures[int(number[:9])] if known else value
+            is_known = number.isascii() and number.isdecimal() and int(number[:9]) < len(pictures)
+            return pictures[int(number[:9])] if is_known else value
         case list():
-            return [_put_back(one, pictures) for one in value]
+            return [_with_pictures(item, pictures) for item in value]
         case dict():
-            return {name: _put_back(one, pictures) for name, one in value.items()}
+            return {name: _with_pictures(item, pictures) for name, item in value.items()}
     return value
 
 
@@ -161,36 +199,36 @@ def _put_back(value: Any, pictures: Sequence[str]) -> Any:
 
 def _totals(
     messages: Sequence[Message], bodies: Mapping[int, Mapping[str, Any]], price: Price | None
-) -> Totals:
-    made = Totals(tokens=Counts())
+) -> ExportTotals:
+    totals = ExportTotals(tokens=Counts())
     for message in messages:
         body = bodies[message.seq]
-        made.count += 1
-        made.hidden += message.hidden
-        made.tools += len(calls_of(body))
-        made.failures += has_failed(body) or any(one.is_error for one in results_of(body))
-        made.first = made.first or message.at
-        made.last = message.at
-        if has_text(body):
+        totals.count += 1
+        totals.hidden += message.hidden
+        totals.tools += len(calls_of(body))
+        totals.failures += has_failed(body) or any(result.is_error for result in results_of(body))
+        totals.first = totals.first or message.at
+        totals.last = message.at
+        if is_prompt(body):
             text = prompt_line(body)
-            made.prompts.append(Prompt(seq=message.seq, at=message.at, text=text))
+            totals.prompts.append(Prompt(seq=message.seq, at=message.at, text=text))
         usage = usage_of(body)
         if usage is not None:
             cost = None if price is None else price(model_of(body) or "", usage)
-            made.tokens.add_answer(usage, cost)
-    return made
+            totals.tokens.add_answer(usage, cost)
+    return totals
 
 
 @cache
 def _environment() -> Environment:
-    made = new_environment()
-    made.globals.update(exported=True)
-    # A document is read on any day: times have their date.
-    made.filters.update(clock=minute, duration=_duration)
-    return made
+    environment = new_environment()
+    environment.globals.update(exported=True)
+    # A document may be read on another day, so times are shown with their date.
+    environment.filters.update(clock=format_minute, duration=_format_duration)
+    return environment
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Return a duration of any length: `12 s`, `5 min`, `3 h 10 min`, `4 days`."""
     minutes = round(seconds / 60)
     if minutes < 2:
@@ -199,13 +237,3 @@ def _duration(seconds: float) -> str:
         return f"{minutes} min"
     hours, rest = divmod(minutes, 60)
     return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} days"
-
-
-@cache
-def _style() -> Markup:
-    return Markup("\n".join(static_file(name).decode() for name in _STYLES))
-
-
-@cache
-def _style_hash() -> str:
-    return f"sha256-{b64encode(sha256(_style().encode()).digest()).decode()}"

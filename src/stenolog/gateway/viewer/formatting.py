@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-_STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
-_NO_LOSS: Final = "The log is damaged, but all messages that were read are intact"
+_AGE_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
+_NO_LOSS_TEXT: Final = "The log is damaged, but all messages that were read are intact"
 
 
 HIDDEN_BY: Final = {
@@ -28,16 +28,16 @@ _INTERRUPTIONS: Final = {
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """Return the age in one unit (`5 min`), or the date if it is more than a week."""
+    """Return the age in one unit (`5 min`), or the date if the age is more than a week."""
     if moment is None:
         return ""
-    left = ((now or datetime.now(UTC)) - moment).total_seconds()
-    if left < 10:
+    amount = ((now or datetime.now(UTC)) - moment).total_seconds()
+    if amount < 10:
         return "now"
-    for size, unit in _STEPS:
-        if left < size:
-            return f"{int(left)} {unit}"
-        left /= size
+    for size, unit in _AGE_UNITS:
+        if amount < size:
+            return f"{int(amount)} {unit}"
+        amount /= size
     return f"{moment:%Y-%m-%d}"
 
 
@@ -48,17 +48,17 @@ def utc_time(at: datetime) -> str:
 
 def clock(at: datetime, now: datetime | None = None) -> str:
     """Return the time of day in UTC, with the date if it is not today."""
-    told = at.astimezone(UTC)
+    utc = at.astimezone(UTC)
     today = (now or datetime.now(UTC)).astimezone(UTC).date()
-    return f"{told:%H:%M}" if told.date() == today else f"{told:%Y-%m-%d %H:%M}"
+    return f"{utc:%H:%M}" if utc.date() == today else f"{utc:%Y-%m-%d %H:%M}"
 
 
 def short(number: int) -> str:
     """Return a number in about four characters: 950, 1.2k, 34k, 5.6M."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if number >= size:
-            shown = number / size
-            return f"{shown:.1f}{unit}" if shown < 10 else f"{shown:.0f}{unit}"
+            amount = number / size
+            return f"{amount:.1f}{unit}" if amount < 10 else f"{amount:.0f}{unit}"
     return str(number)
 
 
@@ -68,8 +68,8 @@ def seconds(number: float) -> str:
         return f"{number * 1000:.0f} ms"
     if round(number, 1) < 60:
         return f"{number:.1f} s"
-    minutes, left = divmod(round(number), 60)
-    return f"{minutes} min {left} s"
+    minutes, rest = divmod(round(number), 60)
+    return f"{minutes} min {rest} s"
 
 
 def dollars(amount: float) -> str:
@@ -85,22 +85,22 @@ def plural(number: int, noun: str) -> str:
 
 
 def message_count(visible: int, count: int) -> str:
-    """Return the number of messages, and the number of visible ones if it differs."""
+    """Return the number of messages, and the number of visible messages if it differs."""
     total = plural(count, "message")
     return total if visible == count else f"{total} · model sees {visible:,}"
 
 
 def interruption_text(reason: str) -> str:
-    """Return a sentence for the stored reason of an interruption; empty if there is none."""
+    """Return a sentence for the stored reason of an interruption; empty without a reason."""
     return _INTERRUPTIONS.get(reason, f"Interrupted: {reason}.") if reason else ""
 
 
 def damage(lost: int, lines: int, workspace: str) -> Markup:
-    """Return a sentence about the damage of a session; empty if it is intact."""
+    """Return a sentence about the damage of a session; empty if the session is intact."""
     if not lost and not lines:
         return Markup()
     cost = "is damaged and" if lost == 1 else "are damaged and"
-    what = f"{plural(lost, 'message')} {cost} cannot be read" if lost else _NO_LOSS
+    what = f"{plural(lost, 'message')} {cost} cannot be read" if lost else _NO_LOSS_TEXT
     command = f"steno doctor {shlex.quote(workspace)}"
     return Markup("{}. For details, run <code>{}</code>").format(what, command)
 

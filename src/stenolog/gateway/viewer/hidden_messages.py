@@ -1,8 +1,8 @@
 """Hidden messages of a session, and the operations that hid them.
 
-A store reports which seqs are visible. A seq that is not visible is either hidden or has no
-message: a fork keeps the seqs of its origin without all of its messages. The undo steps name the
-operation that hid a message; for older operations only the fact that it is hidden is known.
+A store reports which seqs are visible. Each other seq either belongs to a hidden message or has no
+message: a fork keeps the seqs of its source, but not all messages. The undo steps name the
+operation that hid a message. Older operations have no undo step, so their names are unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore
 
 HIDDEN: Final = "hidden"
-"""Reason of a hidden message if the operation that hid it is unknown."""
+"""Reason of a hidden message if the operation that hid the message is unknown."""
 SUMMARIZED: Final = "summarized"
 _REASONS: Final = {
     "checkpoint": SUMMARIZED,
@@ -35,16 +35,16 @@ class Gap(Struct, frozen=True, kw_only=True):
     last: int
     count: int
     """Number of messages. 0 if the session has only their summary, as in a fork."""
-    why: str
+    reason: str
     """Reason: summarized, cleared, replaced, truncated, or hidden."""
     has_summary: bool = False
     """Whether the summary is shown at this gap."""
-    undo: bool = False
-    """Whether undoing the last operation makes any of them visible again."""
+    can_undo: bool = False
+    """Whether undoing the last operation makes any of these messages visible again."""
 
 
 class Visibility(Struct, frozen=True, kw_only=True):
-    """The messages that a session contains, and the hidden ones among them."""
+    """The messages that a session contains, and which of them are hidden."""
 
     present: Sequence[Span]
     """Seqs that have a message."""
@@ -52,21 +52,21 @@ class Visibility(Struct, frozen=True, kw_only=True):
     lost: Sequence[Span] = ()
     """Seqs of damaged messages."""
 
-    def why(self, seq: int) -> str:
+    def reason_at(self, seq: int) -> str:
         """Return the reason why a message is hidden."""
-        found = (one.why for one in self.gaps if one.first <= seq <= one.last)
-        return next(found, HIDDEN)
+        reasons = (gap.reason for gap in self.gaps if gap.first <= seq <= gap.last)
+        return next(reasons, HIDDEN)
 
 
 def read_visibility(store: Store, info: SessionInfo) -> Visibility:
-    """Return the visibility of a session's messages. Reads only `info` if all are visible."""
+    """Return the visibility of a session's messages. If all are visible, `info` is enough."""
     if info.visible == info.last_seq:
         return Visibility(present=info.in_sight)
-    snapshot = _snapshot(store, info)
+    snapshot = _read_snapshot(store, info)
     missing = [] if snapshot is None else spans.union(snapshot.lost, snapshot.void, snapshot.purged)
     lost = [] if snapshot is None else snapshot.lost
     if spans.size(lost) < info.lost:
-        lost = spans.union(lost, _unreadable(store, info, missing))
+        lost = spans.union(lost, _unreadable_spans(store, info, missing))
         missing = spans.union(missing, lost)
     visibility = compute_visibility(
         info, missing=missing, steps=[] if snapshot is None else snapshot.undo
@@ -74,13 +74,13 @@ def read_visibility(store: Store, info: SessionInfo) -> Visibility:
     return replace(visibility, lost=lost)
 
 
-def _unreadable(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
-    """Return the seqs of hidden messages that cannot be read. A database does not report them."""
-    sought = spans.minus([(1, info.last_seq)], spans.union(info.in_sight, missing))
-    if not sought:
+def _unreadable_spans(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
+    """Return the seqs of hidden messages that cannot be read. Only reading finds them."""
+    hidden_spans = spans.minus([(1, info.last_seq)], spans.union(info.in_sight, missing))
+    if not hidden_spans:
         return []
-    read = store.get_history(info.key, after=sought[0][0] - 1, full=True)
-    return spans.minus(sought, [(one.seq, one.seq) for one in read])
+    read = store.get_history(info.key, after=hidden_spans[0][0] - 1, full=True)
+    return spans.minus(hidden_spans, [(message.seq, message.seq) for message in read])
 
 
 def compute_visibility(
@@ -90,8 +90,9 @@ def compute_visibility(
     everything = [(1, info.last_seq)] if info.last_seq else []
     present = spans.minus(everything, spans.minus(missing, info.in_sight))
     hidden = spans.minus(present, info.in_sight)
-    pieces = [(span, SUMMARIZED if info.summary else HIDDEN) for span in _below(hidden, info.floor)]
-    pieces += [(span, HIDDEN) for span in _above(hidden, info.floor)]
+    below_floor = spans.clipped(hidden, 1, info.floor)
+    pieces = [(span, SUMMARIZED if info.summary else HIDDEN) for span in below_floor]
+    pieces += [(span, HIDDEN) for span in spans.clipped(hidden, info.floor + 1, info.last_seq)]
     for step in steps:
         pieces = _with_reason(pieces, step.newly, _REASONS.get(step.op, HIDDEN))
     newly = steps[-1].newly if steps else []
@@ -100,73 +101,67 @@ def compute_visibility(
             first=run[0][0],
             last=run[-1][1],
             count=spans.size(run),
-            why=why,
-            undo=spans.minus(run, newly) != run,
+            reason=reason,
+            can_undo=spans.minus(run, newly) != run,
         )
-        for why, run in _runs(sorted(pieces), present)
+        for reason, run in _join_pieces(sorted(pieces), present)
     ]
     if info.summary and info.floor:
-        gaps = _with_summary(gaps, info.floor, undo=bool(steps) and steps[-1].op == "summary")
+        gaps = _with_summary(gaps, info.floor, can_undo=bool(steps) and steps[-1].op == "summary")
     return Visibility(present=present, gaps=gaps)
 
 
-def _snapshot(store: Store, info: SessionInfo) -> Snapshot | None:
-    """Return everything the store knows of a session except messages; None if it cannot."""
+def _read_snapshot(store: Store, info: SessionInfo) -> Snapshot | None:
+    """Return the snapshot of a session, without messages; None if it cannot be read."""
     if not isinstance(store, SnapshotStore):
         return None
     try:
         with store.read_snapshot(SnapshotMark(key=info.key, uid=info.uid, stamp="")) as reading:
             return reading.snapshot
     except StenologError:
-        # The page can do without the reason why a message is hidden.
+        # Without a snapshot, the page does not show the reason why a message is hidden.
         return None
 
 
-def _below(hidden: Sequence[Span], floor: int) -> list[Span]:
-    return spans.clipped(hidden, 1, floor)
-
-
-def _above(hidden: Sequence[Span], floor: int) -> list[Span]:
-    return spans.clipped(hidden, floor + 1, hidden[-1][1]) if hidden else []
-
-
 def _with_reason(
-    pieces: Iterable[tuple[Span, str]], newly: Sequence[Span], why: str
+    pieces: Iterable[tuple[Span, str]], new_spans: Sequence[Span], reason: str
 ) -> list[tuple[Span, str]]:
-    """Return the pieces, with `why` as the reason of those that this step hid."""
-    made: list[tuple[Span, str]] = []
-    for span, before in pieces:
-        others = spans.minus([span], newly)
-        made += [(one, before) for one in others]
-        made += [(one, why) for one in spans.minus([span], others)]
-    return made
+    """Return the pieces. The seqs in `new_spans` get `reason` as their reason."""
+    result: list[tuple[Span, str]] = []
+    for span, old_reason in pieces:
+        unchanged = spans.minus([span], new_spans)
+        result += [(piece, old_reason) for piece in unchanged]
+        result += [(piece, reason) for piece in spans.minus([span], unchanged)]
+    return result
 
 
-def _runs(
+def _join_pieces(
     pieces: Iterable[tuple[Span, str]], present: Sequence[Span]
 ) -> list[tuple[str, list[Span]]]:
-    """Join pieces with the same reason and no message between them."""
-    made: list[tuple[str, list[Span]]] = []
-    for span, why in pieces:
-        if made and made[-1][0] == why:
-            before = made[-1][1][-1][1]
-            between = [] if span[0] == before + 1 else [(before + 1, span[0] - 1)]
+    """Join neighbouring pieces that have the same reason and no message between them."""
+    runs: list[tuple[str, list[Span]]] = []
+    for span, reason in pieces:
+        if runs and runs[-1][0] == reason:
+            last_seq = runs[-1][1][-1][1]
+            between = [] if span[0] == last_seq + 1 else [(last_seq + 1, span[0] - 1)]
             # The seqs between two pieces may have no message.
             if spans.minus(between, present) == between:
-                made[-1][1].append(span)
+                runs[-1][1].append(span)
                 continue
-        made.append((why, [span]))
-    return made
+        runs.append((reason, [span]))
+    return runs
 
 
-def _with_summary(gaps: Sequence[Gap], floor: int, *, undo: bool) -> list[Gap]:
-    """Mark the last gap that the summary can describe as the one that shows it."""
-    below = [one for one in gaps if one.last <= floor]
-    candidates = [one for one in below if one.why == SUMMARIZED] or below
+def _with_summary(gaps: Sequence[Gap], floor: int, *, can_undo: bool) -> list[Gap]:
+    """Set `has_summary` at the last gap that the summary can describe."""
+    gaps_below = [gap for gap in gaps if gap.last <= floor]
+    candidates = [gap for gap in gaps_below if gap.reason == SUMMARIZED] or gaps_below
     if candidates:
         last = candidates[-1]
-        marked = replace(last, has_summary=True, undo=last.undo or undo)
-        return [marked if one is last else one for one in gaps]
-    # A fork has the summary, but not the messages it covers.
-    only = Gap(first=floor, last=floor, count=0, why=SUMMARIZED, has_summary=True, undo=undo)
-    return [only, *gaps]
+        marked = replace(last, has_summary=True, can_undo=last.can_undo or can_undo)
+        return [marked if gap is last else gap for gap in gaps]
+    # A fork has the summary, but not the summarized messages.
+    summary_gap = Gap(
+        first=floor, last=floor, count=0, reason=SUMMARIZED, has_summary=True, can_undo=can_undo
+    )
+    return [summary_gap, *gaps]

@@ -3,27 +3,30 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.api_types import AgentQuery
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE
-from stenolog.gateway.viewer.message_views import one_line, pretty
-from stenolog.gateway.viewer.pages import entry_of, page, title_of
+from stenolog.gateway.viewer.message_views import one_line, pretty_json
+from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
+from stenolog.gateway.viewer.secret_masks import SecretMask
+from stenolog.memory.recall_format import RecallResult
 from stenolog.messages import Body, has_text, role_of, text_parts_of
-from stenolog.records import Message, SessionInfo
+from stenolog.records import Message
 from stenolog.tokens import Tokens
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 _SYSTEM_ROLES: Final = ("system", "developer")
-WIDTH: Final = 1_000.0
+_LINE_SOURCE_LENGTH: Final = 2_000
+"""Number of characters at the start of a message that are used to make its line."""
+BAR_WIDTH: Final = 1_000.0
 """Width of the bar, in the units of its SVG drawing."""
 
 
@@ -43,20 +46,16 @@ class RequestMessage(Struct, frozen=True, kw_only=True):
     role: str
     line: str
     tokens: int
-    exact: Markup
+    content: Markup
 
 
-class InspectorPage(Struct, frozen=True, kw_only=True):
-    """The data of the inspector page: the next request to the model, and its parts in tokens."""
+class InspectorPage(SessionPage, frozen=True, kw_only=True):
+    """Data of the inspector page: the next request to the model, and the tokens of its parts."""
 
-    info: SessionInfo
-    title: str
-    tags: tuple[str, ...]
-    entry: Entry | None
     model: str
-    room: int
+    max_tokens: int
     """Maximum number of tokens of the request."""
-    total: int
+    context_tokens: int
     """Maximum number of tokens of request and answer together."""
     tokens: int = 0
     left_out: int = 0
@@ -64,15 +63,15 @@ class InspectorPage(Struct, frozen=True, kw_only=True):
     turn_left_out: tuple[int, int] | None = None
     """First seq and tokens of the newest turn that is left out as a whole."""
     own_system: str = ""
-    """`sent` or `left out` if the session has a system message of its own, otherwise empty."""
-    sent: Sequence[BarSegment] = ()
+    """`sent` or `left out` if the session contains a system message, otherwise empty."""
+    request_bar: Sequence[BarSegment] = ()
     """Segments of the request alone."""
-    shares: Sequence[BarSegment] = ()
+    context_bar: Sequence[BarSegment] = ()
     """Segments of the whole context: request, free tokens, and tokens reserved for the answer."""
     messages: Sequence[RequestMessage] = ()
     tools: Markup | None = None
     tools_tokens: int = 0
-    recalled: Sequence[str] = ()
+    recalled: Sequence[Markup] = ()
     problem: str = ""
 
 
@@ -80,52 +79,67 @@ async def context(request: Request) -> Response:
     """Serve the inspector page."""
     call = parse_query(request, AgentQuery)
     entry = await entry_of(call)
-    found = await call.gateway.loop.run(inspect, call.agent, call.key, entry)
-    return page("context.html", found=found, agent=call.query.agent)
+    view = await call.gateway.loop.run(inspect, call.agent, call.key, entry)
+    return page("context.html", view=view, agent=call.query.agent)
+
+
+def next_request(agent: AgentInstance, key: str) -> dict[str, Any]:
+    """Return model, messages and tools of the next request. Raises NoSuchSession."""
+    session_key = agent.resolve_key(key)
+    model = agent.model_of(session_key)
+    _, _, recalled = _read_prompt(agent, session_key)
+    window = agent.context(model).window(session_key, memory=recalled.block)
+    return {"model": model.name, "messages": window.messages, "tools": agent.tool_definitions}
+
+
+def _read_prompt(
+    agent: AgentInstance, key: str
+) -> tuple[Sequence[Message], list[dict[str, Any]], RecallResult]:
+    """Return the visible messages, their bodies, and the memories of the last prompt."""
+    history = agent.sessions.get_history(key)
+    bodies = [message.to_dict() for message in history]
+    prompt = next((text_parts_of(body) for body in reversed(bodies) if has_text(body)), "")
+    return history, bodies, agent.recall(prompt, key, sender=None)
 
 
 def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> InspectorPage:
     """Return the request that the session's model would receive now. Raises NoSuchSession."""
-    own = agent.resolve_key(key)
-    info = agent.store.info(own)
-    model = agent.model_of(own)
+    session_key = agent.resolve_key(key)
+    info = agent.store.info(session_key)
+    model = agent.model_of(session_key)
     context = agent.context(model)
     tokens = context.tokens
     limits = context.limits
-    plain: dict[str, Any] = {
+    head: dict[str, Any] = {
         "info": info,
-        "title": title_of(entry, info),
-        "tags": tags_from(info.meta),
         "entry": entry,
         "model": model.name,
-        "room": limits.room,
-        "total": limits.max_context_tokens,
+        "max_tokens": limits.room,
+        "context_tokens": limits.max_context_tokens,
     }
-    history = agent.sessions.get_history(own)
-    bodies = [message.to_dict() for message in history]
-    said = next((text_parts_of(body) for body in reversed(bodies) if has_text(body)), "")
-    recalled = agent.recall(said, own, sender=None)
+    history, bodies, recalled = _read_prompt(agent, session_key)
     try:
-        window = context.window(own, memory=recalled.block)
+        window = context.window(session_key, memory=recalled.block)
     except ContextTooSmall as error:
-        return InspectorPage(**plain, problem=str(error))
+        return InspectorPage(**head, problem=str(error))
     counts = [tokens.message(body) for body in window.messages]
-    has_head = bool(window.messages) and role_of(window.messages[0]) == "system"
-    head = counts[0] if has_head else 0
+    has_system = bool(window.messages) and role_of(window.messages[0]) == "system"
+    system_tokens = counts[0] if has_system else 0
     parts = divide_system_tokens(
-        head,
+        system_tokens,
         memory=0 if window.memory_left_out else tokens.text(recalled.block),
         system=tokens.text(agent.spec.system),
-        summary=bool(agent.sessions.get_summary(own)),
+        summary=bool(agent.sessions.get_summary(session_key)),
     )
     parts["tools"] = window.tokens - sum(counts)
-    parts["history"] = sum(counts) - head
-    sent = bar_segments(parts)
+    parts["history"] = sum(counts) - system_tokens
+    request_bar = bar_segments(parts)
     parts["free"] = limits.room - window.tokens
     parts["reserve"] = limits.answer
     budget = ColourBudget(MAX_COLOURED_ON_PAGE)
+    mask = SecretMask()
     return InspectorPage(
-        **plain,
+        **head,
         tokens=window.tokens,
         left_out=window.left_out,
         elided=window.elided,
@@ -133,20 +147,22 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         if window.left_out and not window.elided
         else None,
         own_system=_own_system(bodies, window.messages),
-        sent=sent,
-        shares=bar_segments(parts),
+        request_bar=request_bar,
+        context_bar=bar_segments(parts),
         messages=[
             RequestMessage(
                 role=role_of(body) or "?",
-                line=one_line(text_parts_of(body)),
+                line=one_line(mask.cover(text_parts_of(body)[:_LINE_SOURCE_LENGTH])),
                 tokens=count,
-                exact=_exact(body, budget),
+                content=_full_text(body, budget, mask),
             )
             for body, count in zip(window.messages, counts, strict=True)
         ],
-        tools=pretty(agent.tool_definitions, budget) if agent.tool_definitions else None,
+        tools=mask.buttons(pretty_json(agent.tool_definitions, budget, mask))
+        if agent.tool_definitions
+        else None,
         tools_tokens=parts["tools"],
-        recalled=[one.text for one in recalled.found],
+        recalled=[mask.buttons(escape(mask.hide(result.text))) for result in recalled.found],
     )
 
 
@@ -160,29 +176,29 @@ def _turn_left_out(
 
 
 def _own_system(bodies: Sequence[Body], sent: Sequence[Body]) -> str:
-    """Return what happens to a system message of the session: sent, left out, or none."""
-    own = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
-    if not own:
+    """Return `sent` or `left out` for a system message of the session; empty without one."""
+    texts = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
+    if not texts:
         return ""
-    return "sent" if own.intersection(text_parts_of(body) for body in sent) else "left out"
+    return "sent" if texts.intersection(text_parts_of(body) for body in sent) else "left out"
 
 
 def divide_system_tokens(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
-    """Divide the tokens of the system message by source; the parts add up to `head`.
+    """Divide the tokens of the system message by source. The sum of the result is `head`.
 
     Joined texts take more or fewer tokens than separate ones, and a long summary is cut. Therefore
     the remainder counts as summary, or as system prompt if the session has no summary.
     """
     memory = min(memory, head)
-    own = min(system, head - memory) if summary else head - memory
-    return {"system": own, "tools": 0, "memory": memory, "summary": head - memory - own}
+    system = min(system, head - memory) if summary else head - memory
+    return {"system": system, "tools": 0, "memory": memory, "summary": head - memory - system}
 
 
-def _exact(body: Mapping[str, Any], budget: ColourBudget) -> Markup:
-    """Return the content of a message with only role and text, and any other message as JSON."""
+def _full_text(body: Mapping[str, Any], budget: ColourBudget, mask: SecretMask) -> Markup:
+    """Return a message as HTML: its text if it has only role and text, otherwise its JSON."""
     if set(body) == {"role", "content"} and isinstance(body["content"], str):
-        return Markup("{}").format(body["content"])
-    return pretty(body, budget)
+        return mask.buttons(escape(mask.hide(body["content"])))
+    return mask.buttons(pretty_json(body, budget, mask))
 
 
 _NAMES: Final = {
@@ -197,12 +213,12 @@ _NAMES: Final = {
 
 
 def bar_segments(parts: dict[str, int]) -> list[BarSegment]:
-    """Return the segments of the bar, side by side; together they have the width WIDTH."""
+    """Return the segments of the bar from left to right. Their total width is BAR_WIDTH."""
     whole = sum(parts.values()) or 1
-    made: list[BarSegment] = []
+    segments: list[BarSegment] = []
     x = 0.0
     for kind, tokens in parts.items():
-        width = tokens / whole * WIDTH
-        made.append(BarSegment(name=_NAMES[kind], kind=kind, tokens=tokens, x=x, width=width))
+        width = tokens / whole * BAR_WIDTH
+        segments.append(BarSegment(name=_NAMES[kind], kind=kind, tokens=tokens, x=x, width=width))
         x += width
-    return made
+    return segments

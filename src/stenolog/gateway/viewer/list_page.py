@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Annotated, Any, Final, Literal
+from functools import cache, partial
+from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import urlencode
 
 from markupsafe import Markup
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,30 +30,27 @@ from stenolog.catalog.entries import (
 from stenolog.catalog.index import page_cursor
 from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.api_types import AgentQuery
+from stenolog.gateway.error_responses import without_secrets
 from stenolog.gateway.requests import parse_query
-from stenolog.gateway.viewer.hidden_messages import HIDDEN, Visibility, read_visibility
+from stenolog.gateway.viewer.hidden_messages import Visibility, read_visibility
 from stenolog.gateway.viewer.pages import api_address, page
+from stenolog.gateway.viewer.secret_masks import COVER, secret_spans
 from stenolog.records import Trashed
 from stenolog.stores.base import Store
 
-SIZE: Final = 50
-"""Number of sessions on one page."""
+SESSIONS_PER_PAGE: Final = 50
 MAX_ROWS: Final = 1_000
-"""Maximum number of sessions in one response, for a page that had loaded more before."""
-_MAX_TITLES: Final = 3
+"""Maximum number of sessions in one response, if a page reloads all rows that it had."""
+_MAX_SESSION_MATCHES: Final = 3
 """Number of matching sessions shown above the matching messages."""
-_GROUPS: Final = 15
-"""Number of sessions with matching messages on one page."""
-_PROJECTS: Final = 20
-"""Number of projects on one page."""
+_SEARCH_RESULTS_PER_PAGE: Final = 15
+_PROJECTS_PER_PAGE: Final = 20
 _MAX_SCANNED: Final = 5_000
-"""Maximum number of sessions that one query reads to find matching ones."""
-_VALUES: Final = 8
-"""Number of values of each filter; `more` shows up to _MORE_VALUES."""
-_MORE_VALUES: Final = 100
-_MAX_TRASH: Final = 1_000
-"""Maximum number of deleted sessions on the trash page."""
-NONE: Final = "-"
+"""Maximum number of sessions that one query reads to find matching sessions."""
+_MAX_FILTER_VALUES: Final = {False: 8, True: 100}
+"""Maximum number of values shown for each filter, by whether more values were requested."""
+_MAX_TRASH_ROWS: Final = 1_000
+NO_VALUE: Final = "-"
 """Value of a filter that selects sessions without a program, project or model."""
 
 _Text = Annotated[str, Meta(max_length=1_000)]
@@ -75,17 +73,17 @@ class HomeQuery(AgentQuery, frozen=True, kw_only=True):
     by: Literal["", "project"] = ""
     """Group the sessions."""
     show: Literal["", "sessions", "messages"] = ""
-    """Part of the search results; empty: the first of both."""
+    """Kind of search results to show; empty: the first sessions and the first messages."""
     more: bool = False
     """Show more values of each filter."""
     after: Annotated[str, Meta(max_length=2_000)] = ""
-    rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)] = SIZE
+    rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)] = SESSIONS_PER_PAGE
     part: bool = False
     """Return only the rows, for a page that is already open."""
 
 
 _FILTERS: Final = ("tag", "channel", "state", "program", "project", "model", "failed", "since")
-_FIELDS: Final = ("q", *_FILTERS, "until", "sort", "by", "show", "more")
+_LINK_FIELDS: Final = ("q", *_FILTERS, "until", "sort", "by", "show", "more")
 """Fields that a link to the list keeps, in the order of the address."""
 SORTS: Final[dict[str, str]] = {
     "": "Newest",
@@ -106,55 +104,57 @@ class SessionListPage(Struct, frozen=True, kw_only=True):
     """Counts and values of the filters; None if only rows were requested."""
     projects: ProjectPage | None = None
     session_count: int = 0
-    """Number of sessions that match the search; a lower bound unless `all_sessions`."""
+    """Number of sessions that match the search. Unless `all_sessions`, there may be more."""
     all_sessions: bool = True
     grouped: GroupedHits | None = None
     reasons: Mapping[tuple[str, int], str] = {}
-    """Reason why a hit is hidden, by key and seq. Visible hits are not in it."""
+    """Reason why a hit is hidden, by key and seq. The mapping contains only hidden hits."""
 
 
 async def home(request: Request) -> Response:
-    """Serve the list of sessions, or only the next rows of it."""
+    """Serve the list of sessions, or only its next rows."""
     call = parse_query(request, HomeQuery)
     query = call.query
-    found = await call.gateway.loop.run(load_list, call.agent, query)
-    agents = [one.id or "main" for one in call.gateway.loop.registry]
+    view = await call.gateway.loop.run(load_list, call.agent, query)
+    problems: Sequence[str] = ()
+    if call.gateway.read_only and not query.part:
+        health = await call.gateway.loop.run(call.agent.store.health)
+        problems = [without_secrets(problem, call.gateway.settings) for problem in health.problems]
     return page(
         "rows.html" if query.part else "home.html",
-        found=found,
+        view=view,
+        problems=problems,
         query=query,
         agent=query.agent,
-        agents=agents,
+        agents=[agent.id or "main" for agent in call.gateway.loop.registry],
         link=partial(link, query),
         filtered=any(getattr(query, name) for name in (*_FILTERS, "until")),
-        kept=[(name, value) for name, value in _kept(query).items() if name != "q"],
+        kept=[(name, value) for name, value in _link_fields(query).items() if name != "q"],
         sorts=SORTS,
         base_name=base_name,
-        shorter=shorter,
-        marked=highlighted,
+        shorter=short_model_name,
+        marked=snippet_html,
         new_key=new_key(),
         base_url=api_address(request.scope),
     )
 
 
-def _kept(query: HomeQuery) -> dict[str, str]:
+def _link_fields(query: HomeQuery) -> dict[str, str]:
     """Return the fields of the query that are not empty, for an address or a form."""
     agent = {} if query.agent == "main" else {"agent": query.agent}
-    fields = {name: getattr(query, name) for name in _FIELDS}
-    return agent | {
-        name: "true" if value is True else str(value) for name, value in fields.items() if value
-    }
+    fields = {name: _field_text(getattr(query, name)) for name in _LINK_FIELDS}
+    return agent | {name: text for name, text in fields.items() if text}
 
 
 def link(query: HomeQuery, **changes: Any) -> str:
     """Return the address of the list with these changes. Empty fields are left out."""
-    fields = {**_kept(query), **{name: _text(value) for name, value in changes.items()}}
-    told = urlencode({name: value for name, value in fields.items() if value})
-    return f"/?{told}" if told else "/"
+    fields = _link_fields(query) | {name: _field_text(value) for name, value in changes.items()}
+    parameters = urlencode({name: value for name, value in fields.items() if value})
+    return f"/?{parameters}" if parameters else "/"
 
 
-def _text(value: Any) -> str:
-    return ("true" if value else "") if isinstance(value, bool) else str(value or "")
+def _field_text(value: Any) -> str:
+    return "true" if value is True else str(value or "")
 
 
 def load_list(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
@@ -163,28 +163,29 @@ def load_list(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
     where = session_filter(query)
     if query.q.strip():
         return _load_search(agent, query, where)
-    overview = None
+    overview, after = None, query.after or None
     if not query.part:
-        values = _MORE_VALUES if query.more else _VALUES
+        values = 1 + _MAX_FILTER_VALUES[query.more]
         overview = catalog.overview(
-            where, sort=_sort(query), limit=query.rows, after=query.after or None, values=values + 1
+            where, sort=_sort_order(query), limit=query.rows, after=after, values=values
         )
     if query.by == "project":
-        projects = catalog.projects(where, limit=_PROJECTS, after=_offset(query.after))
-        after = None if projects.after is None else str(projects.after)
-        return SessionListPage(overview=overview, projects=projects, after=after)
-    found = (
-        overview.page
-        if overview is not None
-        else _list_entries(catalog, query, where, query.rows, query.after or None)
-    )
-    return SessionListPage(entries=found.entries, after=found.after, overview=overview)
+        projects = catalog.projects(
+            where, limit=_PROJECTS_PER_PAGE, after=_parse_offset(query.after)
+        )
+        next_page = None if projects.after is None else str(projects.after)
+        return SessionListPage(overview=overview, projects=projects, after=next_page)
+    if overview is None:
+        sessions = _list_entries(catalog, query, where, query.rows, after)
+    else:
+        sessions = overview.page
+    return SessionListPage(entries=sessions.entries, after=sessions.after, overview=overview)
 
 
 def _load_search(agent: AgentInstance, query: HomeQuery, where: SessionFilter) -> SessionListPage:
     catalog = agent.catalog
-    values = _MORE_VALUES if query.more else _VALUES
-    overview = None if query.part else catalog.overview(where, limit=1, values=values + 1)
+    values = 1 + _MAX_FILTER_VALUES[query.more]
+    overview = None if query.part else catalog.overview(where, limit=1, values=values)
     entries: list[Entry] = []
     after: str | None = None
     if query.show != "messages":
@@ -193,10 +194,12 @@ def _load_search(agent: AgentInstance, query: HomeQuery, where: SessionFilter) -
         return SessionListPage(
             entries=entries, after=after, overview=overview, session_count=len(entries)
         )
-    grouped = catalog.search_sessions(query.q, where, limit=_GROUPS, after=_offset(query.after))
-    hits = [hit for one in grouped.sessions for hit in one.hits]
+    grouped = catalog.search_sessions(
+        query.q, where, limit=_SEARCH_RESULTS_PER_PAGE, after=_parse_offset(query.after)
+    )
+    hits = [hit for session in grouped.sessions for hit in session.hits]
     return SessionListPage(
-        entries=entries[:_MAX_TITLES],
+        entries=entries[:_MAX_SESSION_MATCHES],
         after=None if grouped.after is None else str(grouped.after),
         overview=overview,
         session_count=len(entries),
@@ -206,7 +209,7 @@ def _load_search(agent: AgentInstance, query: HomeQuery, where: SessionFilter) -
     )
 
 
-def _offset(after: str) -> int:
+def _parse_offset(after: str) -> int:
     if after and not after.isdecimal():
         raise UsageError(f"after={after!r} is not the `after` of a previous page")
     return int(after[:9] or 0)
@@ -218,21 +221,21 @@ def session_filter(query: HomeQuery, now: datetime | None = None) -> SessionFilt
         tag=query.tag or None,
         channel=query.channel or None,
         state=_STATES.get(query.state),
-        program=_named(query.program),
-        project=_named(query.project),
-        model=_named(query.model),
+        program=_filter_value(query.program),
+        project=_filter_value(query.project),
+        model=_filter_value(query.model),
         failed=query.failed or None,
-        since=_time(query.since, now),
-        until=_time(query.until, now, days=1),
+        since=_parse_day(query.since, now),
+        until=_parse_day(query.until, now, days=1),
     )
 
 
-def _named(value: str) -> str | None:
-    return "" if value == NONE else value or None
+def _filter_value(value: str) -> str | None:
+    return "" if value == NO_VALUE else value or None
 
 
-def _time(value: str, now: datetime | None = None, *, days: int = 0) -> datetime | None:
-    """Return the start of a day (`2026-11-05`), or the time so many days ago (`7d`)."""
+def _parse_day(value: str, now: datetime | None = None, *, days: int = 0) -> datetime | None:
+    """Return the start of a day (`2026-11-05`), or the time some days ago (`7d`: seven days)."""
     if not value:
         return None
     try:
@@ -243,7 +246,7 @@ def _time(value: str, now: datetime | None = None, *, days: int = 0) -> datetime
         raise UsageError(f"{value!r} is not a day; write 2026-11-05 or 7d") from None
 
 
-def _sort(query: HomeQuery) -> Sort:
+def _sort_order(query: HomeQuery) -> Sort:
     if query.sort not in SORTS:
         raise UsageError(f"sort must be one of {', '.join(filter(None, SORTS))}")
     return query.sort or "newest"  # type: ignore[return-value]
@@ -254,93 +257,83 @@ def matching_sessions(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], 
     where = session_filter(query)
     matches: list[Entry] = []
     after: str | None = query.after or None
-    size = SIZE
+    size = SESSIONS_PER_PAGE
     while len(matches) < query.rows:
         more = _list_entries(catalog, query, where, size, after)
         matches += filter_entries(more.entries, query.q)
         after = more.after
         if after is None:
             break
-        # Start with few: the wanted session is often recent, and often many sessions match.
+        # Read few sessions first, because matching sessions are often among the newest.
         size = min(2 * size, _MAX_SCANNED)
     if len(matches) > query.rows:
         # Sessions beyond this page are read again when the next page is requested.
-        return matches[: query.rows], page_cursor(matches[query.rows - 1], _sort(query))
+        return matches[: query.rows], page_cursor(matches[query.rows - 1], _sort_order(query))
     return matches, after
 
 
 def _list_entries(
     catalog: Catalog, query: HomeQuery, where: SessionFilter, limit: int, after: str | None
 ) -> Page:
-    return catalog.list(
-        tag=where.tag,
-        channel=where.channel,
-        state=where.state,
-        program=where.program,
-        project=where.project,
-        model=where.model,
-        failed=where.failed,
-        since=where.since,
-        until=where.until,
-        sort=_sort(query),
-        limit=limit,
-        after=after,
-    )
+    return catalog.list(**asdict(where), sort=_sort_order(query), limit=limit, after=after)
 
 
 def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], str]:
-    visibilities: dict[str, Visibility | None] = {}
-    made = {}
-    for hit in hits:
-        if not hit.hidden:
-            continue
-        if hit.key not in visibilities:
-            try:
-                visibilities[hit.key] = read_visibility(store, store.info(hit.key))
-            except StenologError:
-                visibilities[hit.key] = (
-                    None  # deleted since the search, or damaged; the hit is still listed
-                )
-        visibility = visibilities[hit.key]
-        made[hit.key, hit.seq] = HIDDEN if visibility is None else visibility.why(hit.seq)
-    return made
+    @cache
+    def visibility(key: str) -> Visibility:
+        try:
+            return read_visibility(store, store.info(key))
+        except StenologError:
+            # The session is damaged, or was deleted after the search. Its hits have no reason.
+            return Visibility(present=())
+
+    hidden = [hit for hit in hits if hit.hidden]
+    return {(hit.key, hit.seq): visibility(hit.key).reason_at(hit.seq) for hit in hidden}
 
 
-def filter_entries(entries: Iterable[Entry], words: str) -> list[Entry]:
+def filter_entries(entries: Iterable[Entry], query: str) -> list[Entry]:
     """Return the sessions that contain all these words in title, key or tags, ignoring case."""
-    wanted = words.casefold().split()
-    return [
-        one
-        for one in entries
-        if all(word in "\n".join((one.title, one.key, *one.tags)).casefold() for word in wanted)
+    words = query.casefold().split()
+
+    def matches(entry: Entry) -> bool:
+        text = "\n".join((entry.title, entry.key, *entry.tags)).casefold()
+        return all(word in text for word in words)
+
+    return list(filter(matches, entries))
+
+
+def snippet_html(hit: Hit) -> Markup:
+    """Return the snippet as HTML. Matches are marked, secrets are covered, text is escaped."""
+    secrets = secret_spans(hit.snippet)
+    # A match inside a secret is not marked, because the mark would show a part of the secret.
+    marks = [
+        (first, last)
+        for first, last in hit.marks
+        if all(last <= start or end <= first for start, end in secrets)
     ]
-
-
-def highlighted(hit: Hit) -> Markup:
-    """Return the snippet of a hit as HTML with the matches marked; all other text is escaped."""
-    made = Markup()
-    end = 0
-    for first, last in hit.marks:
-        made += Markup("{}<mark>{}</mark>").format(hit.snippet[end:first], hit.snippet[first:last])
-        end = last
-    return made + hit.snippet[end:]  # guard: snippet-escaped
+    html = Markup()
+    position = 0
+    for first, last in sorted([*marks, *secrets]):
+        html += hit.snippet[position:first]
+        if (first, last) in marks:
+            html += Markup("<mark>{}</mark>").format(hit.snippet[first:last])
+        else:
+            html += COVER
+        position = last
+    return html + hit.snippet[position:]  # guard: snippet-escaped
 
 
 def base_name(path: str) -> str:
-    """Return the last part of a path, for a short name of a project."""
+    """Return the last part of a path, as the short name of a project."""
     return re.split(r"[\\/]", path.rstrip("\\/"))[-1] or path
 
 
-def shorter(model: str) -> str:
-    """Return the name of a model without its server or provider: `http://host/v1#name`, `a/b`."""
+def short_model_name(model: str) -> str:
+    """Return the name of a model without its server (`http://host/v1#name`) or provider (`a/b`)."""
     return re.split(r"[#/]", model)[-1] or model
 
 
-_STATES: Final[dict[str, State]] = {
-    "idle": "idle",
-    "running": "running",
-    "interrupted": "interrupted",
-}
+_STATES: Final[dict[str, State]] = {state: state for state in get_args(State)}
 
 
 # --- trash ----------------------------------------------------------------------------------------
@@ -349,11 +342,8 @@ _STATES: Final[dict[str, State]] = {
 async def trash(request: Request) -> Response:
     """Serve the deleted sessions."""
     call = parse_query(request, AgentQuery)
-    found: list[Trashed] = await call.gateway.loop.run(call.agent.store.list_trash)
-    newest = sorted(found, key=lambda one: one.deleted, reverse=True)
+    deleted: list[Trashed] = await call.gateway.loop.run(call.agent.store.list_trash)
+    newest = sorted(deleted, key=lambda one: one.deleted, reverse=True)
     return page(
-        "trash.html",
-        agent=call.query.agent,
-        deleted=newest[:_MAX_TRASH],
-        count=len(newest),
+        "trash.html", agent=call.query.agent, deleted=newest[:_MAX_TRASH_ROWS], count=len(newest)
     )

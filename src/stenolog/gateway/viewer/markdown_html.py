@@ -1,25 +1,16 @@
 """Convert Markdown from messages to safe HTML with coloured code.
 
-Three independent defences: the Markdown parser treats HTML as text; nh3 removes all tags and
-attributes that are not on a list; and the content security policy of the pages blocks foreign
+There are three independent defences. The Markdown parser treats HTML as text. nh3 removes all tags
+and attributes that are not on a list. The content security policy of the pages blocks foreign
 scripts and addresses.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final
 
-import nh3
-from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererHTML
-from markdown_it.rules_core import StateCore
-from markdown_it.token import Token
-from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
 
 from stenolog.transfer.export.code_blocks import (
     MAX_COLOURED_IN_MESSAGE,
@@ -27,14 +18,21 @@ from stenolog.transfer.export.code_blocks import (
     colour_language,
 )
 
+if TYPE_CHECKING:
+    # These modules are imported on first use, because a list of sessions does not need them.
+    from markdown_it import MarkdownIt
+    from markdown_it.renderer import RendererHTML
+    from markdown_it.rules_core import StateCore
+    from markdown_it.token import Token
+
 MAX_RENDERED: Final = 100_000
 """Maximum number of characters that are rendered. Longer text is shown as plain text and cut."""
-_MAX_CACHED: Final = 20_000
+_MAX_CACHED_LENGTH: Final = 20_000
 MAX_COLOURED_ON_PAGE: Final = 50_000
 """Maximum number of characters of code that are coloured on one page."""
 
-_PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
-_ADDRESS: Final = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x1f]+", re.IGNORECASE)
+_PICTURE_URL: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
+_LINK_URL: Final = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x1f]+", re.IGNORECASE)
 _TAGS: Final = {
     *("a", "blockquote", "br", "code", "del", "em", "hr", "img", "li", "ol", "p", "pre", "s"),
     *("h1", "h2", "h3", "h4", "h5", "h6", "span", "strong", "ul"),
@@ -53,75 +51,78 @@ _BARE_ADDRESS: Final = re.compile(r"(?<!\w)https?://[^\s<>\"'`]{1,2000}", re.IGN
 """An address in plain text. Punctuation at its end is removed later."""
 _ALIGNMENTS: Final = {"text-align:right": "right", "text-align:center": "center"}
 """Class names of the alignments that the Markdown parser writes as styles."""
-_TASKS: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}
-_CLASS: Final = re.compile(r"[A-Za-z0-9_+#. -]{1,60}")
+_TASK_BOXES: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}
+_CLASS_NAMES: Final = re.compile(r"[A-Za-z0-9_+#. -]{1,60}")
 
 
 def is_picture(address: object) -> bool:
     """Return whether an address is a data URL of a picture. Other pictures are never loaded."""
-    return isinstance(address, str) and _PICTURE.fullmatch(address) is not None
+    return isinstance(address, str) and _PICTURE_URL.fullmatch(address) is not None
 
 
 def is_address(address: object) -> bool:
     """Return whether an address may be used as a link."""
-    return isinstance(address, str) and _ADDRESS.fullmatch(address) is not None
+    return isinstance(address, str) and _LINK_URL.fullmatch(address) is not None
 
 
-def to_html(text: str, page: ColourBudget | None = None) -> Markup:
+def to_html(text: str, budget: ColourBudget | None = None) -> Markup:
     """Return Markdown as safe HTML.
 
-    `page` is the remaining colour budget of the page that shows the text.
+    `budget` is the remaining colour budget of the page that shows the text.
     """
     # Lone surrogates cannot be encoded as UTF-8.
     text = text.encode(errors="replace").decode()
     if len(text) > MAX_RENDERED:
-        return _plain(text)
-    page = page or ColourBudget()
-    most = min(page.left, MAX_COLOURED_IN_MESSAGE)  # guard: colour-page
-    made, used = (_render_cached if len(text) <= _MAX_CACHED else _render)(text, most)
-    page.left -= used
-    return made
+        return _plain_html(text)
+    budget = budget or ColourBudget()
+    limit = min(budget.left, MAX_COLOURED_IN_MESSAGE)  # guard: colour-page
+    html, coloured = (_render_cached if len(text) <= _MAX_CACHED_LENGTH else _render)(text, limit)
+    budget.left -= coloured
+    return html
 
 
-def coloured(code: str, language: str, page: ColourBudget | None = None) -> Markup:
+def coloured_code(code: str, language: str, budget: ColourBudget | None = None) -> Markup:
     """Return code as HTML, coloured if `colour_language` and the page's budget allow it."""
-    if page is not None and colour_language(language, code) and not page.take(code):
+    if budget is not None and colour_language(language, code) and not budget.take(code):
         language = ""
-    return Markup(_coloured(code, language, ""))
+    return Markup(_coloured_block(code, language, ""))
 
 
 @lru_cache(maxsize=2_048)
-def _render_cached(text: str, most: int) -> tuple[Markup, int]:
-    return _render(text, most)
+def _render_cached(text: str, limit: int) -> tuple[Markup, int]:
+    return _render(text, limit)
 
 
-def _render(text: str, most: int) -> tuple[Markup, int]:
-    """Return the HTML and the number of coloured characters of code, at most `most`."""
+def _render(text: str, limit: int) -> tuple[Markup, int]:
+    """Return the HTML and the number of coloured characters of code, at most `limit`."""
+    import nh3
+
+    parser = _parser()
     try:
-        tokens = _PARSER.parse(text)
-        budget = ColourBudget(most)
+        tokens = parser.parse(text)
+        budget = ColourBudget(limit)
         for token in tokens:
             if colour_language(token.info, token.content) and not budget.take(token.content):
                 token.info = ""
-        made: str = _PARSER.renderer.render(tokens, _PARSER.options, {})
+        html: str = parser.renderer.render(tokens, parser.options, {})
     except RecursionError:
-        return _plain(text), 0
+        return _plain_html(text), 0
     cleaned = nh3.clean(
-        made,
+        html,
         tags=_TAGS,
         attributes=_ATTRIBUTES,
         attribute_filter=_filter_attribute,
         url_schemes={"http", "https", "mailto", "data"},
         link_rel="noopener noreferrer nofollow",
     )
-    return Markup(cleaned), most - budget.left
+    return Markup(cleaned), limit - budget.left
 
 
-def _plain(text: str) -> Markup:
+def _plain_html(text: str) -> Markup:
     cut = text[:MAX_RENDERED]
-    left = len(text) - len(cut)
-    more = Markup('<p class="cut">{:,} more characters are not shown.</p>').format(left)
-    return Markup('<pre class="plain">{}</pre>').format(cut) + (more if left else "")
+    omitted_count = len(text) - len(cut)
+    more = Markup('<p class="cut">{:,} more characters are not shown.</p>').format(omitted_count)
+    return Markup('<pre class="plain">{}</pre>').format(cut) + (more if omitted_count else "")
 
 
 def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
@@ -132,26 +133,31 @@ def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
         case "img", "src":
             return value if is_picture(value) else None
         case _, "class":
-            return value if _CLASS.fullmatch(value) else None
+            return value if _CLASS_NAMES.fullmatch(value) else None
     return value
 
 
-def _coloured(code: str, language: str, attributes: str) -> str:
+def _coloured_block(code: str, language: str, attributes: str) -> str:
     """Return the inside of a code block; called by the Markdown parser."""
     del attributes
     lexer = colour_language(language, code)
     if not lexer:
         return str(escape(code))
-    return str(highlight(code, _lexer(lexer), _FORMATTER))
+    return str(_highlighter(lexer)(code))
 
 
 @cache
-def _lexer(name: str) -> Any:
-    return get_lexer_by_name(name)
+def _highlighter(language: str) -> Callable[[str], Any]:
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+
+    lexer, formatter = get_lexer_by_name(language), HtmlFormatter(nowrap=True)
+    return partial(highlight, lexer=lexer, formatter=formatter)
 
 
-def _image(
-    self: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
+def _render_image(
+    self: "RendererHTML", tokens: "Sequence[Token]", index: int, options: Any, env: Any
 ) -> str:
     """Render an embedded picture as an image, and any other picture only as a link."""
     token = tokens[index]
@@ -163,7 +169,7 @@ def _image(
     return str(Markup('<a href="{}">🖼 {}</a>').format(source, shown))
 
 
-def _add_links_and_tasks(state: StateCore) -> None:
+def _add_links_and_tasks(state: "StateCore") -> None:
     """Add links to addresses in plain text, boxes of task lists, and alignment of columns."""
     before: list[str] = ["", ""]
     for token in state.tokens:
@@ -178,45 +184,45 @@ def _add_links_and_tasks(state: StateCore) -> None:
         before = [before[1], token.type]
 
 
-def _task_box(first: Token) -> list[Token]:
-    box = _TASKS.get(first.content[:4]) if first.type == "text" else None
+def _task_box(first: "Token") -> "list[Token]":
+    box = _TASK_BOXES.get(first.content[:4]) if first.type == "text" else None
     if box is None:
         return []
     first.content = first.content[4:]
-    return [Token("task", "span", 0, content=box)]
+    return [type(first)("task", "span", 0, content=box)]
 
 
-def _task(
-    self: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
+def _render_task(
+    self: "RendererHTML", tokens: "Sequence[Token]", index: int, options: Any, env: Any
 ) -> str:
     del self, options, env
     return f'<span class="task">{tokens[index].content}</span> '
 
 
-def _with_links(tokens: Sequence[Token], parser: MarkdownIt) -> Iterator[Token]:
-    """Return the tokens with a link around each address that is not in a link already."""
+def _with_links(tokens: "Sequence[Token]", parser: "MarkdownIt") -> "Iterator[Token]":
+    """Return the tokens with a link around each address that is not yet in a link."""
     depth = 0
     for token in tokens:
         depth += token.nesting if token.type in ("link_open", "link_close") else 0
         if token.type != "text" or depth:
             yield token
             continue
-        end = 0
-        for found in _BARE_ADDRESS.finditer(token.content):
-            address = _without_punctuation(found[0])
+        end, new_token = 0, type(token)
+        for match in _BARE_ADDRESS.finditer(token.content):
+            address = _without_punctuation(match[0])
             target = parser.normalizeLink(address)
             if not is_address(target):
                 continue
-            yield Token("text", "", 0, content=token.content[end : found.start()])
-            yield Token("link_open", "a", 1, attrs={"href": target})
-            yield Token("text", "", 0, content=address)
-            yield Token("link_close", "a", -1)
-            end = found.start() + len(address)
-        yield Token("text", "", 0, content=token.content[end:])
+            yield new_token("text", "", 0, content=token.content[end : match.start()])
+            yield new_token("link_open", "a", 1, attrs={"href": target})
+            yield new_token("text", "", 0, content=address)
+            yield new_token("link_close", "a", -1)
+            end = match.start() + len(address)
+        yield new_token("text", "", 0, content=token.content[end:])
 
 
 def _without_punctuation(address: str) -> str:
-    """Remove punctuation of the sentence around an address, and a bracket that it closes."""
+    """Remove punctuation and closing brackets that belong to the sentence around an address."""
     while address and (
         address[-1] in ".,;:!?*_~|"
         or (address[-1] == ")" and address.count(")") > address.count("("))
@@ -226,15 +232,14 @@ def _without_punctuation(address: str) -> str:
     return address
 
 
-def _parser() -> MarkdownIt:
+@cache
+def _parser() -> "MarkdownIt":
+    from markdown_it import MarkdownIt
+
     # guard: markdown-no-html
-    made = MarkdownIt("commonmark", {"html": False, "highlight": _coloured, "breaks": True})
-    made.enable(["table", "strikethrough"])
-    made.add_render_rule("image", _image)
-    made.add_render_rule("task", _task)
-    made.core.ruler.push("links_and_tasks", _add_links_and_tasks)
-    return made
-
-
-_FORMATTER: Final[Any] = HtmlFormatter(nowrap=True)
-_PARSER: Final = _parser()
+    parser = MarkdownIt("commonmark", {"html": False, "highlight": _coloured_block, "breaks": True})
+    parser.enable(["table", "strikethrough"])
+    parser.add_render_rule("image", _render_image)
+    parser.add_render_rule("task", _render_task)
+    parser.core.ruler.push("links_and_tasks", _add_links_and_tasks)
+    return parser

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import (
+    FIELD,
     has_failed,
     interruption,
     model_of,
@@ -19,7 +20,7 @@ from stenolog.catalog.message_metadata import (
 from stenolog.gateway.viewer.markdown_html import (
     MAX_COLOURED_ON_PAGE,
     MAX_RENDERED,
-    coloured,
+    coloured_code,
     is_address,
     is_picture,
     to_html,
@@ -32,35 +33,37 @@ from stenolog.messages import (
     Part,
     TextPart,
     ThinkingPart,
+    ToolCall,
     ToolResult,
     UnknownPart,
     as_json,
+    has_text,
     read_content,
     read_message,
     text_of,
     type_of,
 )
-from stenolog.messages import ToolCall as Call
 from stenolog.records import Message
 from stenolog.transfer.export.code_blocks import ColourBudget
 from stenolog.transfer.export.tool_views import (
     DiffBudget,
     ToolBlock,
     argument_blocks,
-    cut,
-    decoded,
+    cut_text,
+    decode_json,
     error_line,
-    laid_out,
+    format_json,
     result_blocks,
     summary_of,
 )
+from stenolog.transfer.transcripts.transcript import KIND
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
 _INTERRUPTED: Final = "[interrupted]"
 """Text that marks an interrupted answer for the model."""
-_LINE: Final = 120
-_PRE: Final = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
-_WITH_COPY: Final = (
+_MAX_LINE_LENGTH: Final = 120
+_CODE_BLOCK: Final = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
+_CODE_WITH_BUTTON: Final = (
     r'<div class="copyable"><button type="button" class="copy-code" data-copy="code">copy</button>'
     r"<pre>\1</pre></div>"
 )
@@ -76,12 +79,12 @@ class Picture(Struct, frozen=True, kw_only=True):
     link: bool
 
 
-class ToolCall(Struct, frozen=True, kw_only=True):
+class ToolCallView(Struct, frozen=True, kw_only=True):
     """A tool call, with its result if it has one."""
 
     name: str
     line: str
-    """The argument that tells most, in one line."""
+    """The most informative argument, in one line."""
     arguments: Markup
     result: Markup | None
     pictures: tuple[Picture, ...] = ()
@@ -102,10 +105,12 @@ class MessageView(Struct, frozen=True, kw_only=True):
     """The role as stored, which may be any text."""
     kind: str
     """The role if the style sheet knows it, otherwise `other`."""
-    words: Markup
+    injected: bool = False
+    """Whether a program wrote this message in the name of the user."""
+    html: Markup
     thoughts: tuple[Markup, ...] = ()
     pictures: tuple[Picture, ...] = ()
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[ToolCallView, ...] = ()
     model: str | None = None
     seconds: float | None = None
     usage: Mapping[str, int] | None = None
@@ -113,7 +118,7 @@ class MessageView(Struct, frozen=True, kw_only=True):
     origin: str = ""
 
 
-class _Answered(Struct, frozen=True):
+class _ResultOfCall(Struct, frozen=True):
     result: ToolResult
     message: Message
 
@@ -123,7 +128,7 @@ BodyOf = Callable[[Message], Mapping[str, Any]]
 
 
 class _Limits:
-    """What one page, or one exported document, may still use."""
+    """Remaining budgets of one page or exported document: coloured code, diffs and secrets."""
 
     def __init__(self, colours: int, *, on_page: bool) -> None:
         self.on_page = on_page
@@ -132,21 +137,21 @@ class _Limits:
         self.mask = SecretMask(enabled=on_page)
 
     def markdown(self, text: str) -> Markup:
-        made = self.mask.buttons(to_html(self.hide(text), self.colours))
-        return Markup(_PRE.sub(_WITH_COPY, str(made))) if self.on_page else made
+        html = self.mask.buttons(to_html(self.hide(text), self.colours))
+        return Markup(_CODE_BLOCK.sub(_CODE_WITH_BUTTON, str(html))) if self.on_page else html
 
     def pretty(self, value: Any) -> Markup:
-        return self.mask.buttons(pretty(value, self.colours, self.mask))
+        return self.mask.buttons(pretty_json(value, self.colours, self.mask))
 
     def hide(self, text: str) -> str:
-        # Text after the limit is not shown.
+        # Text after the limit is not shown, so its secrets need not be hidden.
         return self.mask.hide(text[:MAX_RENDERED]) + text[MAX_RENDERED:]
 
 
 def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[MessageView]:
-    """Return the messages for the page; a result is shown at its call if the call is among them.
+    """Return the messages for the page. A tool result is shown at its call if possible.
 
-    `later` are messages after these, which may contain the results of the last calls.
+    `later` are the messages after `messages`, which may contain the results of the last calls.
     """
     limits = _Limits(MAX_COLOURED_ON_PAGE, on_page=True)
     # Colour the newest messages first: a page opens at its end.
@@ -167,20 +172,31 @@ def _views(
     limits: _Limits,
     order: Iterable[Message],
 ) -> Iterator[MessageView]:
-    bodies = {one.seq: body_of(one) for one in messages}
+    bodies = {message.seq: body_of(message) for message in messages}
     parts = {seq: list(read_message(body)) for seq, body in bodies.items()}
-    told = {**bodies, **{one.seq: body_of(one) for one in later}}
-    after = {one.seq: list(read_message(told[one.seq])) for one in later}
-    answers = _answers([*messages, *later], bodies, {**after, **parts})
-    at_calls = {id(found.result) for found in answers.values()}
+    all_bodies = {**bodies, **{message.seq: body_of(message) for message in later}}
+    after = {message.seq: list(read_message(all_bodies[message.seq])) for message in later}
+    answers = _results_by_call([*messages, *later], bodies, {**after, **parts})
+    at_calls = {id(answer.result) for answer in answers.values()}
     for message in order:
-        own = parts[message.seq]
-        left = [part for part in own if id(part) not in at_calls]
-        if own and not left:
+        message_parts = parts[message.seq]
+        unanswered = [part for part in message_parts if id(part) not in at_calls]
+        if message_parts and not unanswered:
             continue
-        calls = tuple(_calls(message.seq, own, answers, told, limits))
-        pictures = tuple(_pictures(own))
-        yield _shown(message, bodies[message.seq], left, pictures, calls, limits)
+        calls = tuple(_calls(message.seq, message_parts, answers, all_bodies, limits))
+        pictures = tuple(_pictures(message_parts))
+        yield _message_view(message, bodies[message.seq], unanswered, pictures, calls, limits)
+
+
+def is_prompt(body: Mapping[str, Any]) -> bool:
+    """Return whether the user wrote this message: it is neither a tool result nor injected."""
+    return has_text(body) and not is_injected(body)
+
+
+def is_injected(body: Mapping[str, Any]) -> bool:
+    """Return whether a program wrote this user message: a reminder, a command, or a summary."""
+    metadata = body.get(FIELD)
+    return isinstance(metadata, Mapping) and isinstance(metadata.get(KIND), str)
 
 
 def prompt_line(body: Mapping[str, Any]) -> str:
@@ -188,43 +204,50 @@ def prompt_line(body: Mapping[str, Any]) -> str:
     content = body.get("content")
     if content is not None and not isinstance(content, str | list):
         return one_line(as_json(content))
-    return one_line(_text(body, read_message(body)))
+    return one_line(_message_text(body, read_message(body)))
 
 
 def one_line(text: str) -> str:
     """Return the start of a text in one line."""
-    line = " ".join(text[: 4 * _LINE].split())
-    return line if len(line) <= _LINE else line[: _LINE - 1].rstrip() + "…"
+    line = " ".join(text[: 4 * _MAX_LINE_LENGTH].split())
+    return line if len(line) <= _MAX_LINE_LENGTH else line[: _MAX_LINE_LENGTH - 1].rstrip() + "…"
 
 
-def pretty(value: Any, page: ColourBudget | None = None, mask: SecretMask | None = None) -> Markup:
-    """Return a value as indented JSON, and text that is not JSON unchanged; cut at MAX_BLOCK."""
-    # Longer JSON is not decoded: the layout of nested lists is many times longer than their text.
-    value = decoded(value) if not isinstance(value, str) or len(value) <= MAX_RENDERED else value
-    text = cut(value) if isinstance(value, str) else laid_out(value)
+def pretty_json(
+    value: Any, page: ColourBudget | None = None, mask: SecretMask | None = None
+) -> Markup:
+    """Return a value as indented JSON, cut at MAX_BLOCK. Text that is not JSON is not changed."""
+    # Longer JSON is not decoded, because indented JSON may be many times longer than compact JSON.
+    value = (
+        decode_json(value) if not isinstance(value, str) or len(value) <= MAX_RENDERED else value
+    )
+    text = cut_text(value) if isinstance(value, str) else format_json(value)
     text = text if mask is None else mask.hide(text)
-    return Markup("{}").format(text) if isinstance(value, str) else coloured(text, "json", page)
+    return (
+        Markup("{}").format(text) if isinstance(value, str) else coloured_code(text, "json", page)
+    )
 
 
-def _shown(
+def _message_view(
     message: Message,
     body: Mapping[str, Any],
     parts: Sequence[Part],
     pictures: tuple[Picture, ...],
-    calls: tuple[ToolCall, ...],
+    calls: tuple[ToolCallView, ...],
     limits: _Limits,
 ) -> MessageView:
     role = body.get("role")
-    named = role if isinstance(role, str) else "?"
+    role_name = role if isinstance(role, str) else "?"
     origin = origin_of(body)
     channel = None if origin is None else origin.get("channel")
     return MessageView(
         seq=message.seq,
         at=message.at,
         hidden=message.hidden,
-        role=named,
-        kind=named if named in _ROLES else "other",
-        words=_words(body, parts, limits),
+        role=role_name,
+        kind=role_name if role_name in _ROLES else "other",
+        injected=role_name == "user" and is_injected(body),
+        html=_text_html(body, parts, limits),
         thoughts=tuple(limits.markdown(text) for text in _thoughts(parts) if text.strip()),
         pictures=pictures,
         calls=calls,
@@ -236,21 +259,25 @@ def _shown(
     )
 
 
-def _words(body: Mapping[str, Any], parts: Sequence[Part], limits: _Limits) -> Markup:
-    """Return the text of a message, and results whose call is not on the page."""
+def _text_html(body: Mapping[str, Any], parts: Sequence[Part], limits: _Limits) -> Markup:
+    """Return the text of a message, and the tool results whose call is not on the page."""
     results = [_result_text(part) for part in parts if isinstance(part, ToolResult)]
     content = body.get("content")
     if not results and content is not None and not isinstance(content, str | list):
         return Markup("<pre>{}</pre>").format(limits.pretty(content))
-    text = _text(body, parts)
+    text = _message_text(body, parts)
     if isinstance(content, str) and interruption(body):
         # The page shows the interruption and its reason itself.
         text = text.removesuffix(_INTERRUPTED).rstrip()
-    shown = [_blocks(result_blocks(one, limits.diffs), "Result", limits) for one in results]
-    return Markup().join([*shown, limits.markdown(text)] if text or not shown else shown)
+    result_html = [
+        _blocks(result_blocks(result, limits.diffs), "Result", limits) for result in results
+    ]
+    return Markup().join(
+        [*result_html, limits.markdown(text)] if text or not result_html else result_html
+    )
 
 
-def _text(body: Mapping[str, Any], parts: Iterable[Part]) -> str:
+def _message_text(body: Mapping[str, Any], parts: Iterable[Part]) -> str:
     return "\n".join(filter(None, (_part_text(part, body) for part in parts)))
 
 
@@ -272,7 +299,7 @@ def _thoughts(parts: Iterable[Part]) -> Iterator[str]:
     for part in thoughts:
         if part.in_content:
             yield part.text or f"[{type_of(part.value)}]"
-    # Providers send the same text in two fields: show only the first one.
+    # Some providers send the same text in two fields. Show only the first field.
     yield from [part.text for part in thoughts if not part.in_content and part.text][:1]
 
 
@@ -288,50 +315,50 @@ def _pictures(parts: Iterable[Part]) -> Iterator[Picture]:
 # --- calls and results -----------------------------------------------------------------------
 
 
-def _answers(
+def _results_by_call(
     messages: Iterable[Message],
     bodies: Mapping[int, Mapping[str, Any]],
     parts: Mapping[int, Sequence[Part]],
-) -> dict[tuple[int, int], _Answered]:
-    """Return the result of each call, by seq of the message and position of the call in it."""
-    found: dict[tuple[int, int], _Answered] = {}
+) -> dict[tuple[int, int], _ResultOfCall]:
+    """Return the result of each call, by the seq of its message and its index in the message."""
+    results: dict[tuple[int, int], _ResultOfCall] = {}
     waiting: dict[str | None, list[tuple[int, int]]] = {}
     for message in messages:
-        own = parts[message.seq]
-        if message.seq in bodies and (calls := _calls_in(own)):
+        message_parts = parts[message.seq]
+        if message.seq in bodies and (calls := _calls_in(message_parts)):
             if "role" in bodies[message.seq]:  # Responses items of one answer are several messages
-                # Calls with other ids still wait: their results may follow the next calls.
-                for known in {None, *(call.id for call in calls)}:
-                    waiting.pop(known, None)
-            for place, call in enumerate(calls):
-                waiting.setdefault(call.id, []).append((message.seq, place))
-        for part in own:
+                # Calls with other ids still wait, because their results may follow later.
+                for call_id in {None, *(call.id for call in calls)}:
+                    waiting.pop(call_id, None)
+            for index, call in enumerate(calls):
+                waiting.setdefault(call.id, []).append((message.seq, index))
+        for part in message_parts:
             if isinstance(part, ToolResult) and (spots := waiting.get(part.id)):
-                found[spots.pop(0)] = _Answered(part, message)
-    return found
+                results[spots.pop(0)] = _ResultOfCall(part, message)
+    return results
 
 
-def _calls_in(parts: Iterable[Part]) -> list[Call]:
+def _calls_in(parts: Iterable[Part]) -> list[ToolCall]:
     """Return the calls of a message. The same call may be in `tool_calls` and in the content."""
-    calls = [part for part in parts if isinstance(part, Call)]
-    listed = {call.id for call in calls if not call.in_content}
-    return [call for call in calls if not call.in_content or call.id not in listed]
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    listed_ids = {call.id for call in calls if not call.in_content}
+    return [call for call in calls if not call.in_content or call.id not in listed_ids]
 
 
 def _calls(
     seq: int,
     parts: Iterable[Part],
-    answers: Mapping[tuple[int, int], _Answered],
+    answers: Mapping[tuple[int, int], _ResultOfCall],
     bodies: Mapping[int, Mapping[str, Any]],
     limits: _Limits,
-) -> Iterator[ToolCall]:
-    for place, call in enumerate(_calls_in(parts)):
-        answer = answers.get((seq, place))
+) -> Iterator[ToolCallView]:
+    for index, call in enumerate(_calls_in(parts)):
+        answer = answers.get((seq, index))
         result = None if answer is None else _result_text(answer.result)
-        told = {} if answer is None else bodies[answer.message.seq]
+        result_body = {} if answer is None else bodies[answer.message.seq]
         elsewhere = answer is not None and answer.message.seq != seq
-        failed = answer is not None and (has_failed(told) or answer.result.is_error)
-        yield ToolCall(
+        failed = answer is not None and (has_failed(result_body) or answer.result.is_error)
+        yield ToolCallView(
             name=call.name,
             line=limits.mask.cover(summary_of(call.arguments)),
             arguments=_blocks(argument_blocks(call.arguments, limits.diffs), "Arguments", limits),
@@ -339,7 +366,7 @@ def _calls(
             if result is None
             else _blocks(result_blocks(result, limits.diffs), "Result", limits),
             pictures=tuple(_pictures([answer.result])) if answer and elsewhere else (),
-            seconds=None if answer is None else seconds_of(told),
+            seconds=None if answer is None else seconds_of(result_body),
             failed=failed,
             error=limits.mask.cover(error_line(result)) if failed and result else "",
         )

@@ -6,7 +6,8 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Final
+from pathlib import PurePath
+from typing import Any, Final, TypeVar
 
 import msgspec
 from jinja2 import Environment
@@ -17,43 +18,39 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.searchable_text import title_from
+from stenolog.catalog.searchable_text import source_from, tags_from, title_from
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.gateway.api_types import ErrorResponse
 from stenolog.gateway.error_responses import status_of, without_secrets
-from stenolog.gateway.login import LOGIN, SIGN_IN
-from stenolog.gateway.openapi import VERSION
+from stenolog.gateway.login import LOGIN, SIGN_IN, open_command
 from stenolog.gateway.requests import ApiCall
-from stenolog.gateway.shared_state import gateway_of
-from stenolog.gateway.viewer.templating import new_environment, static_file
+from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.viewer.templating import (
+    STYLE_SHEETS,
+    csp_hash,
+    new_environment,
+    static_file,
+    static_text,
+)
 from stenolog.records import SessionInfo
 
 POLICY: Final = (  # guard: content-security-policy
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Content security policy of the pages. Only our scripts run; nothing loads from other hosts."""
+"""Content security policy: only the viewer's scripts run, and nothing loads from other hosts."""
 
-_TYPES: Final = {
-    "viewer.css": "text/css; charset=utf-8",
-    "viewer.js": "text/javascript; charset=utf-8",
-    "theme.js": "text/javascript; charset=utf-8",
-    "banners.css": "text/css; charset=utf-8",
-    "banners.js": "text/javascript; charset=utf-8",
-    "list.css": "text/css; charset=utf-8",
-    "list.js": "text/javascript; charset=utf-8",
-    "turns.js": "text/javascript; charset=utf-8",
-    "conversation.css": "text/css; charset=utf-8",
-    "outline.js": "text/javascript; charset=utf-8",
-    "tools.css": "text/css; charset=utf-8",
-    "copy.js": "text/javascript; charset=utf-8",
-    "uPlot.iife.min.js": "text/javascript; charset=utf-8",
-    "uPlot.min.css": "text/css; charset=utf-8",
-    "icon.svg": "image/svg+xml",
+_STATIC_FILES: Final = (
+    *(*STYLE_SHEETS, "uPlot.min.css", "uPlot.iife.min.js", "icon.svg"),
+    *("viewer.js", "theme.js", "banners.js", "list.js", "turns.js", "outline.js", "copy.js"),
+)
+"""Names of the static files. A request for any other name gets status 404."""
+_MEDIA_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
-"""Media types of the static files. No other file is served, whatever name a request contains."""
 
 _HEADLINES: Final = {
     401: "Sign in",
@@ -63,11 +60,12 @@ _HEADLINES: Final = {
     503: "Temporarily unavailable",
 }
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class PageState(Struct, frozen=True, kw_only=True):
-    """What all pages of a request show."""
+    """State of the gateway that every page shows."""
 
     read_only: bool = False
     """Whether nothing can be changed."""
@@ -75,21 +73,20 @@ class PageState(Struct, frozen=True, kw_only=True):
     """Number of indexed sessions and of all sessions; None if all are indexed."""
 
 
-_NORMAL: Final = PageState()
-page_state: Final = ContextVar("page_state", default=_NORMAL)
+_DEFAULT_STATE: Final = PageState()
+page_state: Final = ContextVar("page_state", default=_DEFAULT_STATE)
 
 
 def render(template: str, **values: Any) -> bytes:
     """Render a template. Values are escaped where the template inserts them."""
-    state = page_state.get()
-    given = {"read_only": state.read_only, "indexing": state.indexing, **values}
-    text = _environment().get_template(template).render(**given)
+    state = msgspec.structs.asdict(page_state.get())
+    text = _environment().get_template(template).render(**state, **values)
     # Lone surrogates cannot be encoded as UTF-8.
     return text.encode(errors="replace")
 
 
 def page(template: str, *, status: int = 200, **values: Any) -> Response:
-    """Return a rendered template, a full page or a part of one, as a response."""
+    """Return a response with a rendered template, which is a page or a part of a page."""
     return Response(
         render(template, **values),
         status_code=status,
@@ -99,18 +96,18 @@ def page(template: str, *, status: int = 200, **values: Any) -> Response:
 
 
 def compile_templates() -> None:
-    """Compile every template, so that the first request does not wait for it."""
+    """Compile every template, so that the first request does not wait for the compiler."""
     environment = _environment()
-    for name in ("conversation.html", *environment.list_templates()):
+    for name in ("conversation.html", *environment.list_templates(["html"])):
         environment.get_template(name)
 
 
-def with_error_pages(answer: Handler) -> Handler:
+def with_error_pages(handler: Handler) -> Handler:
     """Wrap a handler so that its errors are returned as HTML pages."""
 
-    async def answered(request: Request) -> Response:
+    async def wrapped(request: Request) -> Response:
         try:
-            return await answer(request)
+            return await handler(request)
         except HTTPException as error:
             return _error_page(request, error.status_code, error.detail)
         except StenologError as error:
@@ -118,24 +115,22 @@ def with_error_pages(answer: Handler) -> Handler:
             if status is None or status == 500:
                 raise  # so that the error is logged
             if type(error) is NoSuchSession:
-                words = f'There is no session "{error.key}".'
-                return _error_page(request, status, words, "Session not found")
+                text = f'There is no session "{error.key}".'
+                return _error_page(request, status, text, "Session not found")
             return _error_page(request, status, str(error))
 
-    return answered
+    return wrapped
 
 
 def _error_page(request: Request, status: int, detail: str, title: str = "") -> Response:
-    told = without_secrets(detail, gateway_of(request).settings)
+    text = without_secrets(detail, gateway_of(request).settings)
     return page(
         "failed.html",
         status=status,
         agent="main",
         code=status,
         headline=title or headline(status),
-        told=told[:1].upper() + told[1:],
-        sign_in=False,
-        command="",
+        told=_capitalized(text),
     )
 
 
@@ -150,72 +145,89 @@ async def static(request: Request) -> Response:
     Its address contains a hash of its content, so browsers may cache it forever.
     """
     name = request.path_params["name"]
-    if name not in _TYPES:  # guard: static-files-listed
+    if name not in _STATIC_FILES:  # guard: static-files-listed
         raise HTTPException(404, f"there is no static file {name!r}")
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-    return Response(static_file(name), media_type=_TYPES[name], headers=headers)
-
-
-def static_address(name: str) -> str:
-    """Return the address of a static file. It changes with the content of the file."""
-    return f"/static/{name}?v={hashlib.sha256(static_file(name)).hexdigest()[:12]}"
+    media_type = _MEDIA_TYPES[PurePath(name).suffix]
+    return Response(static_file(name), media_type=media_type, headers=headers)
 
 
 @cache
 def _environment() -> Environment:
-    made = new_environment()
-    made.globals.update(
-        static={name: static_address(name) for name in _TYPES},
-        version=VERSION,
-    )
-    return made
+    environment = new_environment()
+    # The address of a static file changes with its content.
+    hashes = {name: hashlib.sha256(static_file(name)).hexdigest()[:12] for name in _STATIC_FILES}
+    addresses = {name: f"/static/{name}?v={digest}" for name, digest in hashes.items()}
+    environment.globals.update(static=addresses)
+    return environment
 
 
 # --- entries --------------------------------------------------------------------------------------
 # The catalog entry of a session, for the header of its pages.
 
 
+# Indexing a long session takes longer, and the page is readable without the entry.
 CATALOG_WAIT: Final = 0.25
-"""Seconds a page waits for a catalog that is being built.
+"""Seconds that a page waits for a catalog that is being built."""
 
-Indexing a long session takes longer, and the page is readable without the entry.
-"""
+
+async def run_within(gateway: Gateway, seconds: float, read: Callable[[], T]) -> T | None:
+    """Run a function in a thread and return its result; None if it takes too long."""
+    task = gateway.start_task(gateway.loop.run(read))
+    await asyncio.wait({task}, timeout=seconds)
+    if task.done():
+        return task.result()
+    # The request no longer waits for the result. The next request reports an error.
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return None
 
 
 async def entry_of(call: ApiCall[Any, Any]) -> Entry | None:
     """Return the catalog entry of a session; None if the catalog does not answer in time."""
-    read = call.gateway.loop.run(_catalog_entry, call.agent, call.key)
-    asked = call.gateway.keep_task(asyncio.create_task(read))
-    await asyncio.wait({asked}, timeout=CATALOG_WAIT)
-    if asked.done():
-        return asked.result()
-    # Nothing waits for it any more; the next request reports the error.
-    asked.add_done_callback(lambda task: task.cancelled() or task.exception())
-    return None
+    agent = call.agent
+    return await run_within(
+        call.gateway, CATALOG_WAIT, lambda: agent.catalog.entry(agent.resolve_key(call.key))
+    )
 
 
-def title_of(entry: Entry | None, info: SessionInfo) -> str:
-    """Return the title of a session."""
-    return (entry.title if entry is not None else title_from(info.meta, "")) or info.key
+class SessionPage(Struct, frozen=True, kw_only=True):
+    """The data in the header of all pages of a session."""
 
+    info: SessionInfo
+    entry: Entry | None
 
-def _catalog_entry(agent: AgentInstance, key: str) -> Entry | None:
-    return agent.catalog.entry(agent.resolve_key(key))
+    @property
+    def title(self) -> str:
+        """Title of the session, or its key."""
+        title = title_from(self.info.meta, "") if self.entry is None else self.entry.title
+        return title or self.info.key
+
+    @property
+    def source(self) -> str | None:
+        """Key of the session from which this session was forked, also by another program."""
+        return self.info.forked_from or source_from(self.info.meta)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the session."""
+        return tags_from(self.info.meta)
 
 
 # --- sign in --------------------------------------------------------------------------------------
-# Error pages for browsers: the sign-in page without a valid cookie, and pages for other errors.
+# Error pages for browsers: the sign-in page if the cookie is missing, and pages for other errors.
 #
-# A browser without a valid cookie gets no other file, not even the style sheet. Therefore the page
-# contains the style sheet, and the page's policy allows it by its hash.
+# A browser without a valid cookie gets no other file, not even the style sheet. Therefore the
+# sign-in page contains the style sheet, and the page's policy allows this style sheet by its hash.
 
 
 _LINK_HINT: Final = "Links work once and expire after a minute."
 _NOT_SIGNED_IN: Final = "This browser isn't signed in."
+_STYLES: Final = ("viewer.css", "banners.css")
+_SCRIPTS: Final = ("sign-in.js",)
 
 
 class SignInPage:
-    """Layer that turns errors into pages for browsers: the sign-in page, or the error."""
+    """Middleware that replaces errors for browsers by the sign-in page or by an error page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -225,25 +237,25 @@ class SignInPage:
         if scope["type"] != "http" or not _wants_a_page(scope):
             await self._app(scope, receive, send)
             return
-        begun: Message | None = None
+        error_start: Message | None = None
         body = b""
 
-        async def told(message: Message) -> None:
-            nonlocal begun, body
+        async def send_page(message: Message) -> None:
+            nonlocal error_start, body
             if message["type"] == "http.response.start" and _is_plain_error(message):
-                begun = message
-            elif begun is None or message["type"] != "http.response.body":
+                error_start = message
+            elif error_start is None or message["type"] != "http.response.body":
                 await send(message)
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    made = _outside_page(begun["status"], scope, body)
-                    _set_headers(begun, made)
-                    await send(begun)
-                    # The page replaces the body, once.
-                    await send({**message, "body": b"" if scope["method"] == "HEAD" else made})
+                    html = _sign_in_page(error_start["status"], scope, body)
+                    _set_headers(error_start, html)
+                    await send(error_start)
+                    # Send the page instead of the body that was collected.
+                    await send({**message, "body": b"" if scope["method"] == "HEAD" else html})
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, send_page)
 
 
 def _wants_a_page(scope: Scope) -> bool:
@@ -252,46 +264,40 @@ def _wants_a_page(scope: Scope) -> bool:
 
 
 def _is_plain_error(start: Message) -> bool:
-    """Return whether this starts an error response that is not a page."""
-    told = Headers(raw=start["headers"]).get("content-type", "")
-    return bool(start["status"] >= 400 and not told.startswith("text/html"))
+    """Return whether this message starts an error response that is not an HTML page."""
+    media_type = Headers(raw=start["headers"]).get("content-type", "")
+    return bool(start["status"] >= 400 and not media_type.startswith("text/html"))
 
 
-def _set_headers(start: Message, made: bytes) -> None:
+def _set_headers(start: Message, html: bytes) -> None:
     headers = MutableHeaders(scope=start)
     headers["Content-Type"] = "text/html; charset=utf-8"
-    headers["Content-Length"] = str(len(made))
+    headers["Content-Length"] = str(len(html))
     headers["Content-Security-Policy"] = (
-        f"default-src 'none'; style-src '{_style_hash()}'; script-src '{_script_hash()}'; "
+        f"default-src 'none'; style-src '{csp_hash(_STYLES)}'; script-src '{csp_hash(_SCRIPTS)}'; "
         "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     )
-    # With no-referrer, a browser would send the form without the origin of this page.
+    # With the policy no-referrer, a browser would send the form without the origin of this page.
     headers["Referrer-Policy"] = "same-origin"
 
 
-def _outside_page(status: int, scope: Scope, body: bytes) -> bytes:
+def _sign_in_page(status: int, scope: Scope, body: bytes) -> bytes:
     is_link = status == 403 and scope["path"] == LOGIN
-    told = _error_message(body)
-    words = _LINK_HINT if is_link else _NOT_SIGNED_IN if status == 401 else told
+    message = _error_message(body)
     is_wrong_token = status == 401 and scope["path"] == SIGN_IN
     return render(
         "outside.html",
         headline="This link is no longer valid" if is_link else headline(status),
-        told=words,
+        told=_LINK_HINT if is_link else _NOT_SIGNED_IN if status == 401 else message,
         code=status,
         sign_in=is_link or status == 401,
-        command=_open_command(scope),
-        problem=told if is_wrong_token else "",
-        style=_style(),
-        script=_script(),
+        command=open_command(scope),
+        port=(scope.get("server") or ("", "PORT"))[1],
+        problem=message if is_wrong_token else "",
+        style=static_text(_STYLES),
+        script=static_text(_SCRIPTS),
         picture="data:image/svg+xml;base64," + b64encode(static_file("icon.svg")).decode(),
     )
-
-
-def _open_command(scope: Scope) -> str:
-    """Return the command that signs a browser in at this gateway, whatever its port."""
-    server = scope.get("server")
-    return f"steno open --port {server[1]}" if server else "steno open"
 
 
 def api_address(scope: Scope) -> str:
@@ -303,29 +309,10 @@ def api_address(scope: Scope) -> str:
 def _error_message(body: bytes) -> str:
     """Return the message of an error response, in JSON or plain text."""
     try:
-        said = msgspec.json.decode(body, type=ErrorResponse).error.message
+        return _capitalized(msgspec.json.decode(body, type=ErrorResponse).error.message)
     except msgspec.MsgspecError:
-        said = body.decode(errors="replace")
-    return said[:1].upper() + said[1:]
+        return _capitalized(body.decode(errors="replace"))
 
 
-def _style() -> str:
-    return "".join(static_file(name).decode() for name in ("viewer.css", "banners.css"))
-
-
-def _script() -> str:
-    return static_file("sign-in.js").decode()
-
-
-@cache
-def _style_hash() -> str:
-    return _hash(_style())
-
-
-@cache
-def _script_hash() -> str:
-    return _hash(_script())
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from threading import Timer
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
@@ -14,32 +14,30 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.errors import NoSuchSession, NothingToUndo, UsageError
+from stenolog.errors import NothingToUndo, UsageError
 from stenolog.gateway.api_types import MAX_SEQ, AgentQuery, EmptyBody, json_response
 from stenolog.gateway.requests import body_of, parse_query
 from stenolog.gateway.viewer.conversation_navigation import find, outline
 from stenolog.gateway.viewer.conversation_page import conversation, fragment, message_at
-from stenolog.gateway.viewer.export_page import export_pieces
-from stenolog.gateway.viewer.inspector_page import context
+from stenolog.gateway.viewer.export_page import export_pieces, read_shared_messages
+from stenolog.gateway.viewer.inspector_page import context, next_request
 from stenolog.gateway.viewer.list_page import home, trash
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
 from stenolog.gateway.viewer.message_views import one_line
-from stenolog.gateway.viewer.pages import (
-    compile_templates,
-    page,
-    static,
-    with_error_pages,
-)
+from stenolog.gateway.viewer.pages import compile_templates, page, static, with_error_pages
+from stenolog.gateway.viewer.secret_masks import masked_html
 from stenolog.gateway.viewer.turns_page import turns
 from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Draft, Note
 from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.records import Message, SessionInfo
+from stenolog.redaction.patterns import SECRET_PATTERNS
 from stenolog.redaction.redact import SharingRedactor, redact
+from stenolog.stores.base import find_info
 from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat
 
 # --- notebook -------------------------------------------------------------------------------------
-# Page of the notes: who they are about, their sources, and actions to edit or forget them.
+# The notes page shows the notes of each scope and their sources. The user can edit or forget notes.
 
 
 _MAX_NOTES: Final = 500
@@ -79,48 +77,46 @@ class NotesPage(Struct, frozen=True, kw_only=True):
 async def notes(request: Request) -> Response:
     """Serve the notes page."""
     call = parse_query(request, NotesQuery)
-    found = None
+    view = None
     if call.agent.memory is not None:
-        found = await call.gateway.loop.run(_load_notes, call.agent, call.agent.memory, call.query)
-    return page("notes.html", found=found, query=call.query, agent=call.query.agent)
+        view = await call.gateway.loop.run(_load_notes, call.agent, call.agent.memory, call.query)
+    return page("notes.html", view=view, query=call.query, agent=call.query.agent)
 
 
 async def change_notes(request: Request) -> Response:
-    """Add a note, edit or forget one, or undo the last forgetting."""
+    """Add a note, edit or forget a note, or undo the last forgetting."""
     call = parse_query(request, AgentQuery)
-    wanted = await body_of(request, NoteChange)
+    change = await body_of(request, NoteChange)
     if call.agent.memory is None:
         raise UsageError("memory is off, so there are no notes to change")
-    await call.gateway.loop.run(_change_note, call.agent.memory, wanted)
+    await call.gateway.loop.run(_change_note, call.agent.memory, change)
     return json_response(EmptyBody())
 
 
 def _load_notes(agent: AgentInstance, memory: Memory, query: NotesQuery) -> NotesPage:
     scopes = memory.notes.scopes(agent=memory.agent)[:_MAX_SCOPES]
     who = query.who or (scopes[0].name if scopes else "")
-    found: list[Note] = []
+    notes: list[Note] = []
     can_undo = False
     if who:
         scope = parse_scope_name(who, agent=memory.agent)
         if query.q:
-            found = memory.notes.search(query.q, scope=scope)
+            notes = memory.notes.search(query.q, scope=scope)
         else:
-            found = memory.notes.list(scope, full=query.full)[::-1]
-        try:
-            can_undo = memory.notes.store.info(scope.key).undoable > 0
-        except NoSuchSession:
-            can_undo = False  # no note yet
+            notes = memory.notes.list(scope, full=query.full)[::-1]
+        info = find_info(memory.notes.store, scope.key)
+        can_undo = info is not None and info.undoable > 0
     return NotesPage(
-        scopes={one.name: _scope_label(agent, one) for one in scopes},
+        scopes={scope.name: _scope_label(agent, scope) for scope in scopes},
         who=who,
-        notes=found[:_MAX_NOTES],
-        count=len(found),
+        notes=notes[:_MAX_NOTES],
+        count=len(notes),
         can_undo=can_undo,
     )
 
 
 def _scope_label(agent: AgentInstance, scope: Scope) -> str:
-    """Return a name for people: a sender as `ada (telegram)`, a session by its title."""
+    """Return a readable name: `ada (telegram)` for a sender, the title for a session."""
     channel, _, name = scope.who.partition(":")
     if scope.of == "sender" and name:
         return f"{name} ({channel})"
@@ -128,24 +124,24 @@ def _scope_label(agent: AgentInstance, scope: Scope) -> str:
     return one_line(entry.title if entry is not None and entry.title else scope.name)
 
 
-def _change_note(memory: Memory, wanted: NoteChange) -> None:
-    scope = parse_scope_name(wanted.who, agent=memory.agent)
-    match wanted.act:
+def _change_note(memory: Memory, change: NoteChange) -> None:
+    scope = parse_scope_name(change.who, agent=memory.agent)
+    match change.act:
         case "add":
-            memory.remember(wanted.text.strip(), scope=scope)
+            memory.remember(change.text.strip(), scope=scope)
         case "forget":
-            memory.notes.forget(scope, wanted.id)
+            memory.notes.forget(scope, change.id)
         case "undo":
             try:
                 memory.notes.undo(scope)
             except NothingToUndo:
                 raise UsageError("no deleted note can be restored") from None
         case "edit":
-            before = memory.notes.get(scope, wanted.id)
+            before = memory.notes.get(scope, change.id)
             # The old note stays in the log, marked as superseded.
             draft = Draft(
                 kind=before.kind,
-                text=redact(wanted.text).text.strip(),
+                text=redact(change.text).text.strip(),
                 about=before.about,
                 quote=before.quote,
                 session=before.session,
@@ -157,7 +153,7 @@ def _change_note(memory: Memory, wanted: NoteChange) -> None:
 
 
 # --- exporting ------------------------------------------------------------------------------------
-# Download of a session: as stored, or as a document to share.
+# A session can be downloaded as stored, or as a document to share.
 
 
 EXPORT_FORMATS: Final[dict[str, tuple[ExportFormat, str]]] = {
@@ -168,15 +164,15 @@ EXPORT_FORMATS: Final[dict[str, tuple[ExportFormat, str]]] = {
 """Format and media type of an export by the suffix of its file name."""
 
 
-_CHUNK: Final = 256 * 1024
+_CHUNK_BYTES: Final = 256 * 1024
 """Size in bytes of a chunk of an export; each chunk is one call in a thread."""
 
 
 class ExportQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of an export."""
 
-    full: bool = False
-    """Include hidden messages."""
+    full: bool | None = None
+    """Include hidden messages. [default: only summarized ones, in HTML]"""
 
 
 async def export(request: Request) -> Response:
@@ -189,8 +185,11 @@ async def export(request: Request) -> Response:
 
     def read() -> tuple[SessionInfo, Sequence[Message]]:
         store = call.agent.store
-        own = call.agent.resolve_key(call.key)
-        return store.info(own), store.get_history(own, full=call.query.full)
+        session_key = call.agent.resolve_key(call.key)
+        info, full = store.info(session_key), call.query.full
+        if full is None and form == "html":
+            return info, read_shared_messages(store, info)
+        return info, store.get_history(session_key, full=bool(full))
 
     info, history = await call.gateway.loop.run(read)
     name = "".join(char if char.isascii() and char.isalnum() else "-" for char in call.key)[:80]
@@ -207,7 +206,7 @@ def _chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
     chunk = bytearray()
     for part in parts:
         chunk += part
-        if len(chunk) >= _CHUNK:
+        if len(chunk) >= _CHUNK_BYTES:
             yield bytes(chunk)
             chunk.clear()
     yield bytes(chunk)
@@ -222,46 +221,70 @@ async def message_json(request: Request) -> Response:
         message = await call.gateway.loop.run(message_at, call.agent, call.key, seq)
     if message is None:
         raise HTTPException(404, f"there is no message {seq}")
-    stored = {"seq": seq, "at": message.at.isoformat(), "hidden": message.hidden}
-    text = json.dumps({**stored, "message": message.to_dict()}, indent=2, ensure_ascii=False)
+    fields = {"seq": seq, "at": message.at.isoformat(), "hidden": message.hidden}
+    return _readable_json({**fields, "message": message.to_dict()})
+
+
+async def request_json(request: Request) -> Response:
+    """Return the next request to the model, for people who read JSON."""
+    call = parse_query(request, AgentQuery)
+    return _readable_json(await call.gateway.loop.run(next_request, call.agent, call.key))
+
+
+def _readable_json(value: Any) -> Response:
+    text = json.dumps(value, indent=2, ensure_ascii=False)
     # Lone surrogates cannot be encoded as UTF-8; their escape is valid JSON.
     return Response(text.encode(errors="backslashreplace"), media_type="application/json")
 
 
 # --- warming --------------------------------------------------------------------------------------
-# Preparation for the first page: compile templates, load lexers.
+# Before the first page, templates are compiled, and the Markdown parser and lexers are loaded.
 #
 # Compiling the templates takes longer than reading and rendering a session of any length. Loading
-# the lexers takes as long again, so it happens later, when no request waits.
+# the lexers takes equally long, so they are loaded later, when no request waits. `steno view` first
+# shows a list, which needs few templates and no Markdown. So `steno view` prepares the rest later.
 
 
-_LEXER_DELAY: Final = 5.0
-"""Seconds before the lexers are loaded, so that the first request has the processor."""
-_LANGUAGES: Final = ("python", "json", "bash", "javascript", "html", "sql", "yaml", "diff")
+_WARM_UP_SECONDS: Final = 2.0
+"""Seconds to wait before loading the lexers, so that the first request has the processor."""
+_WARM_LANGUAGES: Final = ("python", "json", "bash", "javascript", "html", "sql", "yaml", "diff")
 
 _logger = logging.getLogger("stenolog")
 
 
 @cache
-def warm_up() -> None:
-    """Compile the templates now and load the lexers later in a thread, once per process."""
-    compile_templates()
-    later = Timer(_LEXER_DELAY, _load_lexers)
+def warm_up(*, list_first: bool) -> None:
+    """Prepare the first page, once per process. The lexers are loaded later in a thread.
+
+    With `list_first`, everything is prepared later.
+    """
+    if not list_first:
+        _prepare_pages()
+    later = Timer(_WARM_UP_SECONDS, _prepare_rest)
     later.name, later.daemon = "viewer-languages", True
     later.start()
 
 
-def _load_lexers() -> None:
+def _prepare_pages() -> None:
+    compile_templates()
+    # Load the Markdown parser, and compile the patterns of secrets.
+    masked_html('```json\n{"name": "välue"}\n```')
+    for secret in SECRET_PATTERNS:
+        secret.pattern.search("")
+
+
+def _prepare_rest() -> None:
     try:
-        for language in _LANGUAGES:
+        _prepare_pages()
+        for language in _WARM_LANGUAGES:
             to_html(f"```{language}\nx\n```")
     except Exception:
         # A page that shows such code reports the error.
-        _logger.exception("loading the viewer's code highlighting failed")
+        _logger.exception("preparing the viewer's pages failed")
 
 
 # --- rendering ------------------------------------------------------------------------------------
-# Rendering of text that is not stored, such as the answers of commands, for an open page.
+# An open page lets the gateway render text that is not stored, such as the answers of commands.
 
 
 class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -272,16 +295,19 @@ class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 async def render_markdown(request: Request) -> Response:
     """Return Markdown as safe HTML. Pages render the answers of commands with it."""
-    wanted = await body_of(request, RenderRequest)
-    return page("words.html", text=wanted.text)
+    body = await body_of(request, RenderRequest)
+    return page("words.html", text=body.text)
 
 
 # --- routes ---------------------------------------------------------------------------------------
 
 
-def viewer_routes() -> list[BaseRoute]:
-    """Return the routes. They only read sessions; changes go through /v1/."""
-    warm_up()
+def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
+    """Return the routes of the viewer. They only read sessions; changes go through /v1/.
+
+    `list_first` means that the first page is probably the list of sessions.
+    """
+    warm_up(list_first=list_first)
     pages = {
         "/": home,
         "/notes": notes,
@@ -292,6 +318,7 @@ def viewer_routes() -> list[BaseRoute]:
         "/s/{key}/find": find,
         "/s/{key}/turns": turns,
         "/s/{key}/context": context,
+        "/s/{key}/request.json": request_json,
         "/s/{key}/messages/{seq:int}.json": message_json,
         "/s/{key}/export.{form}": export,
     }

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from threading import Lock
 from time import sleep
@@ -16,47 +16,65 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import (
-    FIELD,
-    has_failed,
-    model_of,
-    seconds_of,
-    usage_of,
-)
+from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, seconds_of, usage_of
 from stenolog.errors import StenologError
-from stenolog.gateway.viewer.message_views import one_line, prompt_line
-from stenolog.messages import (
-    ThinkingPart,
-    ToolCall,
-    ToolResult,
-    calls_of,
-    has_text,
-    read_message,
-)
+from stenolog.gateway.viewer.message_views import is_prompt, one_line, prompt_line
+from stenolog.messages import ThinkingPart, ToolCall, ToolResult, calls_of, read_message
 from stenolog.records import Message, SessionInfo, Span
-from stenolog.sessions.usage import Counts, Price, cost_of, prices
-from stenolog.stores.base import Store
+from stenolog.sessions.usage import Counts, Price, cost_of, load_prices
+from stenolog.stores import spans
+from stenolog.stores.base import Store, forked_at
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 PROMPT: Final = 1
-WORDS: Final = 2
+TEXT: Final = 2
 TOOLS: Final = 4
 FAILED: Final = 8
 THINKING: Final = 16
 
-MAX_STEP: Final = 25_000
+MAX_MESSAGES: Final = 25_000
 """Maximum number of messages that one request for the outline of a page reads."""
-_BURST: Final = 100
-"""Number of messages between two pauses of a reading with a limit."""
-_PAUSE: Final = 0.001
-"""Seconds of each pause."""
-_MAX_CACHED: Final = 4
-"""Maximum number of cached outlines per store."""
-_PLAIN: Final = frozenset(("role", "content", FIELD))
-"""Fields of a message whose only content is its text."""
+_BURST_MESSAGES: Final = 100
+"""Number of messages to read between two pauses, if the number of messages is limited."""
+_PAUSE_SECONDS: Final = 0.001
+_MAX_OUTLINES_PER_STORE: Final = 4
+_PLAIN_FIELDS: Final = frozenset(("role", "content", FIELD))
+"""A message with only these fields has no content besides its text."""
 
 
-class Turn(Struct, kw_only=True):
+class TokenUsage(Struct, kw_only=True):
+    """Token counts reported by the providers, by model."""
+
+    models: dict[str, Counts] = {}
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether any provider reported token counts."""
+        return bool(self.models)
+
+    @property
+    def input_tokens(self) -> int:
+        """Input tokens of all requests."""
+        return sum(counts.prompt for counts in self.models.values())
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens of all answers."""
+        return sum(counts.answer for counts in self.models.values())
+
+    @property
+    def cost(self) -> float | None:
+        """Cost in US dollars; None if no model has a known price."""
+        cost = cost_of(self.models)
+        return cost.total if cost.models else None
+
+    @property
+    def unpriced(self) -> Sequence[str]:
+        """Models without a known price."""
+        return cost_of(self.models).unknown
+
+
+class Turn(TokenUsage, kw_only=True):
     """A prompt and all messages up to the next prompt."""
 
     seq: int
@@ -68,44 +86,11 @@ class Turn(Struct, kw_only=True):
     failed: int = 0
     """Number of failed tool calls."""
     seconds: float = 0.0
-    models: dict[str, Counts] = {}
-    """Token counts reported by the providers, by model."""
-
-    @property
-    def counted(self) -> bool:
-        """Whether any provider reported token counts."""
-        return bool(self.models)
-
-    @property
-    def input_tokens(self) -> int:
-        """Input tokens of all requests of the turn."""
-        return sum(one.prompt for one in self.models.values())
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens of all answers of the turn."""
-        return sum(one.answer for one in self.models.values())
-
-    @property
-    def cost(self) -> float | None:
-        """Cost in US dollars; None if no model of the turn has a known price."""
-        if not self.models:
-            return None
-        cost = cost_of(self.models)
-        return cost.total if cost.models else None
 
 
-class Totals(Struct, frozen=True, kw_only=True):
-    """Sums over all turns of a session."""
+class Totals(TokenUsage, kw_only=True):
+    """Sums over all turns of a session, and over the messages before the first prompt."""
 
-    input_tokens: int
-    output_tokens: int
-    counted: bool
-    """Whether any provider reported token counts."""
-    cost: float | None
-    """Cost in US dollars; None if no model has a known price."""
-    unpriced: Sequence[str]
-    """Models without a known price."""
     failed: int
     """Number of turns with a failed tool call."""
 
@@ -127,92 +112,90 @@ class MessageFilter(Struct, frozen=True, kw_only=True):
         """Whether a message of these kinds is shown."""
         if self.only and not kinds & (PROMPT if self.only == "prompts" else FAILED):
             return False
-        shown = WORDS | (TOOLS if self.tools else 0) | (THINKING if self.thinking else 0)
-        return bool(kinds & shown)
+        selected = TEXT | (TOOLS if self.tools else 0) | (THINKING if self.thinking else 0)
+        return bool(kinds & selected)
 
 
 class Outline:
     """Turns of a session, and the kinds of each of its messages."""
 
-    def __init__(self, price: Price | None = None) -> None:
+    def __init__(self, price: Price | None = None, *, fork_seq: int = 0) -> None:
         self.turns: list[Turn] = []
         self.seqs = array("Q")
         self.last_seq = 0
         """The last seq that was read."""
+        self._start = Turn(seq=0, at=datetime.now(UTC), prompt="", hidden=False)
+        """Messages before the first prompt."""
         self._kinds = bytearray()
-        self._price = price
+        self.price = price
+        """Function that returns the price of an answer; None if there is no price list."""
+        self._fork_seq = fork_seq
+        """A fork copied the messages up to this seq. Their tokens count in the source session."""
         self._totals: tuple[int, Totals] | None = None
-        """Number of messages, and the sums over their turns."""
+        """Cached sums over all turns, and the number of messages that they include."""
         self._groups: dict[str | None, list[int]] = {}
-        """Places of the message with a call and of its results, by id of the call."""
-
-    @property
-    def unpriced(self) -> bool:
-        """Whether there was no price list when the outline was made."""
-        return self._price is None
+        """Indexes of the message with a call and of the messages with its results, by call id."""
 
     def add(self, message: Message) -> None:
         """Add the next message."""
         body = message.to_dict()
-        place = len(self._kinds)
+        index = len(self._kinds)
         self.seqs.append(message.seq)
         self._kinds.append(0)
         self.last_seq = message.seq
         failures = 0
-        if isinstance(body.get("content"), str) and body.keys() <= _PLAIN and "role" in body:
-            is_prompt = body["role"] == "user"
+        starts_turn = is_prompt(body)
+        if isinstance(body.get("content"), str) and body.keys() <= _PLAIN_FIELDS and "role" in body:
             # Role `tool` without the id of its call.
-            kinds = TOOLS if body["role"] in ("tool", "function") else WORDS
+            kinds = TOOLS if body["role"] in ("tool", "function") else TEXT
             failures = int(kinds == TOOLS and has_failed(body))
         else:
-            is_prompt = has_text(body)
-            kinds, failures = self._read_parts(body, place)
-        self._kinds[place] |= kinds | (PROMPT if is_prompt else 0) | (FAILED if failures else 0)
-        if is_prompt:
+            kinds, failures = self._read_parts(body, index)
+        self._kinds[index] |= kinds | (PROMPT if starts_turn else 0) | (FAILED if failures else 0)
+        if starts_turn:
             content = body.get("content")
             prompt = one_line(content) if isinstance(content, str) else prompt_line(body)
             self.turns.append(
                 Turn(seq=message.seq, at=message.at, prompt=prompt, hidden=message.hidden)
             )
-        if self.turns:
-            self._count(self.turns[-1], body, failures)
+        self._count(self.turns[-1] if self.turns else self._start, body, failures)
 
-    def _read_parts(self, body: Mapping[str, Any], place: int) -> tuple[int, int]:
+    def _read_parts(self, body: Mapping[str, Any], index: int) -> tuple[int, int]:
         """Return the kinds of a message, and the number of failed results in it."""
         kinds = failures = 0
         group: list[int] | None = None
-        marked = has_failed(body)
+        is_failed = has_failed(body)
         for part in read_message(body):
             if isinstance(part, ToolCall):
                 kinds |= TOOLS
                 if group is None:
-                    group = [place]
+                    group = [index]
                     if "role" in body:
                         self._groups = {}
                 self._groups[part.id] = group
             elif isinstance(part, ToolResult):
                 kinds |= TOOLS
-                failed = marked or part.is_error
+                failed = is_failed or part.is_error
                 failures += failed
-                self._add_result(part.id, place, failed=failed)
+                self._add_result(part.id, index, failed=failed)
             elif isinstance(part, ThinkingPart):
                 kinds |= THINKING
             else:
-                kinds |= WORDS
-        return kinds or WORDS, failures
+                kinds |= TEXT
+        return kinds or TEXT, failures
 
-    def _add_result(self, id: str | None, place: int, *, failed: bool) -> None:
-        """Mark the message with the call, and all its results, if one of them failed."""
+    def _add_result(self, id: str | None, index: int, *, failed: bool) -> None:
+        """Add a tool result. If it failed, mark the messages with its call and all its results."""
         group = self._groups.get(id)
         if group is None:
             return
         was_failed = self._kinds[group[0]] & FAILED
-        group.append(place)
+        group.append(index)
         if was_failed:
-            self._kinds[place] |= FAILED
+            self._kinds[index] |= FAILED
         elif failed:
-            for one in group:
-                self._kinds[one] |= FAILED
+            for member in group:
+                self._kinds[member] |= FAILED
 
     def _count(self, turn: Turn, body: Mapping[str, Any], failures: int) -> None:
         turn.messages += 1
@@ -222,122 +205,112 @@ class Outline:
             return
         turn.seconds += seconds_of(body) or 0.0
         usage = usage_of(body)
-        if usage is not None:
+        if usage is not None and self.last_seq > self._fork_seq:
             name = model_of(body) or ""
             counts = turn.models.setdefault(name, Counts())
-            cost = self._price(name, usage) if self._price is not None else None
+            cost = self.price(name, usage) if self.price is not None else None
             counts.add_answer(usage, cost)
 
-    def selected(self, chosen: MessageFilter) -> list[Span]:
+    def selected(self, message_filter: MessageFilter) -> list[Span]:
         """Return the seqs of the messages that pass the filter."""
-        accepted = bytes(chosen.accepts(kinds) for kinds in range(32))
-        found: list[Span] = []
+        accepted = bytes(message_filter.accepts(kinds) for kinds in range(32))
+        selected: list[Span] = []
         for seq, kinds in zip(self.seqs, self._kinds, strict=True):
             if not accepted[kinds]:
                 continue
-            if found and found[-1][1] == seq - 1:
-                found[-1] = (found[-1][0], seq)
+            if selected and selected[-1][1] == seq - 1:
+                selected[-1] = (selected[-1][0], seq)
             else:
-                found.append((seq, seq))
-        return found
+                selected.append((seq, seq))
+        return selected
 
     def totals(self) -> Totals:
-        """Return the sums over all turns. They are kept until messages are added."""
+        """Return the sums over all turns. They are cached until messages are added."""
         if self._totals is None or self._totals[0] != len(self.seqs):
-            sums: dict[str, Counts] = {}
-            for turn in self.turns:
+            totals = Totals(failed=sum(turn.failed > 0 for turn in self.turns))
+            for turn in (self._start, *self.turns):
                 for name, counts in turn.models.items():
-                    _add(sums.setdefault(name, Counts()), counts)
-            cost = cost_of(sums)
-            made = Totals(
-                input_tokens=sum(one.prompt for one in sums.values()),
-                output_tokens=sum(one.answer for one in sums.values()),
-                counted=bool(sums),
-                cost=cost.total if cost.models else None,
-                unpriced=cost.unknown,
-                failed=sum(turn.failed > 0 for turn in self.turns),
-            )
-            self._totals = (len(self.seqs), made)
+                    totals.models.setdefault(name, Counts()).add(counts)
+            self._totals = (len(self.seqs), totals)
         return self._totals[1]
 
+    def turns_between(self, start: int, end: int, info: SessionInfo) -> list[Turn]:
+        """Return the turns from index `start` to `end`. Update whether their prompts are hidden."""
+        turns = self.turns[start:end]
+        for turn in turns:
+            turn.hidden = not spans.contains(info.in_sight, turn.seq)
+        return turns
+
     def turn_at(self, seq: int) -> int:
-        """Return the index of the turn that contains `seq`; the first one if it is before it."""
-        return max(0, bisect_right(self.turns, seq, key=lambda one: one.seq) - 1)
+        """Return the index of the turn that contains `seq`; 0 if `seq` is before the first turn."""
+        return max(0, bisect_right(self.turns, seq, key=lambda turn: turn.seq) - 1)
 
     def turn_since(self, moment: datetime) -> int:
         """Return the index of the first turn at this time or later, otherwise of the last turn."""
-        place = bisect_left(self.turns, moment, key=lambda one: one.at)
-        return min(place, max(0, len(self.turns) - 1))
-
-
-def _add(total: Counts, more: Counts) -> None:
-    total.answers += more.answers
-    total.prompt += more.prompt
-    total.answer += more.answer
-    total.cached += more.cached
-    total.priced += more.priced
-    total.dollars += more.dollars
+        index = bisect_left(self.turns, moment, key=lambda turn: turn.at)
+        return min(index, max(0, len(self.turns) - 1))
 
 
 # --- reading ---------------------------------------------------------------------------------
 
 
-class _Cached:
+class _CachedOutline:
     """Outline of a session that may still be incomplete."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: SessionInfo) -> None:
         self.lock = Lock()
-        self.outline = Outline(prices())
+        self.outline = Outline(load_prices(), fork_seq=forked_at(info))
         self.count = 0
         """Number of messages of the session when the outline was complete."""
 
 
-_caches: WeakKeyDictionary[Store, OrderedDict[str, _Cached]] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[Store, OrderedDict[str, _CachedOutline]] = WeakKeyDictionary()
 _caches_lock = Lock()
 
 
 def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -> Outline:
-    """Return the outline of a session, complete unless `limit` ends the reading before.
+    """Return the outline of a session. It is incomplete if `limit` is reached before the end.
 
-    `limit` is the maximum number of messages to read. The next call continues there.
+    `limit` is the maximum number of messages to read. The next call continues after the last
+    message that this call read.
     """
-    cached = _cached(store, info.uid)
+    cached = _cached_outline(store, info)
     with cached.lock:
         outline = cached.outline
-        known = len(outline.seqs)
-        if known and (
+        known_count = len(outline.seqs)
+        if known_count and (
             outline.last_seq > info.last_seq
-            or (prices() is None) != outline.unpriced
+            or (load_prices() is None) != (outline.price is None)
             or (outline.last_seq == info.last_seq and cached.count not in (0, info.count))
         ):
             # Messages were purged, the session was replaced, or a price list was installed.
-            outline = cached.outline = Outline(prices())
-            known = 0
+            outline = cached.outline = Outline(load_prices(), fork_seq=forked_at(info))
+            known_count = 0
         if outline.last_seq < info.last_seq:
             messages = islice(all_messages(store, info, outline.last_seq), limit)
             for number, message in enumerate(messages):
                 outline.add(message)
-                if limit is not None and number % _BURST == 0:
-                    # Nothing waits for this: leave the processor to requests for pages.
-                    sleep(_PAUSE)
-            if limit is None or len(outline.seqs) - known < limit:
+                if limit is not None and number % _BURST_MESSAGES == 0:
+                    # No page waits for the outline: leave the processor to requests for pages.
+                    sleep(_PAUSE_SECONDS)
+            if limit is None or len(outline.seqs) - known_count < limit:
                 outline.last_seq = info.last_seq
         cached.count = info.count if outline.last_seq >= info.last_seq else 0
         return outline
 
 
-def _cached(store: Store, uid: str) -> _Cached:
+def _cached_outline(store: Store, info: SessionInfo) -> _CachedOutline:
     with _caches_lock:
         cache = _caches.setdefault(store, OrderedDict())
-        found = cache.setdefault(uid, _Cached())
-        cache.move_to_end(uid)
-        while len(cache) > _MAX_CACHED:
+        outline = cache.setdefault(info.uid, _CachedOutline(info))
+        cache.move_to_end(info.uid)
+        while len(cache) > _MAX_OUTLINES_PER_STORE:
             cache.popitem(last=False)
-        return found
+        return outline
 
 
 def all_messages(store: Store, info: SessionInfo, after: int = 0) -> Iterator[Message]:
-    """Yield all messages after a seq, visible or hidden, one at a time if the store can."""
+    """Yield all messages after a seq, visible or hidden, if possible without a list of them."""
     last = after
     if isinstance(store, SnapshotStore):
         mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
@@ -348,13 +321,5 @@ def all_messages(store: Store, info: SessionInfo, after: int = 0) -> Iterator[Me
                     yield message
                 return
         except StenologError:
-            pass  # The session is damaged or was replaced: use the ordinary read.
+            pass  # The session is damaged or was replaced: read it with `get_history`.
     yield from store.get_history(info.key, after=last, full=True)
-
-
-def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Turn]:
-    """Return the turns in these messages. Messages before the first prompt belong to no turn."""
-    outline = Outline(price)
-    for message in history:
-        outline.add(message)
-    return outline.turns

@@ -1,30 +1,27 @@
 """Page with the turns of a session: prompt, tokens, duration and cost of each turn."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import install_command
 from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import dollars, segment
-from stenolog.gateway.viewer.pages import entry_of, page, title_of
-from stenolog.gateway.viewer.secret_masks import covered
+from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
+from stenolog.gateway.viewer.secret_masks import cover_secrets
 from stenolog.gateway.viewer.session_outline import Totals, Turn, read_outline
 from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.records import SessionInfo
 from stenolog.sessions.side_usage import add_usage, read_field, side_counts
-from stenolog.sessions.usage import Counts, Price, cost_of, prices
-from stenolog.stores import spans
+from stenolog.sessions.usage import Counts, Price, cost_of, load_prices
 
-MAX_TURNS: Final = 200
-"""Maximum number of turns that one page draws and lists."""
+TURNS_PER_PAGE: Final = 200
 
 
 class TurnsQuery(AgentQuery, frozen=True, kw_only=True):
@@ -34,80 +31,54 @@ class TurnsQuery(AgentQuery, frozen=True, kw_only=True):
     """Page number from 1, oldest turns first. 0 is the last page."""
 
 
-class Costs(Struct, frozen=True, kw_only=True):
-    """Costs of turns, in US dollars."""
-
-    turns: Sequence[float | None]
-    """Cost of each turn; None if none of its models has a known price."""
-    unknown: Sequence[str]
-    """Models without a known price."""
-
-    @property
-    def known(self) -> bool:
-        """Whether any turn has a known cost."""
-        return any(one is not None for one in self.turns)
-
-    @property
-    def total(self) -> float:
-        """Return the sum of all known costs."""
-        return sum(one for one in self.turns if one is not None)
-
-
-class TurnsPage(Struct, frozen=True, kw_only=True):
+class TurnsPage(SessionPage, frozen=True, kw_only=True):
     """The data of the turns page."""
 
-    info: SessionInfo
-    title: str
-    tags: tuple[str, ...]
-    entry: Entry | None
     turns: Sequence[Turn]
-    costs: Costs | None
-    """None if no price list is installed."""
+    has_prices: bool
+    """Whether a price list is installed."""
     first: int
-    """Number of the first of these turns, from 1."""
+    """Number of the first turn on this page, from 1."""
     count: int
     """Number of turns of the session."""
     totals: Totals
-    """Sums over all turns of the session."""
     number: int
     """Number of this page, from 1."""
     pages: int
-    side: Mapping[str, Counts] = {}
+    side_calls: Mapping[str, Counts] = {}
     """Calls of the whole session that made notes and summaries, by model."""
 
     @property
     def side_tokens(self) -> int:
         """Tokens of the calls that made notes and summaries."""
-        return sum(one.prompt + one.answer for one in self.side.values())
+        return sum(counts.prompt + counts.answer for counts in self.side_calls.values())
 
     @property
     def side_cost(self) -> float:
         """Known cost of the calls that made notes and summaries, in US dollars."""
-        return cost_of(self.side).total
+        return cost_of(self.side_calls).total
 
     @property
-    def counted(self) -> bool:
-        """Whether there are token counts to draw."""
-        return any(one.input_tokens or one.output_tokens for one in self.turns)
+    def has_counts(self) -> bool:
+        """Whether any of these turns has token counts for the chart."""
+        return any(turn.input_tokens or turn.output_tokens for turn in self.turns)
 
     @property
-    def rows(self) -> list[tuple[int, Turn, float | None]]:
-        """Return the turns with their numbers and costs, newest first."""
-        costs = [None] * len(self.turns) if self.costs is None else self.costs.turns
-        numbers = range(self.first, self.first + len(self.turns))
-        return list(zip(numbers, self.turns, costs, strict=True))[::-1]
+    def has_cost(self) -> bool:
+        """Whether any of these turns has a known cost."""
+        return any(turn.cost is not None for turn in self.turns)
 
 
 async def turns(request: Request) -> Response:
     """Serve the page of the turns."""
     call = parse_query(request, TurnsQuery)
     entry = await entry_of(call)
-    found = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry, call.query.page)
+    view = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry, call.query.page)
     return page(
         "turns.html",
-        found=found,
+        view=view,
         agent=call.query.agent,
-        drawn=chart_data(found, call.query.agent) if found.counted else [],
+        drawn=chart_data(view, call.query.agent) if view.has_counts else [],
         how_to_get=install_command("prices"),
     )
 
@@ -116,66 +87,52 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, number: int
     store = agent.store
     info = store.info(agent.resolve_key(key))
     outline = read_outline(store, info)
-    every = outline.turns
-    price = prices()
-    pages = max(1, -(-len(every) // MAX_TURNS))
+    count = len(outline.turns)
+    price = load_prices()
+    pages = max(1, -(-count // TURNS_PER_PAGE))
     number = min(number or pages, pages)
-    # The last page is full, so that it shows the newest turns: the first one may be shorter.
-    end = len(every) - (pages - number) * MAX_TURNS
-    start = max(0, end - MAX_TURNS)
-    shown = every[start:end]
-    for one in shown:
-        one.hidden = not spans.contains(info.in_sight, one.seq)
+    # The last page is always full, so that it shows many of the newest turns; the first page may
+    # be shorter.
+    end = count - (pages - number) * TURNS_PER_PAGE
+    start = max(0, end - TURNS_PER_PAGE)
     return TurnsPage(
         info=info,
-        title=title_of(entry, info),
-        tags=tags_from(info.meta),
         entry=entry,
-        turns=shown,
-        costs=None if price is None else costs_of(shown),
+        turns=outline.turns_between(start, end, info),
+        has_prices=price is not None,
         first=start + 1,
-        count=len(every),
+        count=count,
         totals=outline.totals(),
         number=number,
         pages=pages,
-        side=_side_calls(agent, info, price),
+        side_calls=_side_calls(agent, info, price),
     )
 
 
 def _side_calls(agent: AgentInstance, info: SessionInfo, price: Price | None) -> dict[str, Counts]:
-    used = read_field(info.meta, info.uid)
+    usage = read_field(info.meta, info.uid)
     if agent.memory is not None:
         marks = ConsolidationProgress(agent.memory.notes.store, agent=agent.memory.agent)
-        add_usage(used, marks.usage(info.uid))
-    return side_counts(used, price)
+        add_usage(usage, marks.usage(info.uid))
+    return side_counts(usage, price)
 
 
-def costs_of(turns: Iterable[Turn]) -> Costs:
-    """Return the cost of each turn."""
-    told: list[float | None] = []
-    unknown: dict[str, None] = {}
-    for turn in turns:
-        cost = cost_of(turn.models)
-        told.append(cost.total if cost.models else None)
-        unknown.update(dict.fromkeys(cost.unknown))
-    return Costs(turns=told, unknown=list(unknown))
-
-
-def chart_data(found: TurnsPage, agent: str) -> list[dict[str, Any]]:
+def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
     """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
     extra = "" if agent == "main" else f"&agent={segment(agent)}"
-    made = []
-    for number, turn, cost in reversed(found.rows):
-        words = [f"{turn.input_tokens:,} input tokens", f"{turn.output_tokens:,} output tokens"]
-        words += [] if cost is None else [dollars(cost)]
-        made.append(
+    bars = []
+    for number, turn in enumerate(view.turns, view.first):
+        cost = turn.cost
+        numbers = [f"{turn.input_tokens:,} input tokens", f"{turn.output_tokens:,} output tokens"]
+        numbers += [] if cost is None else [dollars(cost)]
+        bars.append(
             {
                 "number": number,
                 "input_tokens": turn.input_tokens,
                 "output_tokens": turn.output_tokens,
                 "cost": cost,
-                "label": f"{' · '.join(words)} — {covered(turn.prompt) or '(no text)'}",
-                "address": f"/s/{segment(found.info.key)}?at={turn.seq}{extra}#m{turn.seq}",
+                "label": f"{' · '.join(numbers)} — {cover_secrets(turn.prompt) or '(no text)'}",
+                "address": f"/s/{segment(view.info.key)}?at={turn.seq}{extra}#m{turn.seq}",
             }
         )
-    return made
+    return bars

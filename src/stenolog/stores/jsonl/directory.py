@@ -8,7 +8,9 @@ import errno
 import os
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -18,35 +20,40 @@ from stenolog.stores.disk import (
     CLOSED,
     READ_ONLY_DISK,
     Descriptor,
-    duplicate,
-    make_private,
-    network_kind,
+    create_private_folder,
+    duplicate_descriptor,
+    network_filesystem,
     open_descriptor,
     sync_entries,
     sync_folder,
 )
+from stenolog.stores.file_names import LOG_SUFFIX
 
 TRASH: Final = "trash"
 """Folder of deleted logs, next to the live logs."""
 
-LOW_DISK: Final = 64 * 1024 * 1024
+_RECORD_START: Final = b'{"kind":"'
+"""Start of every line of a log."""
+
+LOW_DISK_BYTES: Final = 64 * 1024 * 1024
 """Bytes of free disk space below which a warning is reported, before writes fail."""
 
-_BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # guard: no-symlinks
+_BASE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # guard: no-symlinks
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | _BASE_FLAGS
 
 
-def store_error(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
+def store_error(error: OSError, action: str) -> StoreUnavailable | DamagedStore:
     """Return the error of this package for a failed system call, with advice for the user."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.ELOOP | errno.EMLINK:
-            return DamagedStore(f"{doing}: it is a symbolic link, which is not followed here")
+            return DamagedStore(f"{action}: it is a symbolic link, which is not followed here")
         case errno.EISDIR | errno.ENOTDIR | errno.ENXIO:
-            return DamagedStore(f"{doing}: {reason}; something else is at this path")
+            return DamagedStore(f"{action}: {reason}; something else is at this path")
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             advice = "free some space, then try again"
         case errno.EROFS:
-            return StoreUnavailable(f"{doing}: {READ_ONLY_DISK}")
+            return StoreUnavailable(f"{action}: {READ_ONLY_DISK}")
         case errno.EACCES | errno.EPERM:
             advice = "check the permissions of the folder and its files"
         case errno.EMFILE | errno.ENFILE:
@@ -55,7 +62,16 @@ def store_error(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
             advice = "the folder is gone; restore it, or open the store again"
         case _:
             advice = "check the disk and the system log"
-    return StoreUnavailable(f"{doing}: {reason}; {advice}")
+    return StoreUnavailable(f"{action}: {reason}; {advice}")
+
+
+@contextmanager
+def system_errors(action: str) -> Iterator[None]:
+    """Translate an OSError of the `with` block. Raises StoreUnavailable, DamagedStore."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, action) from error
 
 
 class Directory:
@@ -69,16 +85,14 @@ class Directory:
         self.path = path
         self.read_only = read_only
         self._parents_synced = False
-        self.problems: tuple[str, ...] = ()
-        folder = os.O_RDONLY | os.O_DIRECTORY | _BASE
         try:
             try:
-                self.descriptor = open_descriptor(path, folder)
+                self.descriptor = open_descriptor(path, _FOLDER_FLAGS)
             except FileNotFoundError:
                 if read_only:
                     raise
-                make_private(path)
-                self.descriptor = open_descriptor(path, folder)
+                create_private_folder(path)
+                self.descriptor = open_descriptor(path, _FOLDER_FLAGS)
         except FileNotFoundError as error:
             raise StoreUnavailable(f"opening {path}: the folder does not exist") from error
         except OSError as error:
@@ -91,8 +105,8 @@ class Directory:
 
     def _permission_problems(self) -> list[str]:
         problems = []
-        above = self.path.parent
-        for folder, status in (above, above.stat()), (self.path, os.fstat(self.descriptor)):
+        parent = self.path.parent
+        for folder, status in (parent, parent.stat()), (self.path, os.fstat(self.descriptor)):
             mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
                 problems.append(
@@ -101,9 +115,9 @@ class Directory:
                 )
         return problems
 
-    def network(self) -> list[str]:
+    def network_warning(self) -> list[str]:
         """Return a warning if the folder is on a network file system."""
-        kind = network_kind(self.path)
+        kind = network_filesystem(self.path)
         if not kind:
             return []
         return [
@@ -111,39 +125,55 @@ class Directory:
             "relied on; use a local disk, or PostgreSQL for many machines"
         ]
 
-    def open(self, name: str, *, create: bool = False) -> Descriptor | None:
+    def open_log(self, name: str, *, create: bool = False) -> Descriptor | None:
         """Open a log for reading and, if allowed, for appending; return None if it is missing."""
-        flags = _BASE | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
+        flags = _BASE_FLAGS | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
         try:
-            descriptor = self._open(name, flags | (os.O_CREAT if create else 0))
-        except FileNotFoundError as error:
-            if create:
-                raise store_error(error, f"opening {self.path / name}") from error
+            descriptor = self._open_file(name, flags | (os.O_CREAT if create else 0))
+            return self._check_regular(descriptor, name)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not create:
+                return None
+            raise store_error(error, f"opening {self.path / name}") from error
+
+    def open_to_read(self, path: str) -> Descriptor | None:
+        """Open a file in this folder or in a folder below it; return None if it is missing.
+
+        Raises StoreUnavailable, DamagedStore.
+        """
+        *folder_names, name = path.split("/")
+        try:
+            folder = self.subfolder(*folder_names, create=False)
+            if folder is None:
+                return None
+            try:
+                descriptor = open_descriptor(name, os.O_RDONLY | _BASE_FLAGS, dir_fd=folder)
+            finally:
+                folder.close()
+            return self._check_regular(descriptor, path)
+        except FileNotFoundError:
             return None
         except OSError as error:
-            raise store_error(error, f"opening {self.path / name}") from error
-        try:
-            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        except OSError as error:
+            raise store_error(error, f"opening {self.path / path}") from error
+
+    def _check_regular(self, descriptor: Descriptor, path: str) -> Descriptor:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             descriptor.close()
-            raise store_error(error, f"opening {self.path / name}") from error
-        if not regular:
-            descriptor.close()
-            raise DamagedStore(f"opening {self.path / name}: it is not a regular file")
+            raise DamagedStore(f"opening {self.path / path}: it is not a regular file")
         return descriptor
 
-    def _open(self, name: str, flags: int) -> Descriptor:
+    def _open_file(self, name: str, flags: int) -> Descriptor:
         try:
             # guard: log-mode
             return open_descriptor(name, flags, 0o600, dir_fd=self.descriptor)
         except OSError as error:
-            forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-            if not forbidden or flags & os.O_CREAT or not flags & os.O_RDWR:
+            is_forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            if not is_forbidden or flags & os.O_CREAT or not flags & os.O_RDWR:
                 raise
         # Without write permission the file may still be readable; an append reports the error.
-        return open_descriptor(name, _BASE | os.O_RDONLY, dir_fd=self.descriptor)
+        return open_descriptor(name, _BASE_FLAGS | os.O_RDONLY, dir_fd=self.descriptor)
 
-    def stat(self, name: str) -> os.stat_result | None:
+    def file_status(self, name: str) -> os.stat_result | None:
         """Return the status of the file `name`; None if the file does not exist."""
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -152,37 +182,33 @@ class Directory:
         except OSError as error:
             raise store_error(error, f"looking at {self.path / name}") from error
 
-    def how_to_import(self, name: str = "") -> str:
+    def import_advice(self, name: str = "") -> str:
         """Return advice on the command that imports this log, or all logs, of another program."""
         import shlex  # only error messages need this import
 
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
-        it = "it" if name else "them"
+        logs = "it" if name else "them"
         command = f"steno import {log} -w {workspace}"
-        return f"if another program wrote {it}, `{command}` imports {it} if it knows the format"
+        return f"if another program wrote {logs}, `{command}` imports {logs} if it knows the format"
 
     def list_names(self) -> list[str]:
         """Return the names of all entries, unsorted."""
-        try:
+        with system_errors(f"listing {self.path}"):
             # Use a separate descriptor: threads that share a descriptor would each get only part of
             # the entries.
-            flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
-            folder = open_descriptor(".", flags, dir_fd=self.descriptor)
+            folder = open_descriptor(".", _FOLDER_FLAGS, dir_fd=self.descriptor)
             try:
-                with os.scandir(folder) as entries:
-                    return [entry.name for entry in entries]
+                return names_in(folder)
             finally:
                 folder.close()
-        except OSError as error:
-            raise store_error(error, f"listing {self.path}") from error
 
-    def sync(self) -> None:
+    def sync_entries(self) -> None:
         """Sync the folder: wait until its entries are on the disk. Raises OSError."""
         if not self._parents_synced:
             # The creator of this folder or its parent may have died before syncing the entry.
-            for above in (self.path.parent, self.path.parent.parent):
-                sync_entries(above)
-            for problem in self.network():
+            for parent in (self.path.parent, self.path.parent.parent):
+                sync_entries(parent)
+            for problem in self.network_warning():
                 log_reports.warning("%s", problem)
             self._parents_synced = True
         sync_folder(self.descriptor)
@@ -205,7 +231,7 @@ class Directory:
                 sync_folder(trash)
             finally:
                 trash.close()
-            self.sync()
+            self.sync_entries()
 
     def subfolder(self, *names: str, create: bool) -> Descriptor | None:
         """Open a nested folder; return None if it does not exist. Raises OSError.
@@ -213,30 +239,54 @@ class Directory:
         With `create`, the folder is created first. None then means that another process has removed
         the new folder.
         """
-        above = duplicate(self.descriptor)
+        parent = duplicate_descriptor(self.descriptor)
         try:
             for name in names:
                 if create:
                     with suppress(FileExistsError):
-                        os.mkdir(name, 0o700, dir_fd=above)
+                        os.mkdir(name, 0o700, dir_fd=parent)
                     # Sync even if the folder exists: its creator may have died before this sync.
-                    sync_folder(above)
+                    sync_folder(parent)
                 try:
-                    flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
-                    below = open_descriptor(name, flags, dir_fd=above)
+                    child = open_descriptor(name, _FOLDER_FLAGS, dir_fd=parent)
                 except FileNotFoundError:
                     return None
-                above.close()
-                above = below
-            folder, above = above, CLOSED
+                parent.close()
+                parent = child
+            folder, parent = parent, CLOSED
             return folder
         finally:
-            above.close()
+            parent.close()
+
+    @contextmanager
+    def open_subfolder(self, *names: str) -> Iterator[Descriptor | None]:
+        """Open a nested folder; None if it does not exist. Raises StoreUnavailable, DamagedStore.
+
+        The body of the `with` may raise OSError; the error is not translated.
+        """
+        with system_errors(f"opening {self.path.joinpath(*names)}"):
+            folder = self.subfolder(*names, create=False)
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                folder.close()
+
+    @contextmanager
+    def require_subfolder(self, name: str, *, create: bool) -> Iterator[Descriptor]:
+        """Open a subfolder of this folder. Raises OSError, also if the folder does not exist."""
+        folder = self.subfolder(name, create=create)
+        if folder is None:
+            raise FileNotFoundError(os.fspath(self.path / name))
+        try:
+            yield folder
+        finally:
+            folder.close()
 
     def free_bytes(self) -> int:
         """Return the free disk space in bytes. Raises OSError."""
-        room = os.fstatvfs(self.descriptor)
-        return room.f_bavail * room.f_frsize
+        file_system = os.fstatvfs(self.descriptor)
+        return file_system.f_bavail * file_system.f_frsize
 
     def close(self) -> None:
         """Close the descriptor of the folder."""
@@ -244,9 +294,42 @@ class Directory:
         descriptor.close()
 
 
-def create_private_file(folder: int, name: str) -> Descriptor:
-    """Create a file that only its owner may read, replacing an existing file."""
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open_descriptor(name, flags, dir_fd=folder)
+def names_in(folder: int | None) -> list[str]:
+    """Return the names in a folder, unsorted; empty if `folder` is None. Raises OSError."""
+    if folder is None:
+        return []
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def has_logs(folder: Path, *, by_name: bool = False) -> bool:
+    """Return whether a folder or its trash has a log of stenolog. Raises OSError.
+
+    `by_name`: regard every file with the name of a log as a log.
+    """
+    logs = chain(log_files(folder), log_files(folder / TRASH))
+    return any(by_name or is_log(log) for log in logs)
+
+
+def log_files(folder: Path) -> Iterator[str]:
+    """Yield the files with the name of a log, which other programs use too. Raises OSError."""
+    if folder.is_dir() and not folder.is_symlink():
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(LOG_SUFFIX) and entry.is_file(follow_symlinks=False):
+                    yield entry.path
+
+
+def is_log(path: str) -> bool:
+    """Return whether a readable file begins like a log of stenolog."""
+    # A file object takes twice as long, and other programs have thousands of such files.
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not wait
+    except OSError:
+        return False
+    try:
+        return os.read(file, len(_RECORD_START)) == _RECORD_START
+    except OSError:
+        return False  # for example a folder
+    finally:
+        os.close(file)

@@ -6,9 +6,9 @@ takes over a lease. Only a purge ends a lease early: the purge deletes the lock 
 of the holder are rejected, because such a write would recreate the session.
 
 The purge deletes the lock file while it holds the lock of the log, right before it removes the log.
-So a writer that holds the lock of the log and finds its lock file in place writes before the purge.
-A process that takes a lease checks under the lock of the log that the session still exists, because
-a purge deletes the lock file first and the log later.
+So if a writer holds the lock of the log and its lock file still exists, its write comes before the
+purge. A process that takes a lease checks under the lock of the log that the session still exists,
+because a purge deletes the lock file first and the log later.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ from stenolog.stores.disk import (
     sync_folder,
     wait_for_lock,
 )
-from stenolog.stores.jsonl.directory import Directory, store_error
+from stenolog.stores.jsonl.directory import Directory, store_error, system_errors
 
 if TYPE_CHECKING:
     from stenolog.stores.jsonl.store import JSONLStore
@@ -46,15 +46,15 @@ SUFFIX: Final = ".lock"
 HIGHEST_EPOCH_FILE: Final = "highest-epoch"
 """File with the highest epoch of all lock files that were deleted."""
 
-_POLL: Final = 0.005
-_CHECK_WAIT: Final = 0.25
+_POLL_SECONDS: Final = 0.005
+_CHECK_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
-_LINE: Final = 512
+_LINE_BYTES: Final = 512
 """Length of the padded line in bytes. A write replaces the line in place, within one sector."""
-_RECORD_WAIT: Final = 5.0
+_RECORD_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 def read_holder(descriptor: int) -> Holder | None:
     """Return the last holder; None without a readable holder. Raises OSError."""
     try:
-        return msgspec.json.decode(os.pread(descriptor, _LINE, 0), type=Holder)
+        return msgspec.json.decode(os.pread(descriptor, _LINE_BYTES, 0), type=Holder)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -108,7 +108,7 @@ class JSONLLease:
         self._process = os.getpid()
         self._directory = directory
         self._file = _identity(os.fstat(descriptor))
-        self._path = _path(key)
+        self._path = _lock_path(key)
         self._ttl = ttl
         self._since = datetime.now(UTC)
         self.epoch = 0
@@ -127,12 +127,12 @@ class JSONLLease:
         """Raise LeaseLost if the lease was released or ended by a purge. Raises StoreUnavailable.
 
         If the caller holds the lock of the log, no purge can run between this check and the write.
-        Every write calls this method, so the check costs only one system call.
+        Every write calls this method, so the check must not cost more than one system call.
         """
         self._check_process()
         try:
             is_held = self._is_held()
-        except OSError as error:
+        except OSError as error:  # `system_errors` is too slow for every write
             raise store_error(error, f"checking the lease of {self.key!r}") from error
         if not is_held:
             raise LeaseLost(self.key, self.epoch, reason="was released, or its session purged")
@@ -143,15 +143,17 @@ class JSONLLease:
 
     def start(self) -> None:
         """Set the epoch and write the holder to the lock file. Raises OSError."""
-        before = read_holder(self._descriptor)
-        if before is not None:
-            self.epoch = before.epoch + 1
+        last_holder = read_holder(self._descriptor)
+        if last_holder is not None:
+            self.epoch = last_holder.epoch + 1
         else:
             # The lock file is new, purged or damaged: use an epoch higher than all earlier epochs.
             # The clock alone is not enough, because a clock may be set back.
             clock = time.time_ns() // 1000
-            self.epoch = max(clock, _highest_ended(self._directory) + 1)  # guard: epoch-grows
-        self._write()
+            self.epoch = max(
+                clock, _highest_deleted_epoch(self._directory) + 1
+            )  # guard: epoch-grows
+        self._write_holder()
 
     @property
     def lost(self) -> bool:
@@ -163,13 +165,10 @@ class JSONLLease:
 
     def renew(self) -> None:
         """Extend the lease by its ttl from now, so that doctor does not report a stalled holder."""
-        with self._mutex:
-            try:
-                if not self._is_held():
-                    raise LeaseLost(self.key, self.epoch)
-                self._write()
-            except OSError as error:
-                raise store_error(error, f"renewing the lease of {self.key!r}") from error
+        with self._mutex, system_errors(f"renewing the lease of {self.key!r}"):
+            if not self._is_held():
+                raise LeaseLost(self.key, self.epoch)
+            self._write_holder()
 
     def release_and_delete(self) -> None:
         """Release the lease of a session that does not exist, and delete its lock file."""
@@ -199,7 +198,7 @@ class JSONLLease:
         """Return whether the lease is held and its lock file still exists. Raises OSError."""
         return self._descriptor >= 0 and _identity_at(self._directory, self._path) == self._file
 
-    def _write(self) -> None:
+    def _write_holder(self) -> None:
         """Write the holder to the lock file, and sync the file."""
         holder = Holder(
             epoch=self.epoch,
@@ -208,7 +207,7 @@ class JSONLLease:
             since=timestamp(self._since),
             until=timestamp(datetime.now(UTC) + timedelta(seconds=min(self._ttl, 1e9))),
         )
-        line = msgspec.json.encode(holder).ljust(_LINE - 1) + b"\n"
+        line = msgspec.json.encode(holder).ljust(_LINE_BYTES - 1) + b"\n"
         os.pwrite(self._descriptor, line, 0)
         sync_file(self._descriptor)
 
@@ -219,7 +218,7 @@ class JSONLLease:
         self.release()
 
 
-def leased(folder: Path, keys: Collection[str]) -> set[str]:
+def leased_keys(folder: Path, keys: Collection[str]) -> set[str]:
     """Return the keys whose lease is held now; `folder` is the folder of the logs."""
     try:
         locks = open_descriptor(
@@ -229,9 +228,9 @@ def leased(folder: Path, keys: Collection[str]) -> set[str]:
         return set()  # no session of this folder was ever leased
     try:
         with os.scandir(locks) as entries:
-            present = {entry.name for entry in entries}
+            names = {entry.name for entry in entries}
         return {
-            key for key in keys if (name := lock_name(key)) in present and _is_locked(locks, name)
+            key for key in keys if (name := lock_name(key)) in names and _is_locked(locks, name)
         }
     finally:
         locks.close()
@@ -240,22 +239,16 @@ def leased(folder: Path, keys: Collection[str]) -> set[str]:
 def _is_locked(folder: int, name: str) -> bool:
     """Return whether a lock file is locked. A lease cannot be taken during the check."""
     try:
-        descriptor = open_descriptor(name, _READ, dir_fd=folder)
+        descriptor = open_descriptor(name, _READ_FLAGS, dir_fd=folder)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        return False
+        return not _is_free_or_shared(descriptor)
     finally:
         descriptor.close()
 
 
-def acquire(
+def acquire_lease(
     directory: Directory,
     store: "JSONLStore",
     key: str,
@@ -269,36 +262,29 @@ def acquire(
     `pause` sleeps for the given seconds between two attempts. An exception of `pause` ends the
     wait.
     """
-    try:
-        while True:
-            descriptor = _open(directory, key)
-            if _locked(directory, descriptor, key, deadline, pause):
-                lease = _started(JSONLLease(directory, store, key, descriptor, ttl=ttl))
+    while True:
+        descriptor = CLOSED
+        try:
+            descriptor = _open_lock_file(directory, key)
+            if _lock_file(directory, descriptor, key, deadline, pause):
+                lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
+                lease.start()
                 # A purge that deleted the file before this check may not have seen the epoch.
                 if not lease.lost:  # guard: lease-begun-in-a-deleted-file
                     return lease
-                lease.release()
-    except OSError as error:
-        raise store_error(error, f"taking the lease of {key!r}") from error
+        except BaseException as error:
+            # Release the lock now: a traceback may refer to the descriptor for a long time.
+            descriptor.release()
+            if isinstance(error, OSError):
+                raise store_error(error, f"taking the lease of {key!r}") from error
+            raise
+        descriptor.release()
 
 
-def _started(lease: JSONLLease) -> JSONLLease:
-    try:
-        lease.start()
-    except BaseException:
-        lease.release()
-        raise
-    return lease
-
-
-def _open(directory: Directory, key: str) -> Descriptor:
-    folder = directory.subfolder(FOLDER, create=False)
-    if folder is None:
-        folder = directory.subfolder(FOLDER, create=True)
-    if folder is None:
-        raise FileNotFoundError(os.fspath(directory.path / FOLDER))
-    try:
-        descriptor = open_descriptor(lock_name(key), _FLAGS, dir_fd=folder)
+def _open_lock_file(directory: Directory, key: str) -> Descriptor:
+    create = directory.file_status(FOLDER) is None  # creating the folder also syncs it
+    with directory.require_subfolder(FOLDER, create=create) as folder:
+        descriptor = open_descriptor(lock_name(key), _LOCK_FLAGS, dir_fd=folder)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedStore(
@@ -308,31 +294,25 @@ def _open(directory: Directory, key: str) -> Descriptor:
             # Sync the new entry: the epochs must not restart after a power cut.
             sync_folder(folder)
         return descriptor
-    finally:
-        folder.close()
 
 
-def _locked(
-    directory: Directory,
-    descriptor: int,
-    key: str,
-    deadline: float,
-    pause: Callable[[float], None],
+def _lock_file(
+    directory: Directory, descriptor: int, key: str, deadline: float, pause: Callable[[float], None]
 ) -> bool:
     """Lock the lock file; return False if the file was deleted. Raises StoreBusy, OSError."""
-    patience = max(deadline, time.monotonic() + _CHECK_WAIT)
-    path, file = _path(key), _identity(os.fstat(descriptor))
+    give_up_at = max(deadline, time.monotonic() + _CHECK_WAIT_SECONDS)
+    path, identity = _lock_path(key), _identity(os.fstat(descriptor))
     while not _try_flock(descriptor, fcntl.LOCK_EX):  # guard: lease-exclusive
-        if _identity_at(directory, path) != file:
+        if _identity_at(directory, path) != identity:
             return False
         now = time.monotonic()
         # A process that only checks the lease holds a shared lock for a moment: keep trying.
-        if now >= patience or (now >= deadline and not _is_shared(descriptor)):
+        if now >= give_up_at or (now >= deadline and not _is_free_or_shared(descriptor)):
             holder = read_holder(descriptor)
             holder_text = "another process" if holder is None else holder.describe()
             raise StoreBusy(f"{key!r}: the lease is held by {holder_text}; try again")
-        pause(min(patience - now, _POLL))
-    return _identity_at(directory, path) == file
+        pause(min(give_up_at - now, _POLL_SECONDS))
+    return _identity_at(directory, path) == identity
 
 
 def _try_flock(descriptor: int, flags: int) -> bool:
@@ -344,39 +324,39 @@ def _try_flock(descriptor: int, flags: int) -> bool:
     return True
 
 
-def _is_shared(descriptor: int) -> bool:
+def _is_free_or_shared(descriptor: int) -> bool:
     """Return whether no process holds the lock exclusively.
 
     The shared lock is released at once, because two waiting processes with shared locks would block
     each other.
     """
-    shared = _try_flock(descriptor, fcntl.LOCK_SH)
-    if shared:
+    is_acquired = _try_flock(descriptor, fcntl.LOCK_SH)
+    if is_acquired:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return shared
+    return is_acquired
 
 
-def _highest_ended(directory: Directory) -> int:
+def _highest_deleted_epoch(directory: Directory) -> int:
     """Return the highest epoch of all deleted lock files; 0 if unknown.
 
     Raises OSError, StoreBusy.
     """
     path = f"{FOLDER}/{HIGHEST_EPOCH_FILE}"
     try:
-        descriptor = open_descriptor(path, _READ, dir_fd=directory.descriptor)
+        descriptor = open_descriptor(path, _READ_FLAGS, dir_fd=directory.descriptor)
     except FileNotFoundError:
         return 0
-    with _locked_record(descriptor):
+    with _lock_epoch_file(descriptor):
         return _read_number(descriptor)
 
 
-def _record_ended(folder: Descriptor, epoch: int) -> None:
+def _record_deleted_epoch(folder: Descriptor, epoch: int) -> None:
     """Durably record the epoch of a lock file that is about to be deleted.
 
     Raises OSError, StoreBusy.
     """
-    descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _FLAGS, dir_fd=folder)
-    with _locked_record(descriptor):
+    descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _LOCK_FLAGS, dir_fd=folder)
+    with _lock_epoch_file(descriptor):
         if _read_number(descriptor) < epoch:
             # The number is written in place and within one sector, like the line of a lock file.
             os.pwrite(descriptor, b"%020d\n" % epoch, 0)
@@ -385,14 +365,14 @@ def _record_ended(folder: Descriptor, epoch: int) -> None:
 
 
 @contextmanager
-def _locked_record(descriptor: Descriptor) -> Iterator[None]:
+def _lock_epoch_file(descriptor: Descriptor) -> Iterator[None]:
     """Lock the file of the highest epoch, and close the file at the end.
 
     Raises OSError, StoreBusy.
     """
     try:
         wait_for_lock(
-            descriptor, seconds=_RECORD_WAIT, name=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
+            descriptor, seconds=_RECORD_WAIT_SECONDS, name=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
         )
         yield
     finally:
@@ -401,12 +381,12 @@ def _locked_record(descriptor: Descriptor) -> Iterator[None]:
 
 def _read_number(descriptor: Descriptor) -> int:
     try:
-        return int(os.pread(descriptor, _LINE, 0))
+        return int(os.pread(descriptor, _LINE_BYTES, 0))
     except ValueError:
         return 0  # the file is new or damaged
 
 
-def _path(key: str) -> str:
+def _lock_path(key: str) -> str:
     return f"{FOLDER}/{lock_name(key)}"
 
 
@@ -429,24 +409,20 @@ def delete_lock_file(directory: Directory, key: str) -> None:
     started before the deletion. This function does not wait for the lock of the file, because a
     holder keeps the lock during its turn. Raises OSError, StoreBusy.
     """
-    folder = directory.subfolder(FOLDER, create=False)
-    if folder is None:
-        return
-    try:
-        name = lock_name(key)
-        descriptor = open_descriptor(name, _READ, dir_fd=folder)
+    name = lock_name(key)
+    with (
+        suppress(FileNotFoundError),
+        directory.require_subfolder(FOLDER, create=False) as folder,
+    ):
+        descriptor = open_descriptor(name, _READ_FLAGS, dir_fd=folder)
         try:
             holder = read_holder(descriptor)
             if holder is not None:
-                _record_ended(folder, holder.epoch)
+                _record_deleted_epoch(folder, holder.epoch)
             os.unlink(name, dir_fd=folder)
             sync_folder(folder)
             last = read_holder(descriptor)  # a deleted lock file cannot be leased
             if last is not None and last != holder:  # guard: epoch-read-after-deletion
-                _record_ended(folder, last.epoch)
+                _record_deleted_epoch(folder, last.epoch)
         finally:
             descriptor.close()
-    except FileNotFoundError:
-        pass
-    finally:
-        folder.close()

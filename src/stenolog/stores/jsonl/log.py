@@ -24,12 +24,13 @@ from copy import deepcopy
 from datetime import datetime
 from enum import Enum, auto
 from operator import attrgetter
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from stenolog.codec import digest
+from stenolog.codec import payload_digest
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, ReadOnly
 from stenolog.records import (
     FORMAT,
@@ -46,6 +47,7 @@ from stenolog.records import (
     VoidRecord,
 )
 from stenolog.stores import log_reports, spans
+from stenolog.stores import state as states
 from stenolog.stores.base import conversation_times
 from stenolog.stores.disk import CLOSED, Descriptor, read_all
 from stenolog.stores.jsonl import archive
@@ -54,29 +56,20 @@ from stenolog.stores.jsonl.scan import (
     DamagedBytes,
     Scan,
     Tail,
+    batch_position,
     can_start_at,
     find_state,
-    looks_torn,
-    part_of,
+    may_be_torn_log,
     read_intact,
     read_records,
     scan_log,
-)
-from stenolog.stores.state import (
-    apply_record,
-    apply_void,
-    blank,
-    copy,
-    missing,
-    undo_step_of,
-    visible,
 )
 
 STATE_EVERY_LINES: Final = 256
 """Maximum number of lines between two states."""
 
-_FIRST_CHUNK: Final = 64 * 1024
-_LARGEST_CHUNK: Final = 8 * 1024 * 1024
+_FIRST_CHUNK_BYTES: Final = 64 * 1024
+_MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 _UID: Final = re.compile(r"[0-9a-f]{1,64}")  # used as the name of a folder
 _seq_of = attrgetter("seq")
 
@@ -94,17 +87,17 @@ class LoadPhase(Enum):
     """The log is loaded and has a state."""
 
 
-_LOADED: Final = (LoadPhase.NEW, LoadPhase.READY)
+_LOADED_PHASES: Final = (LoadPhase.NEW, LoadPhase.READY)
 
 
 class LogLookup(Struct, frozen=True):
     """Messages of the live log, and the range that archives have to add."""
 
     messages: list[Message]
-    low: int = 0
+    archived_from: int = 0
     """First seq to look for in archives; 0 if no archive is needed."""
-    wanted: list[Span] | None = None
-    """Spans of the requested seqs; None for all messages, with the hidden ones marked."""
+    requested_spans: list[Span] | None = None
+    """Seqs to return from archives; None for all messages, with the hidden ones marked."""
     state: State | None = None
     """Copy of the state that names the archives, because another thread may reload the log."""
 
@@ -115,62 +108,62 @@ class LogLookup(Struct, frozen=True):
 
 TOKEN_WINDOW: Final = 1_000
 """Minimum number of newest messages whose tokens are known."""
-_BYTES: Final = 400
+_BYTES_PER_TOKEN: Final = 400
 """Approximate bytes per token in memory, with its digest and dictionary entry."""
 
 
 class Tokens:
     """Tokens of one log, read when the first token is looked up."""
 
-    __slots__ = ("_from_states", "_known")
+    __slots__ = ("_by_key", "_from_states")
 
     def __init__(self) -> None:
-        self._known: dict[str, Token] | None = None
+        self._by_key: dict[str, Token] | None = None
         self._from_states: dict[str, Token] = {}
 
     @property
     def is_loaded(self) -> bool:
         """Whether the tokens of the newest messages were read."""
-        return self._known is not None
+        return self._by_key is not None
 
     @property
     def weight(self) -> int:
         """Approximate number of bytes of the tokens in memory."""
-        return _BYTES * len(self._known or ())
+        return _BYTES_PER_TOKEN * len(self._by_key or ())
 
     def clear(self) -> None:
         """Forget the tokens, because the log is being read again."""
-        self._known = None
+        self._by_key = None
 
     def add_from_state(self, tokens: Iterable[Token]) -> None:
         """Add the tokens of a state; the caller passes the newest state first."""
         for token in tokens:
             self._from_states.setdefault(token.token, token)
 
-    def load(self, messages: Sequence[Message]) -> None:
+    def load_messages(self, messages: Sequence[Message]) -> None:
         """Set the known tokens to the tokens of the states and of these messages."""
-        self._known = {**self._from_states, **_tokens_of(messages)}
+        self._by_key = {**self._from_states, **_tokens_of(messages)}
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add_records(self, records: Sequence[Record]) -> None:
         """Add the tokens of appended records, if the tokens were read before."""
-        if self._known is not None:
-            self._known.update(_tokens_of(records))
+        if self._by_key is not None:
+            self._by_key.update(_tokens_of(records))
 
-    def find(self, once: str) -> Token | None:
+    def find_token(self, once: str) -> Token | None:
         """Return the messages of an idempotency key, or None."""
-        known = self._known or {}
-        if len(known) > 2 * TOKEN_WINDOW:
-            newest = sorted(known.values(), key=_first)[-TOKEN_WINDOW:]
-            self._known = known = {token.token: token for token in newest}
-        return known.get(once)
+        tokens = self._by_key or {}
+        if len(tokens) > 2 * TOKEN_WINDOW:
+            newest = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
+            self._by_key = tokens = {token.token: token for token in newest}
+        return tokens.get(once)
 
-    def upto(self, seq: int) -> list[Token]:
+    def tokens_upto(self, seq: int) -> list[Token]:
         """Return the newest tokens of messages up to this seq, to keep in a state."""
-        known = [token for token in (self._known or {}).values() if token.first <= seq]
-        return sorted(known, key=_first)[-TOKEN_WINDOW:]
+        tokens = [token for token in (self._by_key or {}).values() if token.first <= seq]
+        return sorted(tokens, key=_first_seq)[-TOKEN_WINDOW:]
 
 
-def _first(token: Token) -> int:
+def _first_seq(token: Token) -> int:
     return token.first
 
 
@@ -179,16 +172,16 @@ def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
     tokens = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:
-            count = (part_of(record) or (1, 1))[1]
+            count = (batch_position(record) or (1, 1))[1]
             members = [
                 member.to_json()
                 for place, member in enumerate(records[index : index + count], 1)
                 if isinstance(member, Message)
-                and (part_of(member) or (1, 1)) == (place, count)
+                and (batch_position(member) or (1, 1)) == (place, count)
                 and member.seq == record.seq + place - 1
             ]
             # Without the text of a damaged message there is no digest; only the count is compared.
-            content = digest(members) if len(members) == count else ""
+            content = payload_digest(members) if len(members) == count else ""
             tokens[record._once] = Token(record._once, record.seq, count, content)
     return tokens
 
@@ -208,7 +201,7 @@ class Log:
         identity = os.fstat(descriptor)
         self.inode = identity.st_ino
         self.device = identity.st_dev
-        self.writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
+        self.is_writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
 
         self.phase = LoadPhase.NOT_LOADED
         self.state: State | None = None
@@ -222,14 +215,13 @@ class Log:
 
         self.size = 0
         """Size of the file at the last check."""
-        self.end = 0
-        """Offset up to which the bytes were consumed."""
+        self.end_offset = 0
+        """Offset up to which the file was parsed."""
         self.ends_line = True
         self.tail: Tail | None = None
-        self.suspect = False
-        """Whether a sync failed, so that the disk content is unknown and the log must be rewritten.
-        """
-        self.synced = -1
+        self.is_suspect = False
+        """Whether a sync failed: the content of the disk is unknown, and the log is rewritten."""
+        self.synced_offset = -1
         """Offset up to which this process has synced the file; -1 before the first sync."""
 
         self.lines_since_state = 0
@@ -238,17 +230,17 @@ class Log:
 
         self.keeps_messages = False
         self.last_weight = 0
-        """Weight of the messages in memory at the last check."""
-        self.start = 0
+        """Value of `weight` at the last check."""
+        self.loaded_offset = 0
         """Offset of the first line whose message is in memory."""
-        self.first_loaded = 1
-        """First seq at or after the offset `start`."""
+        self.first_loaded_seq = 1
+        """First seq at or after `loaded_offset`."""
         self.messages: list[Message] = []
-        self._visible: list[Message] | None = None
-        self._missing_archived: list[Span] = []
+        self._visible_cache: list[Message] | None = None
+        self._archive_gaps: list[Span] = []
         """Seqs that were not found in the archives."""
         self._tokens = Tokens()
-        self._damaged: dict[tuple[str, int], DamagedBytes] = {}
+        self._reported_damage: dict[tuple[str, int], DamagedBytes] = {}
 
     def close(self) -> None:
         """Close the file.
@@ -258,29 +250,29 @@ class Log:
         descriptor, self.descriptor = self.descriptor, CLOSED
         descriptor.close()
 
-    def is_foreign(self) -> bool:
-        """Return whether another program wrote this file."""
-        try:
-            self.load(self.file_size())
-        except ForeignLog:
-            return True
-        except DamagedStore:
-            return False
-        return False
+    def release(self) -> None:
+        """Release the lock of the file, if this object holds it, and close the file."""
+        self.descriptor.release()
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self.directory.path / self.name
 
     # --- following the file ------------------------------------------------------------------
 
     @property
     def is_loaded(self) -> bool:
         """Whether the fields describe the file up to `size`."""
-        return self.phase in _LOADED
+        return self.phase in _LOADED_PHASES
 
     def ensure_loaded(self) -> None:
         """Load the log if it was never loaded, or if the last update did not finish.
 
         Raises the errors of `load`.
         """
-        if self.phase not in _LOADED:
+        if self.phase not in _LOADED_PHASES:
             self.load(self.file_size())
 
     def file_size(self) -> int:
@@ -289,7 +281,7 @@ class Log:
 
     def refresh(self) -> bool:
         """Read new bytes. Return False if the log was replaced or removed."""
-        status = self.directory.stat(self.name)
+        status = self.directory.file_status(self.name)
         if status is None or not self.is_same_file(status):
             return False
         self.catch_up(status.st_size)
@@ -297,7 +289,7 @@ class Log:
 
     def catch_up(self, size: int) -> None:
         """Read the file from the last position up to this size. Raises the errors of `load`."""
-        if self.phase in _LOADED and size == self.size:
+        if self.phase in _LOADED_PHASES and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
             # The log is not loaded, was truncated by another program, or has a tail that new bytes
@@ -305,7 +297,7 @@ class Log:
             self.load(size)
             return
         self.phase = LoadPhase.UPDATING
-        self._consume(self.read(self.end, size))
+        self._parse_next(self.read_bytes(self.end_offset, size))
         self.size = size
         self.phase = LoadPhase.READY
 
@@ -321,10 +313,10 @@ class Log:
     def _load(self, size: int) -> None:
         self.state = None
         self.has_state_record = False
-        self.messages, self._visible = [], None
+        self.messages, self._visible_cache = [], None
         self._tokens.clear()
         self.tail, self.ends_line, self.unknown_kind = None, True, None
-        self.next_seq, self.start, self.first_loaded, self.end = 1, 0, 1, 0
+        self.next_seq, self.loaded_offset, self.first_loaded_seq, self.end_offset = 1, 0, 1, 0
         self.size = size
         if size == 0:
             return
@@ -333,20 +325,18 @@ class Log:
         if next_seq is None:
             self._load_without_state(buffer)
             return
-        self.start = self.end = start
-        self.next_seq = self.first_loaded = next_seq
-        self._consume(buffer)
+        self.loaded_offset = self.end_offset = start
+        self.next_seq = self.first_loaded_seq = next_seq
+        self._parse_next(buffer)
         self.state_bytes = buffer.find(b"\n") + 1
         self.bytes_since_state = len(buffer) - self.state_bytes
         state = self._known_state()
         if not _UID.fullmatch(state.uid):
-            raise DamagedStore(
-                f"{self.directory.path / self.name}: the uid of the session is malformed"
-            )
+            raise DamagedStore(f"{self.path}: the uid of the session is malformed")
         if state.key != self.key:
             raise DamagedStore(
-                f"{self.directory.path / self.name} contains another session ({state.key!r}), "
-                f"not {self.key!r}; was it renamed by hand?"
+                f"{self.path} contains another session ({state.key!r}), not {self.key!r}; was it "
+                "renamed by hand?"
             )
 
     def _from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
@@ -354,10 +344,10 @@ class Log:
 
         Without an intact state, return 0, the whole log, and None.
         """
-        length = _FIRST_CHUNK
+        length = _FIRST_CHUNK_BYTES
         while True:
             start = max(0, size - length)
-            buffer = self.read(start, size)
+            buffer = self.read_bytes(start, size)
             state_record = find_state(buffer, at_start=start == 0)
             if state_record is not None:
                 return start + state_record[0], buffer[state_record[0] :], state_record[1].seq
@@ -366,64 +356,64 @@ class Log:
             length *= 4
 
     def _load_without_state(self, buffer: bytes) -> None:
-        """Load a log without an intact state.
+        """Load a log without an intact state: an incomplete first write, or a damaged log.
 
-        The file is a torn first write, a damaged log, or another program's log, which is reported.
+        Raises ForeignLog for a log of another program.
         """
         scan = scan_log(buffer, offset=0, next_seq=1)
         if not scan.records:
             has_records = bool(read_records(buffer, offset=0)[0])
-            if not has_records and not looks_torn(buffer):
+            if not has_records and not may_be_torn_log(buffer):
                 raise ForeignLog(
-                    f"{self.directory.path / self.name} was not written by stenolog and is not "
-                    f"changed; {self.directory.how_to_import(self.name)}"
+                    f"{self.path} was not written by stenolog and is not changed; "
+                    f"{self.directory.import_advice(self.name)}"
                 )
             # Intact lines of an unfinished first write never count.
-            tail = scan.tail if has_records else None
-            next_seq = tail.next_seq if tail is not None else 1
-            seqs = tail.seqs if tail is not None else []
+            next_seq, seqs, changes = 1, list[Span](), list[int]()
+            if has_records and scan.tail is not None:
+                next_seq, seqs, changes = scan.tail.next_seq, scan.tail.seqs, scan.tail.changes
             self.tail = Tail(
                 bytes=len(buffer),
                 ends_line=buffer.endswith(b"\n"),
                 next_seq=next_seq,
                 seqs=seqs,
                 lost=spans.minus([(1, next_seq - 1)], seqs) if next_seq > 1 else [],
-                changes=tail.changes if tail is not None else [],
-                damaged=False,
+                changes=changes,
+                has_damaged_lines=False,
             )
             return
-        uid = digest([buffer[: scan.consumed]])
-        self.state = blank(self.key, uid, 1, _time_of(scan.records[0]))
+        uid = payload_digest([buffer[: scan.consumed]])
+        self.state = states.blank_state(self.key, uid, 1, _time_of(scan.records[0]))
         self._apply_scan(scan, len(buffer))
         self.lines_since_state = STATE_EVERY_LINES  # the next writer writes a state
 
-    def _consume(self, buffer: bytes) -> None:
-        """Read bytes that begin where the consumed bytes end."""
+    def _parse_next(self, buffer: bytes) -> None:
+        """Parse and apply the next bytes of the file, which start at `end_offset`."""
         records = read_intact(buffer, self.next_seq)
         if records is not None:
-            self._apply(records, len(buffer))
-            self.end += len(buffer)
+            self._apply_records(records, len(buffer))
+            self.end_offset += len(buffer)
             return
-        scan = scan_log(buffer, offset=self.end, next_seq=self.next_seq)
-        if scan.tail is not None and (scan.tail.damaged or scan.tail.lost):
+        scan = scan_log(buffer, offset=self.end_offset, next_seq=self.next_seq)
+        if scan.tail is not None and (scan.tail.has_damaged_lines or scan.tail.lost):
             # The bytes may have been read during a write, so read the bytes a second time.
-            buffer_again = self.read(self.end, self.end + len(buffer))
-            scan = scan_log(buffer_again, offset=self.end, next_seq=self.next_seq)
+            buffer_again = self.read_bytes(self.end_offset, self.end_offset + len(buffer))
+            scan = scan_log(buffer_again, offset=self.end_offset, next_seq=self.next_seq)
         self._apply_scan(scan, len(buffer))
 
     def _apply_scan(self, scan: Scan, length: int) -> None:
-        self._apply(scan.records, length)
+        self._apply_records(scan.records, length)
         self.next_seq = scan.next_seq
-        self.end += scan.consumed
+        self.end_offset += scan.consumed
         self.ends_line = scan.ends_line
         self.tail = scan.tail
         self._add_lost(scan.lost)
         if scan.tail is not None:
             self._add_lost(scan.tail.lost)
-        self._report_damage(scan.bad)
+        self._report_damage(scan.damaged)
 
-    def _apply(self, records: list[Record], length: int) -> None:
-        """Apply records that count; `length` is their size in bytes."""
+    def _apply_records(self, records: list[Record], length: int) -> None:
+        """Apply valid records; `length` is their size in bytes."""
         self.bytes_since_state += length
         self.lines_since_state += len(records)
         if not records:
@@ -436,31 +426,31 @@ class Log:
             for index, record in enumerate(records):
                 if type(record) is not Message:
                     self._apply_control(record, len(records) - index - 1, length)
-            self._visible = None
-        elif self._visible is not None:
-            self._visible.extend(messages)
+            self._visible_cache = None
+        elif self._visible_cache is not None:
+            self._visible_cache.extend(messages)
         self.messages.extend(messages)
-        self._tokens.add(records)
+        self._tokens.add_records(records)
 
     def _apply_control(self, record: Record, following: int, length: int) -> None:
         match record:
             case StateRecord():
                 if record.body.format > FORMAT:  # guard: newer-format-refused
-                    raise self._newer(f"format {record.body.format}")
-                self.state = apply_record(self.state or record.body, record)
+                    raise self._newer_format_error(f"format {record.body.format}")
+                self.state = states.apply_record(self.state or record.body, record)
                 self.has_state_record = True
-                self._carry(record)
+                self._move_tokens(record)
                 self.lines_since_state, self.bytes_since_state = following, length
             case ChangeRecord() | VoidRecord():
-                self.state = apply_record(self._known_state(), record)
+                self.state = states.apply_record(self._known_state(), record)
             case UnknownRecord() if record.kind.startswith("state"):
-                raise self._newer(record.kind)
+                raise self._newer_format_error(record.kind)
             case UnknownRecord() if not record.optional:
                 self.unknown_kind = record.kind
             case _:
                 pass
 
-    def _carry(self, record: StateRecord) -> None:
+    def _move_tokens(self, record: StateRecord) -> None:
         """Move the idempotency keys of archived messages from a state to `tokens`.
 
         The copy of the state that a writer extends must not contain these keys.
@@ -480,11 +470,11 @@ class Log:
     def state_if_any(self) -> State | None:
         """Return a copy of the state, or None if the file is new. Raises the errors of `load`."""
         self.ensure_loaded()
-        return copy(self._known_state()) if self.phase is LoadPhase.READY else None
+        return states.copy_state(self._known_state()) if self.phase is LoadPhase.READY else None
 
     def _known_state(self) -> State:
         if self.state is None:
-            raise DamagedStore(f"{self.directory.path / self.name}: no state stands first")
+            raise DamagedStore(f"{self.path}: the first line is not a state")
         return self.state
 
     @property
@@ -499,37 +489,37 @@ class Log:
             self.next_seq > 1 or state.number > 0 or state.generation > 1 or bool(state.lost)
         )
 
-    def extend(self, before: int, records: list[Record] | None, length: int) -> None:
+    def record_append(self, offset: int, records: list[Record] | None, length: int) -> None:
         """Record the bytes that this process appended and synced.
 
         The method reads the bytes from the file if `records` is None, or if another thread of this
         process has already read a part of the bytes.
         """
-        self.synced = before + length
-        if self.phase not in _LOADED:
+        self.synced_offset = offset + length
+        if self.phase not in _LOADED_PHASES:
             return  # a reader failed; the next user loads the log
-        if records is None or not before == self.end == self.size or self.tail is not None:
+        if records is None or not offset == self.end_offset == self.size or self.tail is not None:
             if self.tail is not None:
                 # A reader may have read a part of the write.
-                self.load(max(self.size, self.synced))
+                self.load(max(self.size, self.synced_offset))
             else:
-                self.catch_up(max(self.size, self.synced))
+                self.catch_up(max(self.size, self.synced_offset))
             return
         self.phase = LoadPhase.UPDATING
-        self._apply(records, length)
-        self.end = self.size = self.synced
+        self._apply_records(records, length)
+        self.end_offset = self.size = self.synced_offset
         if not self.keeps_messages:
             self._drop_messages()
         self.phase = LoadPhase.READY
 
-    def advance(self, seq: int, at: str, size: int, length: int) -> None:
+    def record_uncached_append(self, seq: int, at: str, size: int, length: int) -> None:
         """Record one appended message that is not kept in memory.
 
         The log must be in the phase READY.
         """
         self.phase = LoadPhase.UPDATING
-        self.end = self.size = self.synced = self.start = size
-        self.next_seq = self.first_loaded = seq + 1
+        self.end_offset = self.size = self.synced_offset = self.loaded_offset = size
+        self.next_seq = self.first_loaded_seq = seq + 1
         self.updated = at
         self.lines_since_state += 1
         self.bytes_since_state += length
@@ -537,7 +527,7 @@ class Log:
             self.messages = []
         self.phase = LoadPhase.READY
 
-    def check_known(self) -> None:
+    def check_record_kinds(self) -> None:
         """Raise ReadOnly if the log holds a record that only a newer version understands."""
         self.ensure_loaded()
         if self.unknown_kind is not None:
@@ -550,41 +540,41 @@ class Log:
         """Return whether `status` is the status of this log's file."""
         return status is not None and status.st_ino == self.inode and status.st_dev == self.device
 
-    def _newer(self, subject: str) -> NewerFormat:
+    def _newer_format_error(self, subject: str) -> NewerFormat:
         return NewerFormat(
-            f"{self.directory.path / self.name} was written by a newer stenolog ({subject}); "
-            "upgrade stenolog"
+            f"{self.path} was written by a newer stenolog ({subject}); upgrade stenolog"
         )
 
-    def read(self, start: int, stop: int) -> bytes:
+    def read_bytes(self, start: int, stop: int) -> bytes:
         """Return bytes of the live file, read from the disk."""
         return read_all(self.descriptor, start, stop)
 
     # --- damage ------------------------------------------------------------------------------
 
-    def _add_lost(self, lost_spans: list[tuple[int, int]]) -> None:
+    def _add_lost(self, lost_spans: list[Span]) -> None:
         if not lost_spans or self.state is None:
             return
-        new = spans.minus(spans.union(lost_spans), missing(self.state))
-        if new:
-            self.state.lost = spans.union(self.state.lost, new)
-            self._visible = None
+        new_spans = spans.minus(spans.union(lost_spans), states.missing_seqs(self.state))
+        if new_spans:
+            self.state.lost = spans.union(self.state.lost, new_spans)
+            self._visible_cache = None
             log_reports.warning(
                 "%s: skipped damaged messages, seq %s; run `steno doctor` for details",
-                self.directory.path / self.name,
-                ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new),
+                self.path,
+                ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new_spans),
             )
 
-    def _report_damage(self, bad: list[DamagedBytes], source: str = "") -> None:
-        for piece in bad:
-            if not piece.known and (source, piece.offset) not in self._damaged:
-                self._damaged[source, piece.offset] = piece
+    def _report_damage(self, damaged: list[DamagedBytes], source: str = "") -> None:
+        """Log each new damage; `source` is the path of an archive, or empty for the live log."""
+        for part in damaged:
+            if not part.is_void and (source, part.offset) not in self._reported_damage:
+                self._reported_damage[source, part.offset] = part
                 log_reports.warning(
                     "%s: skipped %d bytes at offset %d that are not a record; "
                     "run `steno doctor` for details",
                     self.directory.path / (source or self.name),
-                    piece.length,
-                    piece.offset,
+                    part.length,
+                    part.offset,
                 )
 
     # --- messages ----------------------------------------------------------------------------
@@ -592,24 +582,26 @@ class Log:
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
         """Return the visible messages after `after`, at most `last`, including archived ones."""
         lookup = self.visible_messages(last=last, after=after)
-        return (
-            self.add_archived(lookup, self.read_archives(lookup)) if lookup.low else lookup.messages
-        )
+        if not lookup.archived_from:
+            return lookup.messages
+        return self.add_archived(lookup, self.read_archives(lookup))
 
     def visible_messages(self, *, last: int | None, after: int | None) -> "LogLookup":
         """Return the messages of `history` that are in the live log."""
         self.ensure_loaded()
         self.keeps_messages = True
-        if last is None and after is None and self._visible is not None:
-            return LogLookup(self._visible.copy())
-        wanted_spans = self._select(last, after)
+        if last is None and after is None and self._visible_cache is not None:
+            return LogLookup(self._visible_cache.copy())
+        wanted_spans = self._visible_spans(last, after)
         while wanted_spans and self._load_from(wanted_spans[0][0]):
-            wanted_spans = self._select(last, after)
-        messages = [message for span in wanted_spans for message in self._slice(*span)]
+            wanted_spans = self._visible_spans(last, after)
+        messages = [message for span in wanted_spans for message in self._messages_between(*span)]
         if wanted_spans and wanted_spans[0][0] < self.first_live():
-            return LogLookup(messages, wanted_spans[0][0], wanted_spans, copy(self.known_state()))
+            return LogLookup(
+                messages, wanted_spans[0][0], wanted_spans, states.copy_state(self.known_state())
+            )
         if last is None and after is None:
-            self._visible = messages.copy()
+            self._visible_cache = messages.copy()
         return LogLookup(messages)
 
     def all_messages(self, *, after: int) -> "LogLookup":
@@ -617,10 +609,10 @@ class Log:
         self.ensure_loaded()
         self.keeps_messages = True
         self._load_from(after + 1)
-        messages = self._mark_hidden(self._slice(after + 1, self.next_seq))
+        messages = self._mark_hidden(self._messages_between(after + 1, self.next_seq))
         if after + 1 >= self.first_live():
             return LogLookup(messages)
-        return LogLookup(messages, after + 1, state=copy(self.known_state()))
+        return LogLookup(messages, after + 1, state=states.copy_state(self.known_state()))
 
     def read_archives(self, lookup: "LogLookup") -> list[archive.ArchiveContent]:
         """Return the archives that hold the rest of the messages, newest first.
@@ -628,7 +620,9 @@ class Log:
         The caller need not hold the mutex, because reading can take long and archives do not
         change. A purge may delete the archives, but replaces the log first.
         """
-        return list(archive.chain(self.directory, lookup.state, lookup.low)) if lookup.state else []
+        if lookup.state is None:
+            return []
+        return list(archive.archive_chain(self.directory, lookup.state, lookup.archived_from))
 
     def add_archived(
         self, lookup: "LogLookup", archives: list[archive.ArchiveContent]
@@ -636,49 +630,43 @@ class Log:
         """Return the messages of the archives, then the messages of the live log."""
         state = self.known_state()
         older: list[Message] = []
-        for opened in archives:
-            self._report_damage(opened.bad, opened.path)
-            older = opened.messages + older
-        missing_spans = missing(state)
-        by_seq = {m.seq: m for m in older if m.seq >= lookup.low}
+        for content in archives:
+            self._report_damage(content.damaged, content.path)
+            older = content.messages + older
+        missing_spans = states.missing_seqs(state)
+        by_seq = {m.seq: m for m in older if m.seq >= lookup.archived_from}
         older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing_spans, seq)]
-        known_spans = spans.union(((m.seq, m.seq) for m in older), missing_spans)
+        known_spans = spans.union(spans.from_seqs(m.seq for m in older), missing_spans)
         # These messages are not recorded as lost: a missing archive may be restored from a backup.
-        self._missing_archived = spans.minus([(lookup.low, self.first_live() - 1)], known_spans)
-        if self._missing_archived:
+        archived_span = (lookup.archived_from, self.first_live() - 1)
+        self._archive_gaps = spans.minus([archived_span], known_spans)
+        if self._archive_gaps:
             log_reports.warning(
                 "%s: %d messages are in missing or damaged archives; run `steno doctor` for "
                 "details",
-                self.directory.path / self.name,
-                spans.size(self._missing_archived),
+                self.path,
+                spans.size(self._archive_gaps),
             )
-        if lookup.wanted is None:
+        if lookup.requested_spans is None:
             return self._mark_hidden(older) + lookup.messages
-        return [m for m in older if spans.contains(lookup.wanted, m.seq)] + lookup.messages
+        return [m for m in older if spans.contains(lookup.requested_spans, m.seq)] + lookup.messages
 
     def _mark_hidden(self, messages: list[Message]) -> list[Message]:
-        visible_spans = visible(self.known_state(), self.next_seq - 1)
+        visible_spans = states.visible_seqs(self.known_state(), self.next_seq - 1)
         return [
             m if spans.contains(visible_spans, m.seq) else msgspec.structs.replace(m, hidden=True)
             for m in messages
         ]
 
-    def _select(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
+    def _visible_spans(self, last: int | None, after: int | None) -> list[Span]:
+        """Return the seqs of the visible messages after `after`, at most `last`."""
         end = self.next_seq - 1
-        visible_spans = visible(self.known_state(), end)
+        visible_spans = states.visible_seqs(self.known_state(), end)
         if after is not None:
             visible_spans = spans.clipped(visible_spans, after + 1, end)
-        if last is not None:
-            short: list[tuple[int, int]] = []
-            for first, final in reversed(visible_spans):
-                if last <= 0:
-                    break
-                short.append((max(first, final - last + 1), final))
-                last -= final - first + 1
-            visible_spans = short[::-1]
-        return visible_spans
+        return visible_spans if last is None else spans.last_seqs(visible_spans, last)
 
-    def _slice(self, first: int, last: int) -> list[Message]:
+    def _messages_between(self, first: int, last: int) -> list[Message]:
         messages = self.messages
         if messages and messages[-1].seq - messages[0].seq + 1 == len(messages):
             low = messages[0].seq
@@ -688,17 +676,17 @@ class Log:
         ]
 
     def _load_from(self, seq: int) -> bool:
-        """Load the messages from this seq on into memory, as far as the live log has them.
+        """Load messages with this seq or a later one into memory, if the live log has them.
 
         Return whether any bytes were read.
         """
         if seq <= self.first_live():
             seq = 0  # read the whole log, so that damage to its first lines is found as well
-        length = _FIRST_CHUNK if seq else min(self.start, _LARGEST_CHUNK)
-        read = False
-        while self.start > 0 and self.first_loaded > seq:
-            start = max(0, self.start - length)
-            buffer = self.read(start, self.start)
+        length = _FIRST_CHUNK_BYTES if seq else min(self.loaded_offset, _MAX_CHUNK_BYTES)
+        has_read = False
+        while self.loaded_offset > 0 and self.first_loaded_seq > seq:
+            start = max(0, self.loaded_offset - length)
+            buffer = self.read_bytes(start, self.loaded_offset)
             if start > 0:
                 cut = buffer.find(b"\n") + 1
                 if cut in (0, len(buffer)) or not can_start_at(buffer, cut):
@@ -706,36 +694,36 @@ class Log:
                     continue
                 start += cut
                 buffer = buffer[cut:]
-            self._prepend(buffer, start)
-            length = min(length * 4, _LARGEST_CHUNK)
-            read = True
-        return read
+            self._parse_before(buffer, start)
+            length = min(length * 4, _MAX_CHUNK_BYTES)
+            has_read = True
+        return has_read
 
-    def _prepend(self, buffer: bytes, start: int) -> None:
-        """Read bytes that end where the messages in memory begin."""
-        lost, first_live = missing(self.known_state()), self.first_live()
-        records, bad = read_records(buffer, offset=start)
+    def _parse_before(self, buffer: bytes, start: int) -> None:
+        """Parse the bytes directly before the messages in memory, and add their messages."""
+        missing, first_live = states.missing_seqs(self.known_state()), self.first_live()
+        records, damaged = read_records(buffer, offset=start)
         self.phase = LoadPhase.UPDATING
-        self._report_damage(bad)
-        self.start = start
+        self._report_damage(damaged)
+        self.loaded_offset = start
         messages = [record for record in records if type(record) is Message]
         if len(messages) < len(records):
             for record in records:
                 if type(record) is StateRecord:
-                    self._carry(record)
-        first = self.first_loaded
+                    self._move_tokens(record)
+        first = self.first_loaded_seq
         if records:
-            first = min(record.seq for record in records) if bad else records[0].seq
+            first = min(record.seq for record in records) if damaged else records[0].seq
         if start == 0:
             first = min(first, first_live)
         # Without damage the seqs are consecutive: the first seq and the count imply all seqs.
-        regular = not bad and not lost and len(messages) == self.first_loaded - first
-        if not regular or (messages and messages[0].seq != first):
-            by_seq = {m.seq: m for m in messages if m.seq < self.first_loaded}
-            messages = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(lost, seq)]
-            known_spans = spans.union(((m.seq, m.seq) for m in messages), lost)
-            self._add_lost(spans.minus([(first, self.first_loaded - 1)], known_spans))
-        self.first_loaded = min(self.first_loaded, first)
+        in_order = not damaged and not missing and len(messages) == self.first_loaded_seq - first
+        if not in_order or (messages and messages[0].seq != first):
+            by_seq = {m.seq: m for m in messages if m.seq < self.first_loaded_seq}
+            messages = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing, seq)]
+            known_spans = spans.union(spans.from_seqs(m.seq for m in messages), missing)
+            self._add_lost(spans.minus([(first, self.first_loaded_seq - 1)], known_spans))
+        self.first_loaded_seq = min(self.first_loaded_seq, first)
         self.messages = messages + self.messages
         self.phase = LoadPhase.READY
 
@@ -747,38 +735,38 @@ class Log:
     @property
     def weight(self) -> int:
         """Approximate number of bytes of the messages and idempotency keys in memory."""
-        return (self.end - self.start if self.messages else 0) + self._tokens.weight
+        return (self.end_offset - self.loaded_offset if self.messages else 0) + self._tokens.weight
 
     def drop_cache(self) -> None:
         """Drop the messages and idempotency keys in memory; the file still has them."""
-        before, self.phase = self.phase, LoadPhase.UPDATING
+        phase, self.phase = self.phase, LoadPhase.UPDATING
         self._drop_messages()
         self._tokens.clear()
         self.keeps_messages = False
-        self.phase = before
+        self.phase = phase
 
     def _drop_messages(self) -> None:
         """Drop the messages in memory, but keep the idempotency keys, which are slow to read."""
-        self.messages, self._visible = [], None
-        self.start, self.first_loaded = self.end, self.next_seq
+        self.messages, self._visible_cache = [], None
+        self.loaded_offset, self.first_loaded_seq = self.end_offset, self.next_seq
 
     # --- idempotency keys --------------------------------------------------------------------
 
-    def token(self, once: str) -> Token | None:
+    def find_token(self, once: str) -> Token | None:
         """Find the messages of an idempotency key, among at least the newest thousand messages."""
-        self._learn_tokens()
-        return self._tokens.find(once)
+        self._load_tokens()
+        return self._tokens.find_token(once)
 
     def tokens_upto(self, seq: int) -> list[Token]:
         """Return the newest idempotency keys of messages up to this seq, to keep in a state."""
-        self._learn_tokens()
-        return self._tokens.upto(seq)
+        self._load_tokens()
+        return self._tokens.tokens_upto(seq)
 
-    def _learn_tokens(self) -> None:
+    def _load_tokens(self) -> None:
         self.ensure_loaded()
         if not self._tokens.is_loaded:
             self._load_from(max(self.first_live(), self.next_seq - TOKEN_WINDOW))
-            self._tokens.load(self.messages)
+            self._tokens.load_messages(self.messages)
             if not self.keeps_messages:
                 self.phase = LoadPhase.UPDATING
                 self._drop_messages()
@@ -790,36 +778,36 @@ class Log:
         """Return an undo step with the parts that the state omits. Raises DamagedStore."""
         if not step.elsewhere:
             return step
-        complete = self.undo_steps({step.number}).get(step.number)
-        if complete is None:
+        complete_step = self.undo_steps({step.number}).get(step.number)
+        if complete_step is None:
             raise DamagedStore(
                 f"{self.key!r}: change {step.number} is damaged and cannot be undone; "
                 "run `steno doctor`"
             )
-        return complete
+        return complete_step
 
     def undo_steps(self, numbers: Collection[int]) -> dict[int, Undo]:
         """Return the undo steps of changes by number; steps that no file contains are left out."""
         state = self.known_state()
-        records, _ = read_records(self.read(0, self.end), offset=0)
+        records, _ = read_records(self.read_bytes(0, self.end_offset), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
         # If several changes have the same number, the first change counts.
-        steps = {c.number: undo_step_of(c) for c in reversed(changes) if c.number in numbers}
-        archives = archive.chain(self.directory, state, 1)
-        while len(steps) < len(numbers) and (opened := next(archives, None)) is not None:
-            for change in opened.changes:
+        steps = {c.number: states.undo_step_of(c) for c in reversed(changes) if c.number in numbers}
+        archives = archive.archive_chain(self.directory, state, 1)
+        while len(steps) < len(numbers) and (content := next(archives, None)) is not None:
+            for change in content.changes:
                 if change.number in numbers:
-                    steps.setdefault(change.number, undo_step_of(change))
+                    steps.setdefault(change.number, states.undo_step_of(change))
         return steps
 
     # --- state of the session ----------------------------------------------------------------
 
     def settled_state(self) -> tuple[State, int]:
         """Return a copy of the state and the last seq that the next writer will see."""
-        state = copy(self.known_state())
+        state = states.copy_state(self.known_state())
         if self.tail is None:
             return state, self.next_seq - 1
-        apply_void(state, self.tail.as_void())
+        states.apply_void(state, self.tail.as_void())
         return state, self.tail.next_seq - 1
 
     def info(self) -> SessionInfo:
@@ -831,7 +819,7 @@ class Log:
             meta={} if state.forked_from is not None else state.meta,
             last_seq=end,
         )
-        visible_spans = visible(state, end)
+        visible_spans = states.visible_seqs(state, end)
         return SessionInfo(
             key=self.key,
             uid=state.uid,
@@ -840,9 +828,9 @@ class Log:
             last_seq=end,
             floor=state.floor,
             visible=spans.size(visible_spans),
-            count=end - spans.size(spans.union(missing(state), self._missing_archived)),
-            lost=spans.size(spans.union(state.lost, self._missing_archived)),
-            damaged=len(self._damaged),
+            count=end - spans.size(spans.union(states.missing_seqs(state), self._archive_gaps)),
+            lost=spans.size(spans.union(state.lost, self._archive_gaps)),
+            damaged=len(self._reported_damage),
             void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
             archived=state.archive.last if state.archive is not None else 0,
             generation=state.generation,

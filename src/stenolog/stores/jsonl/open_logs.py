@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from stenolog.errors import ForeignLog, StenologError, StoreBusy, StoreUnavailable
+from stenolog.errors import DamagedStore, ForeignLog, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
 from stenolog.stores import file_names
 from stenolog.stores.disk import LOCK_POLL, Descriptor, lock_until
@@ -24,10 +24,10 @@ from stenolog.stores.jsonl.log import LoadPhase, Log, LogLookup
 from stenolog.stores.jsonl.rewrite import rewrite_log
 from stenolog.stores.jsonl.writer import now
 
-_DESCRIPTOR_WAIT: Final = 0.25
+_DESCRIPTOR_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another thread to release a descriptor when the limit is reached."""
-_MAX_OPEN: Final = 512
-_MAX_ENTRIES: Final = 8192
+_MAX_OPEN_LOGS: Final = 512
+_MAX_SYNCED_ENTRIES: Final = 8192
 
 T = TypeVar("T")
 
@@ -37,65 +37,69 @@ class OpenLogCache:
 
     def __init__(self, directory: Directory, *, busy_timeout: float, cache_bytes: int) -> None:
         self.directory = directory
-        self.suspects: set[str] = set()
-        """Names of logs whose sync failed and that are not yet renewed."""
-        self._busy_timeout = busy_timeout
+        self.suspect_names: set[str] = set()
+        """Names of logs whose sync failed and that were not rewritten since."""
+        self.busy_timeout = busy_timeout
         self._cache_bytes = cache_bytes
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        share = _MAX_OPEN if soft == resource.RLIM_INFINITY else soft // 4
-        self._most_open = max(4, min(_MAX_OPEN, share))
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        log_limit = _MAX_OPEN_LOGS if soft_limit == resource.RLIM_INFINITY else soft_limit // 4
+        self._max_open = max(4, min(_MAX_OPEN_LOGS, log_limit))
         self._mutex = threading.Lock()
-        self._open: OrderedDict[str, Log] = OrderedDict()
-        self.opened = self._open.get
+        self._open_logs: OrderedDict[str, Log] = OrderedDict()
+        self.get_open_log = self._open_logs.get
         """Function that returns the open log of a key, or None."""
-        self._alive: weakref.WeakSet[Log] = weakref.WeakSet()
-        self._locked: dict[str, Log] = {}
-        self.entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._existing_logs: weakref.WeakSet[Log] = weakref.WeakSet()
+        self._locked_logs: dict[str, Log] = {}
+        self.synced_entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Inode and device, by name, of files whose folder entry is known to be on the disk."""
         self._cached_bytes = 0
 
+    def deadline(self) -> float:
+        """Return the time of the monotonic clock up to which a call that starts now may wait."""
+        return time.monotonic() + self.busy_timeout
+
     # --- opening -----------------------------------------------------------------------------
 
-    def _get(self, key: str, *, create: bool) -> Log | None:
+    def _get_log(self, key: str, *, create: bool) -> Log | None:
         with self._mutex:
-            log = self._open.get(key)
+            log = self._open_logs.get(key)
             if log is not None:
-                self._open.move_to_end(key)
+                self._open_logs.move_to_end(key)
                 return log
         name = file_names.log_name(key)
-        if create and self.directory.stat(name) is None:
+        if create and self.directory.file_status(name) is None:
             self.check_no_foreign_log(key)
             self.directory.sync_renames()  # guard: free-name-settled
-        descriptor = self._descriptor(name, create=create)
+        descriptor = self._open_descriptor(name, create=create)
         if descriptor is None:
             return None
         log = Log(self.directory, name, key, descriptor)
         with self._mutex:
-            self._alive.add(log)
+            self._existing_logs.add(log)
             # If another thread was faster, this log is dropped and its file closed.
-            log = self._open.setdefault(key, log)
-            while len(self._open) > self._most_open:
-                self._open.popitem(last=False)
+            log = self._open_logs.setdefault(key, log)
+            while len(self._open_logs) > self._max_open:
+                self._open_logs.popitem(last=False)
         return log
 
-    def _descriptor(self, name: str, *, create: bool) -> Descriptor | None:
-        deadline = time.monotonic() + min(self._busy_timeout, _DESCRIPTOR_WAIT)
+    def _open_descriptor(self, name: str, *, create: bool) -> Descriptor | None:
+        deadline = time.monotonic() + min(self.busy_timeout, _DESCRIPTOR_WAIT_SECONDS)
         while True:
             try:
-                return self.directory.open(name, create=create)
+                return self.directory.open_log(name, create=create)
             except StoreUnavailable as error:
                 cause = error.__cause__
-                scarce = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
-                if not scarce or time.monotonic() > deadline:
+                limits = (errno.EMFILE, errno.ENFILE)
+                limit_reached = isinstance(cause, OSError) and cause.errno in limits
+                if not limit_reached or time.monotonic() > deadline:
                     raise
             # A log that only an old traceback refers to still holds a descriptor.
             gc.collect()
             with self._mutex:
-                idle = len(self._open)
-                for _ in range(max(1, idle // 2)):
-                    if self._open:
-                        self._open.popitem(last=False)
-            if not idle:
+                cached_logs = len(self._open_logs)
+                for _ in range((cached_logs + 1) // 2):
+                    self._open_logs.popitem(last=False)
+            if not cached_logs:
                 time.sleep(LOCK_POLL)
 
     def check_no_foreign_log(self, key: str) -> None:
@@ -105,44 +109,47 @@ class OpenLogCache:
         """
         for name in file_names.reference_names(key):
             try:
-                descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
+                descriptor = self.directory.open_log(name) if len(os.fsencode(name)) < 256 else None
             except (StenologError, ValueError):
                 continue
             if descriptor is None:
                 continue
             other = Log(self.directory, name, key, descriptor)
-            with other.mutex:
-                foreign = other.is_foreign()
-            if foreign:
+            try:
+                with other.mutex:
+                    other.load(other.file_size())
+            except ForeignLog as error:
                 raise ForeignLog(
-                    f"{key!r}: another program stores this session in "
-                    f"{self.directory.path / name}; {self.directory.how_to_import(name)}"
-                )
+                    f"{key!r}: another program stores this session in {other.path}; "
+                    f"{self.directory.import_advice(name)}"
+                ) from error
+            except DamagedStore:
+                continue  # a damaged log of stenolog, or a log of a newer version
 
-    def touch(self, log: Log) -> None:
+    def mark_used(self, log: Log) -> None:
         """Mark the log as recently used, so that other logs are dropped first."""
         with self._mutex:
-            if self._open.get(log.key) is log:
-                self._open.move_to_end(log.key)
+            if self._open_logs.get(log.key) is log:
+                self._open_logs.move_to_end(log.key)
 
-    def discard(self, log: Log) -> None:
+    def drop_log(self, log: Log) -> None:
         """Drop a log from the cache; its file is read again at the next use."""
         with log.mutex:
-            suspect = log.suspect
+            suspect = log.is_suspect
         with self._mutex:
             if suspect:
-                self.suspects.add(log.name)
-            if self._open.get(log.key) is log:
-                del self._open[log.key]
+                self.suspect_names.add(log.name)
+            if self._open_logs.get(log.key) is log:
+                del self._open_logs[log.key]
 
     # --- reading -----------------------------------------------------------------------------
 
-    def read(self, key: str, look: Callable[[Log], T]) -> T | None:
-        """Return the result of `look` on the up-to-date log; None if the session does not exist."""
-        deadline = time.monotonic() + self._busy_timeout
+    def read_log(self, key: str, work: Callable[[Log], T]) -> T | None:
+        """Return the result of `work` on the up-to-date log; None if the session does not exist."""
+        deadline = self.deadline()
         while True:
             try:
-                log = self._get(key, create=False)
+                log = self._get_log(key, create=False)
             except OSError as error:
                 raise store_error(error, f"opening {key!r}") from error
             if log is None:
@@ -150,36 +157,36 @@ class OpenLogCache:
             try:
                 with log.mutex:
                     if log.refresh():
-                        return look(log) if log.exists else None  # guard: reader-never-writes
+                        return work(log) if log.exists else None  # guard: reader-never-writes
             except OSError as error:
-                self.discard(log)
+                self.drop_log(log)
                 raise store_error(error, f"reading {key!r}") from error
             except BaseException:
-                self.discard(log)
+                self.drop_log(log)
                 raise
-            self.discard(log)
-            if self.directory.stat(log.name) is None:
+            self.drop_log(log)
+            if self.directory.file_status(log.name) is None:
                 return None
             _check_deadline(deadline, key)
 
     def read_with_archives(
-        self, key: str, look: Callable[[Log], tuple[T, LogLookup]]
+        self, key: str, work: Callable[[Log], tuple[T, LogLookup]]
     ) -> tuple[T, list[Message]] | None:
-        """Return the messages of `look` with archived messages; None if the session does not exist.
+        """Return the messages of `work` with archived messages; None if the session does not exist.
 
         Archives are read without holding the mutex. If a purge deletes an archive during that time,
         the whole read is repeated. Raises StoreBusy after the timeout.
         """
-        deadline = time.monotonic() + self._busy_timeout
+        deadline = self.deadline()
         while True:
-            lookup_result = self.read(key, lambda log: (log, *look(log)))
+            lookup_result = self.read_log(key, lambda log: (log, *work(log)))
             if lookup_result is None:
                 return None
             log, result, lookup = lookup_result
             messages = self._add_archived(log, lookup)
             if messages is not None:
                 return result, messages
-            self.discard(log)
+            self.drop_log(log)
             _check_deadline(deadline, key)
 
     def _add_archived(self, log: Log, lookup: LogLookup) -> list[Message] | None:
@@ -189,21 +196,18 @@ class OpenLogCache:
         again.
         """
         messages = lookup.messages
-        if lookup.low:
-            try:
-                archives = log.read_archives(lookup)
-            except OSError as error:
-                raise store_error(error, f"reading the archives of {log.key!r}") from error
-            incomplete = any(content.bad for content in archives)
+        if lookup.archived_from:
+            archives = log.read_archives(lookup)
+            is_incomplete = any(content.damaged for content in archives)
             # A purge replaces the log before it deletes the archives.
             # guard: missing-archive-reported
-            if incomplete and not log.is_same_file(self.directory.stat(log.name)):
+            if is_incomplete and not log.is_same_file(self.directory.file_status(log.name)):
                 return None
             with log.mutex:
                 if not log.is_loaded:
                     return None  # another thread failed to read the log
                 messages = log.add_archived(lookup, archives)
-        self.trim(log)
+        self.trim_memory(log)
         return messages
 
     # --- locking -----------------------------------------------------------------------------
@@ -214,64 +218,64 @@ class OpenLogCache:
         The caller must call `unlock` afterwards, also after an error. Raises StoreBusy, OSError and
         the errors of `Log.load`.
         """
-        deadline = time.monotonic() + self._busy_timeout
+        deadline = self.deadline()
         while True:
-            log = self._get(key, create=create)
+            log = self._get_log(key, create=create)
             if log is None:
                 return None
-            if not log.writable:
-                self.discard(log)
+            if not log.is_writable:
+                self.drop_log(log)
                 disk = os.fstatvfs(self.directory.descriptor)
-                why = errno.EROFS if disk.f_flag & os.ST_RDONLY else errno.EACCES
-                raise OSError(why, "may only be read", log.name)
-            self._locked[key] = log
+                code = errno.EROFS if disk.f_flag & os.ST_RDONLY else errno.EACCES
+                raise OSError(code, "may only be read", log.name)
+            self._locked_logs[key] = log
             lock_until(log.descriptor, deadline, f"the log of {key!r}")
-            status = self.directory.stat(log.name)
+            status = self.directory.file_status(log.name)
             if status is None or not log.is_same_file(status):  # guard: inode-after-lock
                 # The log was replaced during the wait: the locked file no longer has the name.
-                self.discard(log)
+                self.drop_log(log)
                 self.unlock(key)
                 _check_deadline(deadline, key)
                 continue
             try:
                 with log.mutex:
                     log.catch_up(status.st_size)  # guard: catch-up-before-append
-                    new, suspect = log.phase is LoadPhase.NEW, log.suspect
+                    is_new, is_suspect = log.phase is LoadPhase.NEW, log.is_suspect
             except BaseException:
-                self.discard(log)
+                self.drop_log(log)
                 raise
-            if suspect or log.name in self.suspects:
+            if is_suspect or log.name in self.suspect_names:
                 self._rewrite_suspect(log)
                 self.unlock(key)
                 continue
             # An empty file may be a new file that reuses a known inode number.
-            if new or self.entries.get(log.name) != (log.inode, log.device):
-                self.directory.sync()
-                self.entries[log.name] = (log.inode, log.device)
-                while len(self.entries) > _MAX_ENTRIES:  # guard: open-logs-bounded
-                    self.entries.popitem(last=False)
+            if is_new or self.synced_entries.get(log.name) != (log.inode, log.device):
+                self.directory.sync_entries()
+                self.synced_entries[log.name] = (log.inode, log.device)
+                while len(self.synced_entries) > _MAX_SYNCED_ENTRIES:  # guard: open-logs-bounded
+                    self.synced_entries.popitem(last=False)
             return log
 
     def unlock(self, key: str) -> None:
         """Release the lock of a session's log. Does nothing if the log is not locked."""
-        log = self._locked.get(key)
+        log = self._locked_logs.get(key)
         if log is not None:
-            self.release(log)
-            self._locked.pop(key, None)
+            self.release_log(log)
+            self._locked_logs.pop(key, None)
 
-    def release(self, log: Log) -> None:
+    def release_log(self, log: Log) -> None:
         """Release the lock of this log."""
         if log.descriptor >= 0:
             try:
                 fcntl.flock(log.descriptor, fcntl.LOCK_UN)
             except OSError:
                 # The lock ends with the descriptor, which closes after the last use of the log.
-                self.discard(log)
+                self.drop_log(log)
 
     def _rewrite_suspect(self, log: Log) -> None:
         """Copy a log whose sync failed to a new file, before any append."""
         with log.mutex:
-            log.suspect = True
+            log.is_suspect = True
         try:
             rewrite_log(log, log.file_size(), now())
         except OSError as error:
@@ -279,24 +283,24 @@ class OpenLogCache:
                 error, f"{log.key!r}: rewriting the log after a failed sync"
             ) from error
         finally:
-            self.discard(log)
-        self.suspects.discard(log.name)
+            self.drop_log(log)
+        self.suspect_names.discard(log.name)
 
     # --- bounds ------------------------------------------------------------------------------
 
-    def trim(self, log: Log) -> None:
+    def trim_memory(self, log: Log) -> None:
         """Keep the messages in memory within the limit; drop the least recently used first."""
         with log.mutex:
-            weight, before = log.weight, log.last_weight
+            weight, old_weight = log.weight, log.last_weight
             log.last_weight = weight
-        if weight == before:
+        if weight == old_weight:
             return
         # This sum is inexact if threads race or a log was dropped. The sum below is exact.
-        self._cached_bytes += weight - before
+        self._cached_bytes += weight - old_weight
         if self._cached_bytes <= self._cache_bytes:
             return
         with self._mutex:
-            logs = list(self._open.values())
+            logs = list(self._open_logs.values())
         self._cached_bytes = sum(_weight(other) for other in logs)
         for other in logs:
             if self._cached_bytes <= self._cache_bytes:
@@ -312,9 +316,9 @@ class OpenLogCache:
         Call this only when no other thread uses the store. In a forked child the parent keeps its
         locks.
         """
-        for log in list(self._alive):
+        for log in list(self._existing_logs):
             log.close()
-        self._open.clear()
+        self._open_logs.clear()
 
 
 def _weight(log: Log) -> int:

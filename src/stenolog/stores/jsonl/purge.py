@@ -10,8 +10,9 @@ the trash → mutex.
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Final
 
 from stenolog.errors import (
@@ -25,16 +26,16 @@ from stenolog.errors import (
 )
 from stenolog.records import Purged, Span, Trashed, Undo
 from stenolog.stores import catalog_file, file_names, spans
-from stenolog.stores.base import Deleted
+from stenolog.stores.base import DeletedSession
 from stenolog.stores.catalog_file import delete_catalog
 from stenolog.stores.disk import sync_folder
 from stenolog.stores.jsonl import archive, leases, rewrite, trash, writer
-from stenolog.stores.jsonl.directory import store_error
-from stenolog.stores.jsonl.lifecycle import has_session, lock_session, rename_error
+from stenolog.stores.jsonl.directory import names_in, store_error, system_errors
+from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
-from stenolog.stores.state import copy, not_reached, present
+from stenolog.stores.state import copy_state, describe_remaining, present_seqs
 
 ASIDE_FOLDER: Final = "aside"
 """Folder for files that `steno doctor` moves out of the way."""
@@ -45,92 +46,80 @@ _ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
 class Purger:
     """Purges of one store."""
 
-    def __init__(self, logs: OpenLogCache, queue: WriteQueue, *, busy_timeout: float) -> None:
+    def __init__(self, logs: OpenLogCache, queue: WriteQueue, lifecycle: Lifecycle) -> None:
         self._logs = logs
         self._queue = queue
+        self._lifecycle = lifecycle
         self._directory = logs.directory
-        self._busy_timeout = busy_timeout
 
     # --- whole sessions ----------------------------------------------------------------------
 
-    def purge(self, key: str) -> Purged:
+    def purge_session(self, key: str) -> Purged:
         """Purge a whole session, as `Store.purge`."""
-        self._queue.run_exclusive(key, lambda: self._hide(key))
-        with _partly_done(key):
-            hidden = trash.keys(self._directory, purged=True)
-            purged = [entry for entry, deleted_key in hidden if deleted_key == key]
+        self._queue.run_exclusive(key, lambda: self._hide_sessions(key))
+        with _errors_after_effect(key):
+            purged_entries = trash.entries_of_key(self._directory, key, purged=True)
             # The process that hid the sessions may have been killed before its sync. Files are
             # deleted only after the sync, because a power cut could make an unsynced session
             # visible again.
             trash.sync_renames(self._directory)  # guard: purge-settles-trash
-        if not purged:
+        if not purged_entries:
             raise NoSuchSession(key)
-        return self._delete_hidden(key, purged, alone=True)
+        return self._delete_hidden(key, purged_entries, vacant=True)
 
-    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge deleted sessions, as `PurgingStore.purge_trash`."""
-        with _nothing_done(key):
-            every = [
-                entry for entry, deleted_key in trash.keys(self._directory) if deleted_key == key
-            ]
-        meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
-        if not meant or len(meant) != len(set(entries)):
+        with _errors_before_effect(key):
+            deleted = trash.entries_of_key(self._directory, key)
+        selected = [entry for entry in deleted if (entry.uid, entry.deleted) in entries]
+        if not selected or len(selected) != len(set(entries)):
             raise NoSuchSession(
                 key, "it is not in the trash; it may have been restored or deleted again"
             )
-        with _partly_done(key):
-            hidden = [self._hide_deleted(entry) for entry in meant]
+        with _errors_after_effect(key):
+            hidden_entries = [self._hide_deleted(entry) for entry in selected]
             trash.sync_renames(self._directory)
         # None stands for an entry that was restored before the purge could hide it.
         return self._delete_hidden(
-            key, [entry for entry in hidden if entry is not None], alone=False
+            key, [entry for entry in hidden_entries if entry is not None], vacant=False
         )
 
-    def unfinished(self) -> list[Trashed]:
+    def unfinished_purges(self) -> list[Trashed]:
         """Return interrupted purges, as `PurgingStore.unfinished_purges`."""
         sessions = []
-        for entry, key in trash.keys(self._directory, purged=True):
+        for entry, key in trash.entries_with_keys(self._directory, purged=True):
             trashed = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
-            with suppress(DamagedStore), trash.opened(self._directory, entry) as log:
-                trashed = trashed if log is None else trash.describe(log, entry)
+            with suppress(DamagedStore), trash.open_deleted_log(self._directory, entry) as log:
+                trashed = trashed if log is None else trash.trashed_session(log, entry)
             sessions.append(trashed)
         return sessions
 
-    def finish(self, uid: str) -> Purged:
+    def finish_purge(self, uid: str) -> Purged:
         """Finish an interrupted purge, as `PurgingStore.finish_purge`."""
-        for entry, key in trash.keys(self._directory, purged=True):
+        for entry, key in trash.entries_with_keys(self._directory, purged=True):
             if entry.uid == uid:
-                return self._delete_hidden(key, [entry], alone=False)
+                return self._delete_hidden(key, [entry], vacant=False)
         raise NoSuchSession(uid, "it has no interrupted purge")
 
-    def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
+    def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, vacant: bool) -> Purged:
         """Delete hidden sessions.
 
-        With `alone`, also delete files that are found only by the key.
+        `vacant`: no other session has the key, so also delete files that are found only by the key.
         """
-        with _partly_done(key):
-            alone = alone or self._is_vacant(key)
-            results = [self._delete_files(key, entry, alone=alone) for entry in purged]
-            purged_seqs = [seqs for seqs in results if seqs is not None]
-            forks, unread = self._forks(key)
-            warnings = (*not_reached(key, forks=forks), *unread, *self._unknown_entries(key))
-        return Purged(
-            messages=sum(map(spans.size, purged_seqs)),
-            first=min((seqs[0][0] for seqs in purged_seqs if seqs), default=0),
-            last=max((seqs[-1][1] for seqs in purged_seqs if seqs), default=0),
-            not_reached=warnings,
-        )
+        with _errors_after_effect(key):
+            vacant = vacant or self._is_vacant(key)
+            seqs_by_session = [self._delete_files(key, entry, vacant=vacant) for entry in purged]
+            return _purge_result(seqs_by_session, self._remaining_data(key))
 
-    def _hide(self, key: str) -> None:
+    def _hide_sessions(self, key: str) -> None:
         """Hide each session of the key in one step, so that only files remain to be deleted."""
-        with self._locked_key(key) as log, _nothing_done(key):
+        with self._locked_key(key) as log, _errors_before_effect(key):
             live = log if log is not None and has_session(log) else None
             if live is not None:
                 with live.mutex:
-                    live.check_known()
-            every = trash.keys(self._directory)
-            deleted = [entry for entry, deleted_key in every if deleted_key == key]
-            with _partly_done(key) if deleted else _nothing_done(key):
+                    live.check_record_kinds()
+            deleted = trash.entries_of_key(self._directory, key)
+            with _errors_after_effect(key) if deleted else _errors_before_effect(key):
                 for entry in deleted:
                     self._hide_deleted(entry)
                 # The lease ends after all steps that may fail, so that a turn continues if the
@@ -139,27 +128,28 @@ class Purger:
                 if live is not None or log is None or log.file_size() == 0:
                     leases.delete_lock_file(self._directory, key)
             if live is not None:
-                with _partly_done(key):
-                    trash.move_in(live, writer.now(), purged=True)  # guard: purged-not-restorable
+                with _errors_after_effect(key):
+                    trash.move_to_trash(
+                        live, writer.now(), purged=True
+                    )  # guard: purged-not-restorable
                     _unlink(self._directory.descriptor, f".{live.name}.new")
 
     def _is_vacant(self, key: str) -> bool:
         """Return whether no session has the key; if so, end the lease of an earlier session."""
-        if self._size(key):
+        if self._log_size(key):
             return False
-        vacant: list[bool] = []
 
-        def work() -> None:
+        def work() -> bool:
             with self._locked_key(key) as log:
-                vacant.append(log is None or log.file_size() == 0)
-                if vacant[0]:
+                is_vacant = log is None or log.file_size() == 0
+                if is_vacant:
                     leases.delete_lock_file(self._directory, key)
+                return is_vacant
 
-        self._queue.run_exclusive(key, work)
-        return vacant[0]
+        return self._queue.run_exclusive(key, work)
 
-    def _size(self, key: str) -> int:
-        status = self._directory.stat(file_names.log_name(key))
+    def _log_size(self, key: str) -> int:
+        status = self._directory.file_status(file_names.log_name(key))
         return 0 if status is None else status.st_size
 
     @contextmanager
@@ -172,7 +162,7 @@ class Purger:
         try:
             log = self._logs.lock(key, create=True)
         except ForeignLog:
-            if self._size(key):
+            if self._log_size(key):
                 raise
             yield None
             return
@@ -181,39 +171,38 @@ class Purger:
         finally:
             if log is not None:
                 delete_if_empty(log)
-                self._logs.discard(log)
+                self._logs.drop_log(log)
 
     def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
         """Return the renamed entry; None if it is no longer in the trash."""
-        with trash.opened(self._directory, entry, until=self._deadline()) as log:
-            return None if log is None else trash.hide(self._directory, entry)
+        with trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log:
+            return None if log is None else trash.mark_purged(self._directory, entry)
 
-    def _delete_files(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
+    def _delete_files(self, key: str, entry: trash.Entry, *, vacant: bool) -> list[Span]:
         """Delete all files of a session; the log, which names the other files, comes last.
 
-        Return the seqs of the deleted messages; None if another process has deleted the session
-        already.
+        Return the seqs of the deleted messages; empty if another process has deleted the session.
         """
         with (
             archive.locked_folder(
-                self._directory, entry.uid, self._deadline(), create=False
+                self._directory, entry.uid, self._logs.deadline(), create=False
             ) as archives,
-            trash.opened(self._directory, entry, until=self._deadline()) as log,
+            trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log,
         ):
             if log is None:
-                return None
-            seqs = _present_seqs(log)
+                return []
+            with log.mutex:
+                seqs = present_seqs(*log.settled_state())
             if archives is not None:
-                archive.delete_all(self._directory, archives, entry.uid)
+                archive.delete_archives(self._directory, archives, entry.uid)
             name = re.escape(file_names.log_name(key))
-            of_key = rf"{name}{_ASIDE_STAMP}|" if alone else ""
+            of_key = rf"{name}{_ASIDE_STAMP}|" if vacant else ""
             copies = re.compile(rf"{of_key}{entry.uid}[.-].*")
-            with trash.opened_folder(self._directory, ASIDE_FOLDER) as aside:
-                _unlink(aside, *filter(copies.fullmatch, trash.names_in(aside)))
+            with self._directory.open_subfolder(ASIDE_FOLDER) as aside:
+                _unlink(aside, *filter(copies.fullmatch, names_in(aside)))
             self._delete_catalog()
-            with trash.opened_folder(self._directory, trash.FOLDER) as folder:
-                unfinished = f".{entry.name.removesuffix(trash.PURGED)}.new"
-                _unlink(folder, unfinished, entry.name)
+            with self._directory.open_subfolder(trash.FOLDER) as folder:
+                _unlink(folder, f".{entry.name_before_purge}.new", entry.name)
             return seqs
 
     # --- the first messages ------------------------------------------------------------------
@@ -221,34 +210,29 @@ class Purger:
     def purge_before(self, key: str, before: int) -> Purged:
         """Purge the messages below a seq, as `Store.purge`."""
         purged_seqs, summary = self._purge_before(key, before)
-        with _partly_done(key):
+        with _errors_after_effect(key):
             self._delete_catalog()
-            deleted = sum(deleted_key == key for _, deleted_key in trash.keys(self._directory))
-            forks, unread = self._forks(key)
-            warnings = not_reached(key, forks=forks, summary=summary, trashed=deleted)
-            warnings = (*warnings, *unread, *self._copies(key), *self._unknown_entries(key))
-        return Purged(
-            messages=spans.size(purged_seqs),
-            first=purged_seqs[0][0] if purged_seqs else 0,
-            last=purged_seqs[-1][1] if purged_seqs else 0,
-            not_reached=warnings,
-        )
+            trashed = len(trash.entries_of_key(self._directory, key))
+            copies = self._remaining_copies(key)
+            return _purge_result([purged_seqs], self._remaining_data(key, summary, trashed, copies))
 
     def _purge_before(self, key: str, before: int) -> tuple[list[Span], str]:
-        for _ in self._attempts(key):
-            state = self._logs.read(key, lambda log: copy(log.known_state()))
-            if state is None:
-                break
+        deadline = self._logs.deadline()
+        while (
+            state := self._logs.read_log(key, lambda log: copy_state(log.known_state()))
+        ) is not None:
             if before <= 1:
                 return [], state.summary
-            deadline = self._deadline()
+            until = self._logs.deadline()
             with (
-                _nothing_done(key),
-                archive.locked_folder(self._directory, state.uid, deadline, create=True) as folder,
+                _errors_before_effect(key),
+                archive.locked_folder(self._directory, state.uid, until, create=True) as folder,
             ):
-                done = self._purge_before_once(key, state.uid, folder, before)
-            if done is not None:
-                return done
+                result = self._purge_before_once(key, state.uid, folder, before)
+            if result is not None:
+                return result
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
         trash.sync_renames(self._directory)
         raise NoSuchSession(key)
 
@@ -259,80 +243,63 @@ class Purger:
 
         The caller holds the lock of the archive folder.
         """
-        state = self._logs.read(key, lambda log: copy(log.known_state()))
+        state = self._logs.read_log(key, lambda log: copy_state(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
         prepared = rewrite.prepare_purge(self._directory, folder, state, before)
-        done: list[tuple[list[Span], str]] = []
 
-        def work() -> None:
-            log = lock_session(self._logs, key)
+        def rewrite_log(log: Log) -> tuple[list[Span], str] | None:
             with log.mutex:
-                state = copy(log.known_state())
+                state = copy_state(log.known_state())
             if state.uid != uid:
-                return
-            try:
-                purged_seqs = rewrite.finish_purge(
-                    log,
-                    prepared,
-                    before,
-                    lambda entry: self._complete_step(log, entry),
-                    writer.now(),
-                )
-                if purged_seqs is not None:
-                    done.append((purged_seqs, state.summary))
-            except OSError as error:
-                raise rename_error(error, log, f"purging {key!r}") from error
-            finally:
-                self._logs.discard(log)
+                return None
+            complete_step = partial(_complete_step, log)
+            purged_seqs = rewrite.finish_purge(log, prepared, before, complete_step, writer.now())
+            return None if purged_seqs is None else (purged_seqs, state.summary)
 
-        self._queue.run_exclusive(key, work)
-        if not done:
-            return None
-        # Delete the old archives only after the log is replaced, because the old log names them.
-        with _partly_done(key):
-            archive.delete_others(folder, prepared.names)  # guard: purge-sweeps-archives
-        return done[0]
-
-    def _complete_step(self, log: Log, entry: Undo) -> Undo:
-        """Return a complete undo step. A damaged step becomes a step that the purge drops."""
-        try:
-            with log.mutex:
-                return log.undo_step(entry)
-        except DamagedStore:
-            return Undo(number=entry.number, op=entry.op, newly=[(1, 1)])
+        result = self._lifecycle.change_file(key, rewrite_log, f"purging {key!r}")
+        if result is not None:
+            # Delete the old archives only after the log is replaced: the old log names them.
+            with _errors_after_effect(key):
+                archive.delete_others(folder, prepared.new_names)  # guard: purge-sweeps-archives
+        return result
 
     # --- copies that a purge does not reach --------------------------------------------------
 
-    def _copies(self, key: str) -> Iterator[str]:
+    def _remaining_data(
+        self, key: str, summary: str = "", trashed: int = 0, copies: Iterable[str] = ()
+    ) -> list[str]:
+        """Return sentences about data that may contain purged messages."""
+        forks, unreadable = self._find_forks(key)
+        sentences = describe_remaining(key, forks=forks, summary=summary, trashed=trashed)
+        return [*sentences, *unreadable, *copies, *self._unknown_entries(key)]
+
+    def _remaining_copies(self, key: str) -> Iterator[str]:
         log_name = re.escape(file_names.log_name(key))
-        with trash.opened_folder(self._directory, ASIDE_FOLDER) as folder:
-            for file_name in trash.names_in(folder):
+        with self._directory.open_subfolder(ASIDE_FOLDER) as folder:
+            for file_name in names_in(folder):
                 if re.fullmatch(rf"{log_name}{_ASIDE_STAMP}", file_name):
                     path = f"{ASIDE_FOLDER}/{file_name}"
                     yield f"{path} is a copy of {key!r} that `steno doctor` made; delete it"
 
-    def _forks(self, key: str) -> tuple[list[str], list[str]]:
+    def _find_forks(self, key: str) -> tuple[list[str], list[str]]:
         """Return the keys of all forks of this session, including deleted ones.
 
         The second list describes the logs that may be forks but cannot be read.
         """
-        here, forks, unread = self._directory, list[str](), list[str]()
-        with trash.opened_folder(here, trash.FOLDER) as folder:
-            logs: list[tuple[int | None, str, str]] = [
-                *((here.descriptor, name, name) for name in here.list_names()),
-                *((folder, name, f"{trash.FOLDER}/{name}") for name in trash.names_in(folder)),
-            ]
-            for place, name, path in sorted(logs, key=lambda log: log[2]):
-                if not name.endswith(file_names.LOG_SUFFIX):
-                    continue
+        forks, unreadable = list[str](), list[str]()
+        paths = self._directory.list_names()
+        with self._directory.open_subfolder(trash.FOLDER) as folder:
+            paths += [f"{trash.FOLDER}/{name}" for name in names_in(folder)]
+        for path in sorted(paths):
+            if path.endswith(file_names.LOG_SUFFIX):
                 try:
-                    head = trash.head_at(here, place, name, path)
+                    head = trash.read_head_state(self._directory, path)
                 except StenologError as error:
-                    unread.append(f"{path} may be a fork of {key!r}: {error}")
+                    unreadable.append(f"{path} may be a fork of {key!r}: {error}")
                 else:
                     forks += [head.key] if head is not None and head.forked_from == key else []
-        return forks, unread
+        return forks, unreadable
 
     def _unknown_entries(self, key: str) -> Iterator[str]:
         for entry in trash.entries_without_key(self._directory):
@@ -341,36 +308,19 @@ class Purger:
                 f"read; inspect it, then purge {entry.uid} or delete the file"
             )
 
-    # --- waiting -----------------------------------------------------------------------------
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self._busy_timeout
-
-    def _attempts(self, key: str) -> Iterator[None]:
-        """Yield until the deadline, for retries while other processes replace the session."""
-        deadline = self._deadline()
-        while True:
-            yield
-            if time.monotonic() > deadline:
-                raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
-
     def _delete_catalog(self) -> None:
         """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
-        path = self._directory.path / catalog_file.NAME
-        delete_catalog(self._directory.descriptor, path, seconds=self._busy_timeout)
+        path = self._directory.path / catalog_file.CATALOG_NAME
+        delete_catalog(self._directory.descriptor, path, seconds=self._logs.busy_timeout)
 
 
-@contextmanager
-def _nothing_done(key: str) -> Iterator[None]:
+def _errors_before_effect(key: str) -> AbstractContextManager[None]:
     """Translate errors before the first effect. Raises StoreUnavailable, DamagedStore."""
-    try:
-        yield
-    except OSError as error:
-        raise store_error(error, f"purging {key!r}") from error
+    return system_errors(f"purging {key!r}")
 
 
 @contextmanager
-def _partly_done(key: str) -> Iterator[None]:
+def _errors_after_effect(key: str) -> Iterator[None]:
     """Translate errors after the first effect.
 
     Part of the purge is done, and a repeated call does the rest.
@@ -384,9 +334,23 @@ def _partly_done(key: str) -> Iterator[None]:
         raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
 
 
-def _present_seqs(log: Log) -> list[Span]:
-    with log.mutex:
-        return present(*log.settled_state())
+def _complete_step(log: Log, entry: Undo) -> Undo:
+    """Return a complete undo step. A damaged step becomes a step that the purge drops."""
+    try:
+        with log.mutex:
+            return log.undo_step(entry)
+    except DamagedStore:
+        return Undo(number=entry.number, op=entry.op, newly=[(1, 1)])
+
+
+def _purge_result(seqs_by_session: Sequence[Sequence[Span]], warnings: Sequence[str]) -> Purged:
+    purged_spans = [span for seqs in seqs_by_session for span in seqs]
+    return Purged(
+        messages=spans.size(purged_spans),
+        first=min((first for first, _ in purged_spans), default=0),
+        last=max((last for _, last in purged_spans), default=0),
+        not_reached=tuple(warnings),
+    )
 
 
 def _unlink(folder: int | None, *files: str) -> None:

@@ -6,19 +6,11 @@ The old file stays complete until the new file is synced, locked and renamed.
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
-from stenolog.codec import (
-    LINE_START,
-    control_line,
-    intact,
-    message_line,
-    parse_line,
-    salvage,
-)
+from stenolog.codec import LINE_START, control_line, is_intact, message_line, parse_line, salvage
 from stenolog.errors import DamagedStore
 from stenolog.records import (
     Archive,
@@ -33,62 +25,59 @@ from stenolog.records import (
     VoidRecord,
 )
 from stenolog.stores import spans
-from stenolog.stores.disk import sync_file, write_all
+from stenolog.stores import state as states
+from stenolog.stores.disk import sync_file, temporary_file, write_all
 from stenolog.stores.jsonl import archive
-from stenolog.stores.jsonl.directory import Directory, create_private_file
+from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.scan import Tail, lines_of, part_of, read_records, scan_log, void_line
-from stenolog.stores.state import (
-    apply_record,
-    apply_void,
-    blank,
-    change_of_step,
-    copy,
-    decide_purge,
-    missing,
-    present,
+from stenolog.stores.jsonl.scan import (
+    Tail,
+    batch_position,
+    lines_of,
+    read_records,
+    scan_log,
+    void_line,
 )
 
-_STATE: Final = LINE_START + b'state"'
+_STATE_START: Final = LINE_START + b'state"'
 
 
-class ReplayResult(Struct, frozen=True):
-    """Result of applying the records of a log from its first line on."""
+class LogStates(Struct, frozen=True):
+    """State and next seq at the start and at the end of a log."""
 
     head: State
-    """State at the start of the file."""
     first_seq: int
-    """Next seq at the start of the file."""
-    state: State
+    end: State
     next_seq: int
-    tail: Tail | None
+    tail: Tail | None = None
+    """Incomplete write after the last record."""
 
 
-def replay(text: bytes, known: State, *, proven: bool = False) -> ReplayResult:
-    """Return the state after the records in `text`, which begins at the start of the log.
+def replay(text: bytes, current: State, *, proven: bool = False) -> LogStates:
+    """Return the states before and after the records in `text`, the first bytes of a log.
 
-    `known` is the current state, for a log whose first states are damaged. `proven` means that a
+    `current` is the current state, for a log whose first states are damaged. `proven` means that a
     later record proves that all these bytes were synced.
     """
     first = next(iter(read_records(text, offset=0)[0]), None)
     head = next(states_in(text), None)
     if head is None or first is None or first.seq < head.seq:
-        head = _first_state(known)
+        head = _first_state(current)
     scan = scan_log(text, offset=0, next_seq=head.seq, proven=proven)
-    state = copy(head.body)
+    state = states.copy_state(head.body)
     for record in scan.records:
         if isinstance(record, StateRecord | ChangeRecord | VoidRecord):
-            state = apply_record(state, record)
+            state = states.apply_record(state, record)
     lost = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
     state.lost = spans.union(state.lost, spans.minus(lost, state.purged))
-    begins = copy(head.body)
-    begins.deleted_as = None
-    return ReplayResult(begins, head.seq, state, scan.next_seq, scan.tail)
+    first_state = states.copy_state(head.body)
+    first_state.deleted_as = None
+    return LogStates(first_state, head.seq, state, scan.next_seq, scan.tail)
 
 
 def _first_state(known: State) -> StateRecord:
     """Return the probable first state of a log, derived from its current state."""
-    state = blank(known.key, known.uid, known.generation, known.created)
+    state = states.blank_state(known.key, known.uid, known.generation, known.created)
     state.archive, state.purged, state.forked_from = known.archive, known.purged, known.forked_from
     state.floor = known.archive.last if known.archive is not None else 0
     return StateRecord(seq=state.floor + 1, at=known.created, body=state)
@@ -96,23 +85,23 @@ def _first_state(known: State) -> StateRecord:
 
 def states_in(text: bytes) -> Iterator[StateRecord]:
     """Yield the intact states in order."""
-    start = text.find(_STATE)
+    start = text.find(_STATE_START)
     while start >= 0:
         newline = text.find(b"\n", start)
         record = parse_line(text[start : newline if newline >= 0 else len(text)])
         if isinstance(record, StateRecord):
             yield record
-        start = text.find(_STATE, start + 1)
+        start = text.find(_STATE_START, start + 1)
 
 
 def without_states(text: bytes) -> bytes:
     """Return the same lines, byte for byte, without the state records."""
-    if _STATE not in text:  # guard: compaction-drops-old-states
+    if _STATE_START not in text:  # guard: compaction-drops-old-states
         return text
     return b"".join(
         line
         for line in lines_of(text)
-        if not (line.startswith(_STATE) and intact(line.removesuffix(b"\n")))
+        if not (line.startswith(_STATE_START) and is_intact(line.removesuffix(b"\n")))
     )
 
 
@@ -122,36 +111,17 @@ def rewrite_log(log: Log, upto: int, at: str) -> None:
     Raises OSError and the errors of `Log.load`.
     """
     with log.mutex:
-        known = log.state_if_any()
-    text = log.read(0, upto)
-    if known is None or not read_records(text, offset=0)[0]:
-        replace_log(log, text)
-        return
-    replayed = replay(text, known)
-    text = compose_log(
-        replayed.head,
-        replayed.state,
-        text,
-        at,
-        first_seq=replayed.first_seq,
-        next_seq=replayed.next_seq,
-        tail=replayed.tail,
-    )
+        state = log.state_if_any()
+    text = log.read_bytes(0, upto)
+    if state is not None and read_records(text, offset=0)[0]:
+        text = compose_log(replay(text, state), text, at)
     replace_log(log, text)
 
 
-def compose_log(
-    head: State,
-    end: State,
-    lines: bytes,
-    at: str,
-    *,
-    first_seq: int,
-    next_seq: int,
-    tail: Tail | None,
-) -> bytes:
+def compose_log(log_states: LogStates, lines: bytes, at: str) -> bytes:
     """Return a complete log of the next generation: head state twice, lines, end state."""
-    head, end = copy(head), copy(end)
+    head, end = states.copy_state(log_states.head), states.copy_state(log_states.end)
+    first_seq, next_seq, tail = log_states.first_seq, log_states.next_seq, log_states.tail
     head.generation = end.generation = end.generation + 1
     parts = [
         control_line("state", first_seq, at, head),
@@ -160,7 +130,7 @@ def compose_log(
     ]
     if tail is not None:
         parts.append(void_line(tail, at))
-        apply_void(end, tail.as_void())
+        states.apply_void(end, tail.as_void())
         next_seq = tail.next_seq
     elif lines and not lines.endswith(b"\n"):
         parts.append(b"\n")
@@ -174,23 +144,16 @@ def replace_log(log: Log, text: bytes) -> None:
     The caller holds the lock of the old file and releases the lock afterwards. Raises OSError.
     """
     folder = log.directory.descriptor
-    temporary = f".{log.name}.new"
-    descriptor = create_private_file(folder, temporary)
-    try:
+    temporary_name = f".{log.name}.new"
+    with temporary_file(folder, temporary_name) as descriptor:
         write_all(descriptor, text)
         sync_file(descriptor)
         # Lock the new file before the rename, so that no process appends before the rename is on
         # the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(temporary, log.name, src_dir_fd=folder, dst_dir_fd=folder)
-        log.directory.sync()
-    except BaseException:
-        # The temporary file must not outlive a purge. The rename has removed its temporary name.
-        with suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
-    finally:
-        descriptor.release()
+        os.rename(temporary_name, log.name, src_dir_fd=folder, dst_dir_fd=folder)
+        log.directory.sync_entries()
+        descriptor.release()  # here too: Ctrl-C may interrupt the end of the `with`
 
 
 # --- compaction ------------------------------------------------------------------------------
@@ -208,16 +171,17 @@ class PreparedArchive(Struct, frozen=True):
 
     uid: str
     generation: int
-    cut: int
+    cut_offset: int
     """Offset of the first line that stays in the live log."""
-    named: Archive
-    as_of_cut: ReplayResult
-    count: int
+    archive: Archive
+    states: LogStates
+    """States of the archived lines."""
+    message_count: int
 
 
 def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
     """Return the end offset of the lines up to the floor, their last seq and number of messages."""
-    offset = cut = last = count = seen_count = newest = 0
+    offset = cut = cut_seq = cut_count = seen_count = newest_seq = 0
     for line in lines_of(text):
         offset += len(line)
         record = parse_line(line.removesuffix(b"\n"))
@@ -225,39 +189,39 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
             continue
         if record.seq > floor:
             break
-        if record.seq <= newest:
+        if record.seq <= newest_seq:
             continue  # the line is a second copy of the message
-        newest = record.seq
+        newest_seq = record.seq
         seen_count += 1
-        part = part_of(record)
+        part = batch_position(record)
         if part is None or part[0] == part[1]:
-            cut, last, count = offset, record.seq, seen_count
-    return cut, last, count
+            cut, cut_seq, cut_count = offset, record.seq, seen_count
+    return cut, cut_seq, cut_count
 
 
 def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
     """Write the archive; return None if no message is to be moved. Raises OSError."""
     with log.mutex:
-        log.check_known()
-        state, size = copy(log.known_state()), log.end
+        log.check_record_kinds()
+        state, size = states.copy_state(log.known_state()), log.end_offset
         first = log.first_live()
     if state.floor < first:
         return None
-    text = log.read(0, size)
+    text = log.read_bytes(0, size)
     cut, last, count = find_cut(text, state.floor)
     if cut == 0:
         return None
-    named = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # The change that hides these lines was written only after the lines were synced.
-    as_of_cut = replay(text[:cut], state, proven=True)
-    moved = text[:cut]
+    reference = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
+    # All these lines are on the disk: the change that hides them was written after their sync.
+    lines = text[:cut]
+    log_states = replay(lines, state, proven=True)
     # guard: archive-chain-twice
-    if not any(record.body.archive == state.archive for record in states_in(moved)):
+    if not any(record.body.archive == state.archive for record in states_in(lines)):
         # The states that name the previous archive are damaged. Keep the chain of archives
         # connected.
-        moved = control_line("state", first, state.created, as_of_cut.head) + moved
-    archive.write(folder, named.name, [moved])
-    return PreparedArchive(state.uid, state.generation, cut, named, as_of_cut, count)
+        lines = control_line("state", first, state.created, log_states.head) + lines
+    archive.write_archive(folder, reference.name, [lines])
+    return PreparedArchive(state.uid, state.generation, cut, reference, log_states, count)
 
 
 def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted:
@@ -266,95 +230,92 @@ def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted
     The caller holds the append lock and drops the log afterwards.
     """
     with log.mutex:
-        log.check_known()
+        log.check_record_kinds()
         end = log.state_if_any()
         if end is None:
             return NOTHING_ARCHIVED
-        tokens = log.tokens_upto(prepared.named.last)
+        tokens = log.tokens_upto(prepared.archive.last)
         next_seq, tail, size = log.next_seq, log.tail, log.size
-    moved = (end.uid, end.generation) != (prepared.uid, prepared.generation)
-    if moved or end.floor < prepared.named.last:  # guard: floor-checked-before-rename
+    is_replaced = (end.uid, end.generation) != (prepared.uid, prepared.generation)
+    if is_replaced or end.floor < prepared.archive.last:  # guard: floor-checked-before-rename
         return NOTHING_ARCHIVED
-    head = copy(prepared.as_of_cut.state)
-    head.archive = end.archive = prepared.named
+    head = states.copy_state(prepared.states.end)
+    head.archive = end.archive = prepared.archive
     head.tokens = end.tokens = tokens  # guard: compaction-keeps-tokens
     head.generation = end.generation
-    text = compose_log(
-        head,
-        end,
-        log.read(prepared.cut, size),
-        at,
-        first_seq=prepared.as_of_cut.next_seq,
-        next_seq=next_seq,
-        tail=tail,
-    )
+    log_states = LogStates(head, prepared.states.next_seq, end, next_seq, tail)
+    text = compose_log(log_states, log.read_bytes(prepared.cut_offset, size), at)
     replace_log(log, text)
-    return Compacted(archived=prepared.count, bytes_before=size, bytes_after=len(text))
+    return Compacted(archived=prepared.message_count, bytes_before=size, bytes_after=len(text))
 
 
 # --- purge -----------------------------------------------------------------------------------
-# Keeps only the messages from one seq on. States and changes are not copied, because they quote
-# older summaries and idempotency keys. Bytes that a void record marks as invalid are not copied
-# either. A damaged line after a kept message is copied unchanged: such a line is newer than the
-# kept message, so the purge does not cover it.
+# Keeps only messages with a given seq or a later one. States and changes are not copied, because
+# they quote older summaries and idempotency keys. Bytes that a void record marks as invalid are not
+# copied either. A damaged line after a kept message is copied unchanged: such a line is newer than
+# the kept message, so the purge does not cover it.
 
 
 class PreparedPurge(Struct, frozen=True):
     """New archives of a log, written but not yet named by any state."""
 
-    instead_of: Archive | None
+    replaced_archive: Archive | None
     """The newest of the archives that the new archives replace."""
     newest: Archive | None
-    names: frozenset[str]
+    new_names: frozenset[str]
+    """Names of all new archives."""
 
 
 def prepare_purge(directory: Directory, folder: int, state: State, before: int) -> PreparedPurge:
-    """Copy the archived messages from this seq on to new archives. Raises OSError, DamagedStore.
+    """Copy archived messages with the seq `before` or a later one into new archives.
 
     The caller holds the lock of the archive folder, so no other process changes the archives.
+    Raises OSError, DamagedStore.
     """
     archives: list[Archive] = []
-    named = state.archive
-    while named is not None and named.last >= before:
-        text = archive.read_text(directory, state.uid, named)
-        older = next(states_in(text), None)
-        below = older.body.archive if older is not None else None
-        if below is not None and not archive.is_before(below, named):
-            below = None
-        _check_chain(directory, state, named, below, before)
-        head = blank(state.key, state.uid, state.generation, state.created)
+    reference = state.archive
+    while reference is not None and reference.last >= before:
+        text = archive.read_archive_text(directory, state.uid, reference)
+        first_state = next(states_in(text), None)
+        previous = first_state.body.archive if first_state is not None else None
+        if previous is not None and not archive.is_before(previous, reference):
+            previous = None
+        _check_chain(directory, state, reference, previous, before)
+        head = states.blank_state(state.key, state.uid, state.generation, state.created)
         head.purged = state.purged
-        head.archive = _replacement(below, state, before)
-        new = _replacement(named, state, before)
-        if new is not None:
-            first = control_line("state", new.first, state.created, head)
-            archive.write(folder, new.name, [first, remaining_lines(text, before, missing(state))])
-            archives.append(new)
-        named = below
+        head.archive = _replacement_archive(previous, state, before)
+        copy = _replacement_archive(reference, state, before)
+        if copy is not None:
+            line = control_line("state", copy.first, state.created, head)
+            archive.write_archive(
+                folder, copy.name, [line, remaining_lines(text, before, states.missing_seqs(state))]
+            )
+            archives.append(copy)
+        reference = previous
     return PreparedPurge(
         state.archive, archives[0] if archives else None, frozenset(item.name for item in archives)
     )
 
 
-def _replacement(named: Archive | None, state: State, before: int) -> Archive | None:
-    """Return the archive that replaces `named`; None if no message of `named` is kept."""
-    if named is None or named.last < before:
+def _replacement_archive(reference: Archive | None, state: State, before: int) -> Archive | None:
+    """Return the new archive for `reference`; None if none of its messages is kept."""
+    if reference is None or reference.last < before:
         return None
-    first = max(named.first, before)
+    first = max(reference.first, before)
     # Use a new name: the old archive counts until the log names the new archive.
-    name = f"{first}-{named.last}.{state.generation + 1}.jsonl.gz"
-    return Archive(name=name, first=first, last=named.last)
+    name = f"{first}-{reference.last}.{state.generation + 1}.jsonl.gz"
+    return Archive(name=name, first=first, last=reference.last)
 
 
 def _check_chain(
-    directory: Directory, state: State, named: Archive, below: Archive | None, before: int
+    directory: Directory, state: State, reference: Archive, previous: Archive | None, before: int
 ) -> None:
     """Raise DamagedStore if the previous archive holds messages to keep and cannot be found."""
-    if below is not None or named.first <= before:
+    if previous is not None or reference.first <= before:
         return
-    wanted_spans = spans.minus([(before, named.first - 1)], missing(state))
+    wanted_spans = spans.minus([(before, reference.first - 1)], states.missing_seqs(state))
     if wanted_spans:
-        path = directory.path / archive.FOLDER / state.uid / named.name
+        path = directory.path / archive.FOLDER / state.uid / reference.name
         raise DamagedStore(
             f"{path} does not name the previous archive, which contains messages to keep; "
             "restore it from a backup, or purge more messages"
@@ -362,7 +323,7 @@ def _check_chain(
 
 
 def finish_purge(
-    log: Log, prepared: PreparedPurge, before: int, look_up: Callable[[Undo], Undo], at: str
+    log: Log, prepared: PreparedPurge, before: int, complete_step: Callable[[Undo], Undo], at: str
 ) -> list[Span] | None:
     """Replace the live log by its remaining part; return the seqs of the purged messages.
 
@@ -370,38 +331,38 @@ def finish_purge(
     lock and drops the log afterwards. Raises OSError.
     """
     with log.mutex:
-        log.check_known()
+        log.check_record_kinds()
         state, end = log.settled_state()
-        consumed = log.end
+        consumed = log.end_offset
         tokens = log.tokens_upto(prepared.newest.last) if prepared.newest is not None else []
-    if state.archive != prepared.instead_of:
+    if state.archive != prepared.replaced_archive:
         return None
-    after = decide_purge(state, end, before, look_up)
+    after = states.decide_purge(state, end, before, complete_step)
     after.archive = prepared.newest
     after.tokens = [token for token in tokens if token.first >= before]  # guard: purge-drops-tokens
-    first = 1 + (prepared.newest.last if prepared.newest is not None else min(before - 1, end))
-    lines = _changes(after, first, look_up, at)
-    lines += remaining_lines(log.read(0, consumed), before, missing(after))
-    replace_log(
-        log, compose_log(after, after, lines, at, first_seq=first, next_seq=end + 1, tail=None)
-    )
-    return spans.clipped(present(state, end), 1, before - 1)
+    first_seq = 1 + (prepared.newest.last if prepared.newest is not None else min(before - 1, end))
+    lines = _change_lines(after, first_seq, complete_step, at)
+    lines += remaining_lines(log.read_bytes(0, consumed), before, states.missing_seqs(after))
+    replace_log(log, compose_log(LogStates(after, first_seq, after, end + 1), lines, at))
+    return spans.clipped(states.present_seqs(state, end), 1, before - 1)
 
 
-def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -> bytes:
+def _change_lines(state: State, seq: int, complete_step: Callable[[Undo], Undo], at: str) -> bytes:
     """Return the changes with the undo steps that are too long for the state."""
     lines = []
     for entry in state.undo:
         if entry.elsewhere:
-            change = change_of_step(look_up(entry), floor=state.floor, hidden=state.hidden)
+            change = states.change_of_step(
+                complete_step(entry), floor=state.floor, hidden=state.hidden
+            )
             lines.append(control_line("change", seq, at, change, joined=True))
     return b"".join(lines)
 
 
-def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
-    """Return the lines of the messages from this seq on, except messages that are `gone`."""
-    _, bad = read_records(text, offset=0)
-    damaged = {piece.offset for piece in bad if not piece.known}
+def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes:
+    """Return the lines of the messages from seq `before` on, except the seqs in `excluded`."""
+    _, damaged = read_records(text, offset=0)
+    damaged_offsets = {part.offset for part in damaged if not part.is_void}
     lines: list[bytes] = []
     batch = _KeptBatch()
     newest = before - 1
@@ -413,31 +374,31 @@ def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
             if (
                 isinstance(item, Message)
                 and item.seq > newest
-                and not spans.contains(gone, item.seq)
+                and not spans.contains(excluded, item.seq)
             ):
                 newest = item.seq
-                lines.append(batch.line(item))
+                lines.append(batch.line_of(item))
             elif isinstance(item, UnknownRecord) and item is record and lines:
                 lines.append(line)
         # guard: purge-drops-void-bytes
-        if not records and lines and offset in damaged and line.endswith(b"\n"):
+        if not records and lines and offset in damaged_offsets and line.endswith(b"\n"):
             lines.append(line)
         offset += len(line)
     return b"".join(lines)
 
 
 class _KeptBatch:
-    """The current batch. It decides whether a line keeps its mark as part of a batch."""
+    """The batch being copied: decides whether a line stays marked as part of the batch."""
 
     def __init__(self) -> None:
         self._first = 0
 
-    def line(self, message: Message) -> bytes:
+    def line_of(self, message: Message) -> bytes:
         """Return the line of a message.
 
         The line is marked as part of a batch if the batch's first line is kept.
         """
-        part = part_of(message)
+        part = batch_position(message)
         if part is not None and part[0] == 1:
             self._first = message.seq
         if part is not None and message.seq - part[0] + 1 != self._first:

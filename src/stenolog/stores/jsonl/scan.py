@@ -14,14 +14,7 @@ from operator import attrgetter
 import msgspec
 from msgspec import Struct
 
-from stenolog.codec import (
-    LINE_START,
-    control_line,
-    count_intact,
-    decode_lines,
-    parse_line,
-    salvage,
-)
+from stenolog.codec import LINE_START, control_line, count_intact, decode_lines, parse_line, salvage
 from stenolog.records import (
     ChangeRecord,
     Message,
@@ -35,7 +28,7 @@ from stenolog.records import (
 from stenolog.stores import spans
 
 _seq_of = attrgetter("seq")
-_SHORTEST_LINE = 100
+_MIN_LINE_BYTES = 100
 _CRC_FIELD = b',"crc":"'
 _CONTROL_RECORD = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
 """Start of a damaged control record, which cannot have been a message."""
@@ -46,7 +39,7 @@ class DamagedBytes(Struct, frozen=True):
 
     offset: int
     length: int
-    known: bool
+    is_void: bool
     """Whether a void record already covers these bytes."""
     text: bytes
 
@@ -63,7 +56,7 @@ class Tail(Struct, frozen=True):
     seqs: list[Span]
     lost: list[Span]
     changes: list[int]
-    damaged: bool
+    has_damaged_lines: bool
     """Whether the bytes include complete lines, which may have been acknowledged."""
 
     def as_void(self) -> Void:
@@ -86,14 +79,14 @@ class Scan(Struct, frozen=True):
     """Content of a part of a log."""
 
     records: list[Record]
-    """The records that count, in order."""
+    """The valid records, in order: not void, and not part of an incomplete batch."""
     consumed: int
     """Number of bytes that are completely parsed; later bytes may still become a record."""
     ends_line: bool
     """Whether the consumed bytes end with a newline."""
     next_seq: int
     lost: list[Span] = []
-    bad: list[DamagedBytes] = []
+    damaged: list[DamagedBytes] = []
     tail: Tail | None = None
 
 
@@ -102,7 +95,7 @@ def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
     records = _read_in_order(buffer, next_seq)
     if not records:
         return records
-    part = part_of(records[-1])
+    part = batch_position(records[-1])
     return records if part is None or part[0] == part[1] else None
 
 
@@ -133,15 +126,15 @@ def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Dama
     The state after that part determines which of the records count.
     """
     # A batch may extend beyond either end of the part.
-    run = _read_in_order(buffer, None)
-    if run is not None:
-        return run, []
+    intact_records = _read_in_order(buffer, None)
+    if intact_records is not None:
+        return intact_records, []
     lines, rest = _split_lines(buffer)
     records = [record for line in lines for record in line.records]
-    bad = _damaged_bytes(lines, lines, offset)
+    damaged = _damaged_bytes(lines, lines, offset)
     if rest < len(buffer):
-        bad.append(DamagedBytes(offset + rest, len(buffer) - rest, False, buffer[rest:]))
-    return records, bad
+        damaged.append(DamagedBytes(offset + rest, len(buffer) - rest, False, buffer[rest:]))
+    return records, damaged
 
 
 def can_start_at(buffer: bytes, start: int) -> bool:
@@ -154,7 +147,7 @@ def can_start_at(buffer: bytes, start: int) -> bool:
     return record is not None and not isinstance(record, VoidRecord)
 
 
-def part_of(record: Record) -> Span | None:
+def batch_position(record: Record) -> Span | None:
     """Return the position of the record in its batch and the size of the batch, or None."""
     return record._part if isinstance(record, Message) else record.part
 
@@ -174,8 +167,8 @@ class _Line(Struct):
     start: int
     stop: int
     records: list[Record]
-    bad: bytes
-    """Text of the line, if the line is not exactly one intact record."""
+    damaged_text: bytes
+    """Text of the line, if the line is not exactly one intact record; otherwise empty."""
 
 
 def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
@@ -188,51 +181,41 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
     voids = [r.body for line in lines for r in line.records if isinstance(r, VoidRecord)]
     void_seqs = spans.union(*(void.seqs + void.lost for void in voids)) if voids else []
     void_changes = {number for void in voids for number in void.changes}
-    last_good = max((i for i, line in enumerate(lines) if line.records), default=-1)
-    proof = (
-        len(lines)
-        if proven
-        else max(
-            (
-                i
-                for i, line in enumerate(lines)
-                if any(not is_joined(record) for record in line.records)
-            ),
-            default=-1,
-        )
-    )
+    last_intact = max((i for i, line in enumerate(lines) if line.records), default=-1)
+    unjoined_lines = [i for i, line in enumerate(lines) if not all(map(is_joined, line.records))]
+    proven_lines = len(lines) if proven else max(unjoined_lines, default=-1)
     batches = _Batches(void_seqs, void_changes)
-    for index, line in enumerate(lines[: last_good + 1]):
-        if line.bad and not line.records:
-            batches.hole()
+    for index, line in enumerate(lines[: last_intact + 1]):
+        if line.damaged_text and not line.records:
+            batches.add_damage()
         for record in line.records:
-            batches.take(record, index, proven=index < proof)
-    batches.end(broken=last_good + 1 < len(lines), proven=proven)
+            batches.add_record(record, index, proven=index < proven_lines)
+    batches.close_batch(broken=last_intact + 1 < len(lines), proven=proven)
 
-    kept, dropped, open_from = batches.kept, batches.dropped, batches.open_from
-    if open_from is not None:
-        last_good = open_from - 1
-    expected, lost, repeated = _missing(kept + dropped, next_seq, void_seqs)
-    duplicates = {index for index, record in kept if id(record) in repeated}
-    kept = [(index, record) for index, record in kept if id(record) not in repeated]
+    kept, dropped = batches.kept_records, batches.dropped_records
+    if batches.open_batch_start is not None:
+        last_intact = batches.open_batch_start - 1
+    end_seq, lost, duplicate_ids = _find_gaps(kept + dropped, next_seq, void_seqs)
+    duplicate_lines = {index for index, record in kept if id(record) in duplicate_ids}
+    kept = [(index, record) for index, record in kept if id(record) not in duplicate_ids]
     kept.sort(key=lambda pair: pair[0])
-    consumed = lines[last_good].stop if last_good >= 0 else 0
-    bad = _damaged_bytes(lines[: last_good + 1], lines, offset)
+    later_lines = lines[last_intact + 1 :]
+    consumed = lines[last_intact].stop if last_intact >= 0 else 0
+    damaged = _damaged_bytes(lines[: last_intact + 1], lines, offset)
     # A duplicated message counts once, and the second copy is reported.
-    bad += [
-        DamagedBytes(offset + p.start, p.stop - p.start, False, buffer[p.start : p.stop])
-        for p in (lines[index] for index in sorted(duplicates))
-    ]
-    tail = _tail(buffer, lines[last_good + 1 :], consumed, expected, batches)
+    for line in (lines[index] for index in sorted(duplicate_lines)):
+        text = buffer[line.start : line.stop]
+        damaged.append(DamagedBytes(offset + line.start, len(text), False, text))
+    tail = _find_tail(buffer, later_lines, consumed, end_seq, batches)
     if tail is not None:
-        bad += _damaged_bytes(lines[last_good + 1 :], [], offset)
+        damaged += _damaged_bytes(later_lines, [], offset)
     return Scan(
         records=[record for _, record in kept],
         consumed=consumed,
         ends_line=consumed == 0 or buffer[consumed - 1 : consumed] == b"\n",
-        next_seq=expected,
+        next_seq=end_seq,
         lost=lost,
-        bad=bad,
+        damaged=damaged,
         tail=tail,
     )
 
@@ -260,66 +243,66 @@ def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
 
 
 class _Batches:
-    """Sorter that decides, batch by batch, which records count."""
+    """Sorter that decides, batch by batch, which records are valid."""
 
     def __init__(self, void_seqs: Sequence[Span], void_changes: set[int]) -> None:
-        self.kept: list[tuple[int, Record]] = []
-        self.dropped: list[tuple[int, Record]] = []
+        self.kept_records: list[tuple[int, Record]] = []
+        self.dropped_records: list[tuple[int, Record]] = []
         self.unproven: list[Record] = []
         """Intact lines of incomplete batches that a void record has to name."""
-        self.open_from: int | None = None
+        self.open_batch_start: int | None = None
         """Index of the line where a batch begins that a writer may still be writing."""
         self._void_seqs = void_seqs
         self._void_changes = void_changes
-        self._open: list[tuple[int, Record]] = []
-        self._holed = False
+        self._open_batch: list[tuple[int, Record]] = []
+        self._has_damage = False
+        """Whether a damaged line follows a line of the open batch."""
 
-    def hole(self) -> None:
+    def add_damage(self) -> None:
         """Record a damaged line, which may have belonged to the open batch."""
-        if self._open:
-            self._holed = True
+        self._has_damage = bool(self._open_batch)
 
-    def take(self, record: Record, index: int, *, proven: bool) -> None:
+    def add_record(self, record: Record, index: int, *, proven: bool) -> None:
         """Add the next intact record, from the line with this index."""
-        part = part_of(record)
-        if self._open and not self._continues(record, part):
-            self.end(broken=True, proven=proven or not is_joined(record))
+        part = batch_position(record)
+        if self._open_batch and not self._continues(record, part):
+            self.close_batch(broken=True, proven=proven or not is_joined(record))
         if part is None:
-            target = self.dropped if self._is_void(record) else self.kept
+            target = self.dropped_records if self._is_void(record) else self.kept_records
             target.append((index, record))
             return
-        self._open.append((index, record))
+        self._open_batch.append((index, record))
         if part[0] == part[1]:
-            self.end(broken=True, proven=proven)
+            self.close_batch(broken=True, proven=proven)
 
-    def end(self, *, broken: bool, proven: bool) -> None:
-        """Close the open batch, which gets no more lines in this part."""
-        batch, self._open = self._open, []
-        holed, self._holed = self._holed, False
+    def close_batch(self, *, broken: bool, proven: bool) -> None:
+        """Close the open batch. Unless it is `broken`, a writer may still be writing it."""
+        batch, self._open_batch = self._open_batch, []
+        has_damage, self._has_damage = self._has_damage, False
         if not batch:
             return
-        first = part_of(batch[0][1]) or (1, 1)
+        first = batch_position(batch[0][1]) or (1, 1)
         if len(batch) == first[1]:
-            self.kept += [pair for pair in batch if not self._is_void(pair[1])]
-            self.dropped += [pair for pair in batch if self._is_void(pair[1])]
+            self.kept_records += [pair for pair in batch if not self._is_void(pair[1])]
+            self.dropped_records += [pair for pair in batch if self._is_void(pair[1])]
         elif all(self._is_void(record) for _, record in batch):
-            self.dropped += batch
+            self.dropped_records += batch
         elif proven:
-            self.kept += batch
-        elif broken or holed or first[0] > 1:
-            self.dropped += batch
+            self.kept_records += batch
+        elif broken or has_damage or first[0] > 1:
+            self.dropped_records += batch
             self.unproven += [record for _, record in batch]
         else:
-            self.open_from = batch[0][0]  # guard: open-batch-hidden
+            self.open_batch_start = batch[0][0]  # guard: open-batch-hidden
 
     def _continues(self, record: Record, part: Span | None) -> bool:
-        before = self._open[-1][1]
-        last = part_of(before)
-        if part is None or last is None or part[1] != last[1] or part[0] <= last[0]:
+        previous = self._open_batch[-1][1]
+        place = batch_position(previous)
+        if part is None or place is None or part[1] != place[1] or part[0] <= place[0]:
             return False
-        steps = part[0] - last[0]
+        steps = part[0] - place[0]
         # A change counts as a line of the batch but uses no seq.
-        return record.seq - before.seq == (steps if isinstance(before, Message) else steps - 1)
+        return record.seq - previous.seq == (steps if isinstance(previous, Message) else steps - 1)
 
     def _is_void(self, record: Record) -> bool:
         if isinstance(record, Message):
@@ -327,68 +310,60 @@ class _Batches:
         return isinstance(record, ChangeRecord) and record.body.number in self._void_changes
 
 
-def _missing(
-    counted: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
+def _find_gaps(
+    records: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
 ) -> tuple[int, list[Span], set[int]]:
     """Return the next seq, the missing seqs, and the ids of duplicate records."""
     expected = next_seq
     gaps: list[Span] = []
-    repeated: set[int] = set()
-    for _, record in sorted(counted, key=lambda pair: pair[0]):
+    duplicate_ids: set[int] = set()
+    for _, record in sorted(records, key=lambda pair: pair[0]):
         if record.seq > expected:
             gaps.append((expected, record.seq - 1))
             expected = record.seq
         if isinstance(record, Message):
             if record.seq < expected:
-                repeated.add(id(record))
+                duplicate_ids.add(id(record))
             else:
                 expected = record.seq + 1
-    return expected, spans.minus(spans.union(gaps), void_seqs), repeated
+    return expected, spans.minus(spans.union(gaps), void_seqs), duplicate_ids
 
 
-def _damaged_bytes(wrong: list[_Line], lines: list[_Line], offset: int) -> list[DamagedBytes]:
-    """Return the lines that are no records, and for each whether a void record covers it."""
-    covered = spans.union(
-        (other.start - record.body.bytes, other.start - 1)
-        for other in lines
-        for record in other.records
+def _damaged_bytes(
+    lines: list[_Line], lines_with_voids: list[_Line], offset: int
+) -> list[DamagedBytes]:
+    """Return the damaged lines. A void record in `lines_with_voids` may cover a damaged line."""
+    void_spans = spans.union(
+        (line.start - record.body.bytes, line.start - 1)
+        for line in lines_with_voids
+        for record in line.records
         if isinstance(record, VoidRecord) and record.body.bytes
     )
     return [
-        DamagedBytes(offset + p.start, len(p.bad), spans.contains(covered, p.start), p.bad)
-        for p in wrong
-        if p.bad
+        DamagedBytes(offset + line.start, len(text), spans.contains(void_spans, line.start), text)
+        for line in lines
+        if (text := line.damaged_text)
     ]
 
 
-def _tail(
-    buffer: bytes,
-    lines: list[_Line],
-    consumed: int,
-    expected: int,
-    batches: _Batches,
+def _find_tail(
+    buffer: bytes, lines: list[_Line], consumed: int, expected: int, batches: _Batches
 ) -> Tail | None:
     """Return the tail that has to be voided; None if the log ends properly."""
-    seqs: list[Span] = []
-    lost: list[Span] = []
-    changes: list[int] = []
-    next_seq = expected
-    if batches.unproven:
-        named = [r.seq for r in batches.unproven if isinstance(r, Message)]
-        lost = spans.union((seq, seq) for seq in named)
-        changes = [r.body.number for r in batches.unproven if isinstance(r, ChangeRecord)]
-    opened = [record for line in lines for record in line.records]
-    if opened:
-        # A batch without its last lines was never acknowledged.
-        seqs = spans.union((r.seq, r.seq) for r in opened if isinstance(r, Message))
-        if opened[0].seq > expected:
-            lost = spans.union(lost, [(expected, opened[0].seq - 1)])
-        changes += [r.body.number for r in opened if isinstance(r, ChangeRecord)]
-        next_seq = max([next_seq, *(last + 1 for _, last in seqs)])  # guard: seq-never-reused
-    count = _messages_in([line.bad for line in lines if not line.records])
-    if count:
-        lost = spans.union(lost, [(next_seq, next_seq + count - 1)])
-        next_seq += count
+    # A batch without its last lines was never acknowledged.
+    open_records = [record for line in lines for record in line.records]
+    seqs = spans.from_seqs(r.seq for r in open_records if isinstance(r, Message))
+    lost = spans.from_seqs(r.seq for r in batches.unproven if isinstance(r, Message))
+    if open_records and open_records[0].seq > expected:
+        lost = spans.union(lost, [(expected, open_records[0].seq - 1)])
+    changes = [
+        r.body.number for r in [*batches.unproven, *open_records] if isinstance(r, ChangeRecord)
+    ]
+    next_seq = max([expected, *(last + 1 for _, last in seqs)])  # guard: seq-never-reused
+    lost_count = _max_messages([line.damaged_text for line in lines if not line.records])
+    if lost_count:
+        lost = spans.union(lost, [(next_seq, next_seq + lost_count - 1)])
+        next_seq += lost_count
     remaining = len(buffer) - consumed
     if not remaining and not lost and not seqs and not changes:
         return None
@@ -399,21 +374,21 @@ def _tail(
         seqs=seqs,
         lost=lost,
         changes=changes,
-        damaged=any(line.bad and not line.records for line in lines),
+        has_damaged_lines=any(line.damaged_text and not line.records for line in lines),
     )
 
 
-def _messages_in(damaged: list[bytes]) -> int:
+def _max_messages(damaged: list[bytes]) -> int:
     """Return the maximum number of messages that damaged lines may have held.
 
     Damage can split a line, if a byte turned into a newline, and can join lines, if a block reads
     as NUL.
     """
-    unsure = [text for text in damaged if not _CONTROL_RECORD.match(text)]
-    if not unsure:
+    possible_messages = [text for text in damaged if not _CONTROL_RECORD.match(text)]
+    if not possible_messages:
         return 0
-    text = b"\n".join(unsure)
-    return max(1, text.count(_CRC_FIELD), text.count(0) // _SHORTEST_LINE)
+    text = b"\n".join(possible_messages)
+    return max(1, text.count(_CRC_FIELD), text.count(0) // _MIN_LINE_BYTES)
 
 
 def lines_of(text: bytes) -> list[bytes]:
@@ -423,7 +398,7 @@ def lines_of(text: bytes) -> list[bytes]:
     return [*terminated, rest] if rest else terminated
 
 
-def looks_torn(buffer: bytes) -> bool:
+def may_be_torn_log(buffer: bytes) -> bool:
     """Return whether a file without intact records may be the start of a stenolog log."""
     start = b'{"kind":"state",'
     text = buffer.strip(b"\n")  # guard: foreign-log-refused

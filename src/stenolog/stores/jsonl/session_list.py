@@ -6,7 +6,6 @@ import stat
 import struct
 import sys
 import threading
-import weakref
 from contextlib import suppress
 from typing import Final
 
@@ -15,11 +14,11 @@ from stenolog.errors import StenologError
 from stenolog.records import Record, StateRecord
 from stenolog.stores import file_names
 from stenolog.stores.disk import CLOSED, Descriptor
-from stenolog.stores.jsonl.directory import Directory, store_error
+from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.locks import ThreadLock
 
-_HEAD: Final = 4 * 1024
+_HEAD_BYTES: Final = 4 * 1024
 _MAX_STALE_NAMES: Final = 1_000
 _COMMON_NAME: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
 """Pattern of file names that are decoded in bulk; other names are decoded one by one."""
@@ -39,18 +38,18 @@ def list_keys(
     candidates.sort()
     start = b"" if after is None else after.encode("utf-8", "surrogatepass")
     keys: list[str] = []
-    for raw, name in candidates:
+    for raw_key, name in candidates:
         if limit is not None and len(keys) >= limit:
             break
-        if raw > start and _key_inside(directory, name) == raw.decode():
-            keys.append(raw.decode())
+        if raw_key > start and _key_inside(directory, name) == raw_key.decode():
+            keys.append(raw_key.decode())
     return keys
 
 
 def _key_inside(directory: Directory, name: str) -> str | None:
     """Return the key of the session in a file; None if the file holds no session."""
     try:
-        descriptor = directory.open(name)
+        descriptor = directory.open_log(name)
     except StenologError:
         return None
     if descriptor is None:
@@ -64,26 +63,26 @@ def _key_inside(directory: Directory, name: str) -> str | None:
 
 
 def _read_key(descriptor: int, name: str) -> str | None:
-    length = _HEAD
+    length = _HEAD_BYTES
     while True:
         text = os.pread(descriptor, length, 0)
-        complete = len(text) < length
-        first = parse_line(text[: text.find(b"\n")]) if not complete else None
-        if isinstance(first, StateRecord):
-            return first.body.key
+        is_whole_file = len(text) < length
+        first_record = parse_line(text[: text.find(b"\n")]) if not is_whole_file else None
+        if isinstance(first_record, StateRecord):
+            return first_record.body.key
         records, _ = read_records(text, offset=0)
-        if complete and all(_is_first_state(record) for record in records):
+        if is_whole_file and all(_is_first_state(record) for record in records):
             return None
         for record in records:
             if isinstance(record, StateRecord):
                 return record.body.key
-        if complete:
+        if is_whole_file:
             return file_names.key_of_log(name)
         length *= 16
 
 
 def _is_first_state(record: Record) -> bool:
-    """Return whether a killed creator of a session may have left only this record."""
+    """Return whether this record may be all that a killed creator of a session wrote."""
     if not isinstance(record, StateRecord):
         return False
     return record.seq == 1 and record.body.number == 0 and record.body.generation == 1
@@ -92,32 +91,10 @@ def _is_first_state(record: Record) -> bool:
 # --- change stamps ---------------------------------------------------------------------------
 
 
-def stamps(directory: Directory) -> dict[str, str]:
-    """Return a stamp for each key, `inode:size:mtime`, that differs after every change of its file.
-
-    Empty files and files with foreign names are left out. No file is opened, because that is too
-    slow for ten thousand files. So the result may include logs of other programs and logs that
-    were never finished; reading such a log reports the error.
-    """
-    with _mutex:
-        cache = _caches.get(directory)
-        if cache is None:
-            cache = _caches[directory] = _StampCache(directory)
-    return cache.stamps()
-
-
-def close(directory: Directory) -> None:
-    """Release the resources used to observe this folder; `stamps` may still be called again."""
-    with _mutex:
-        cache = _caches.pop(directory, None)
-    if cache is not None:
-        cache.close()
-
-
-def grew(before: str, now: str) -> bool:
+def has_grown(old_stamp: str, new_stamp: str) -> bool:
     """Return whether two stamps belong to the same file and the file became longer."""
-    inode, size, _ = before.split(":")
-    new_inode, new_size, _ = now.split(":")
+    inode, size, _ = old_stamp.split(":")
+    new_inode, new_size, _ = new_stamp.split(":")
     return inode == new_inode and int(size) < int(new_size)
 
 
@@ -126,38 +103,38 @@ def write_time(stamp: str) -> int:
     return int(stamp.rpartition(":")[2])
 
 
-class _StampCache:
+class StampCache:
     """Result of the last listing of a folder, which the next listing updates."""
 
     def __init__(self, directory: Directory) -> None:
         self._mutex = ThreadLock()
         self._keys: dict[str, str | None] = {}
         self._stamps: dict[str, str] = {}
-        self._listings = 0
+        self._listing_count = 0
         self._watch: FolderWatch | None = None
-        # A weak reference, because a strong reference would keep the folder open after its store is
-        # collected.
-        self._directory = weakref.ref(directory)
+        self._directory = directory
 
     def stamps(self) -> dict[str, str]:
-        directory = self._directory()
-        assert directory is not None, "whoever asks holds it"
-        with self._mutex:
-            changed = self._watch.changed() if self._watch is not None else None
+        """Return a stamp, `inode:size:mtime`, for each key. Each change of the file changes it.
+
+        Empty files and files with foreign names are left out. No file is opened, because that is
+        too slow for ten thousand files. So the result may include logs of other programs and logs
+        that were never finished; reading such a log reports the error.
+        """
+        with self._mutex, system_errors(f"listing {self._directory.path}"):
+            changed_names = self._watch.changed_names() if self._watch is not None else None
             try:
-                if changed is None:
-                    self._stat_all(directory)
-                for name in changed or ():
-                    self._stat_one(directory, name)
-            except OSError as error:
-                self._end_watch()
-                raise store_error(error, f"listing {directory.path}") from error
+                if changed_names is None:
+                    self._stat_all()
+                for name in changed_names or ():
+                    self._stat_one(name)
             except BaseException:
                 self._end_watch()
                 raise
             return self._stamps.copy()
 
     def close(self) -> None:
+        """Stop watching the folder; `stamps` may still be called again."""
         with self._mutex:
             self._end_watch()
 
@@ -167,72 +144,62 @@ class _StampCache:
             # Close explicitly: a traceback or a cycle may keep a reference for a long time.
             watch.close()
 
-    def _stat_all(self, directory: Directory) -> None:
+    def _stat_all(self) -> None:
+        directory = self._directory
         self._end_watch()
         # A command that lists once needs no watch. The watch starts before the listing, so that
         # it misses no change.
-        if self._listings:
+        if self._listing_count:
             with suppress(OSError):
                 self._watch = FolderWatch(directory.descriptor)
-        self._listings += 1
+        self._listing_count += 1
         stamps_by_name: dict[str, str] = {}
-        here = directory.list_names()
-        self._decode_names(here)
+        names = directory.list_names()
+        self._decode_names(names)
         folder, keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
-        for name in here:
-            key = keys[name] if name in keys else self._key(directory, name)
+        for name in names:
+            key = keys[name] if name in keys else self._key_of_file(name)
             if key is not None:
                 try:
-                    at = lstat(name, dir_fd=folder)
+                    status = lstat(name, dir_fd=folder)
                 except FileNotFoundError:
                     continue
-                if at.st_size and is_file(at.st_mode):
-                    stamps_by_name[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
+                if status.st_size and is_file(status.st_mode):
+                    stamps_by_name[key] = f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         self._stamps = stamps_by_name
 
-    def _decode_names(self, here: list[str]) -> None:
+    def _decode_names(self, names: list[str]) -> None:
         """Decode all names of the most frequent form at once."""
-        if len(self._keys) > 2 * len(here) + _MAX_STALE_NAMES:
+        if len(self._keys) > 2 * len(names) + _MAX_STALE_NAMES:
             self._keys.clear()
-        text = "\n".join(here)
+        text = "\n".join(names)
         if ":" in text:
             return  # stenolog's names escape ":", so another program's file is present
         keys = _COMMON_NAME.findall(text.replace("%3A", ":"))
         lines = "".join([f"{key}{file_names.LOG_SUFFIX}\n" for key in keys]).replace(":", "%3A")
         self._keys.update(zip(lines.splitlines(), keys, strict=True))
 
-    def _stat_one(self, directory: Directory, name: str) -> None:
-        key = self._key(directory, name)
+    def _stat_one(self, name: str) -> None:
+        key = self._key_of_file(name)
         if key is None:
             return
-        status = directory.stat(name)
-        stamp = _stamp(status) if status is not None else None
-        if stamp:
-            self._stamps[key] = stamp
+        status = self._directory.file_status(name)
+        if status is not None and status.st_size and stat.S_ISREG(status.st_mode):
+            self._stamps[key] = f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         else:
             self._stamps.pop(key, None)
 
-    def _key(self, directory: Directory, name: str) -> str | None:
+    def _key_of_file(self, name: str) -> str | None:
         """Return the key of a file, without opening it if the name contains the key."""
         if name in self._keys:
             return self._keys[name]
         key = file_names.key_of_log(name)
         if key is None and file_names.has_long_key(name):
-            key = _key_inside(directory, name)
+            key = _key_inside(self._directory, name)
             if key is None or file_names.log_name(key) != name:
                 return None  # not cached, because the file may become a session later
         self._keys[name] = key
         return key
-
-
-def _stamp(status: os.stat_result) -> str | None:
-    if not status.st_size or not stat.S_ISREG(status.st_mode):
-        return None
-    return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
-
-
-_mutex: Final = ThreadLock()
-_caches: "weakref.WeakKeyDictionary[Directory, _StampCache]" = weakref.WeakKeyDictionary()
 
 
 # --- files that changed since the last call, with inotify --------------------------------------
@@ -247,15 +214,15 @@ _MODIFY, _ATTRIB = 0x2, 0x4
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _UNMOUNT, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
 _ONLY_FOLDERS: Final = 0x1000000
-_OF_FILES: Final = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
-_OF_FOLDER: Final = _DELETE_SELF | _MOVE_SELF
-_ALL_MAY_HAVE_CHANGED: Final = _OF_FOLDER | _UNMOUNT | _OVERFLOW | _IGNORED
-_EVENT: Final = struct.Struct("iIII")
-_CHUNK: Final = 64 * 1024
+_FILE_EVENTS: Final = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_FOLDER_EVENTS: Final = _DELETE_SELF | _MOVE_SELF
+_ALL_MAY_HAVE_CHANGED: Final = _FOLDER_EVENTS | _UNMOUNT | _OVERFLOW | _IGNORED
+_EVENT_STRUCT: Final = struct.Struct("iIII")
+_READ_BYTES: Final = 64 * 1024
 
 # File systems that only change through the kernel of this machine, which reports every change:
 # ext2 to ext4, xfs, btrfs, f2fs, zfs, tmpfs. Values of f_type, the first `long` of statfs(2).
-_WATCHABLE: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
+_WATCHABLE_TYPES: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
 
 
 class FolderWatch:
@@ -265,14 +232,14 @@ class FolderWatch:
         """Start the watch; `folder` is a descriptor. Raises OSError if watches are unavailable."""
         self._events = CLOSED
         if sys.platform != "linux":
-            raise OSError("only Linux tells")
+            raise OSError("only Linux reports changes of a folder")
         # This module is slow to import, and only callers that list repeatedly need it.
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
-        about = (ctypes.c_long * 64)()
-        if libc.fstatfs(folder, about) < 0 or about[0] not in _WATCHABLE:
-            raise OSError("this file system may not tell all")
+        file_system = (ctypes.c_long * 64)()
+        if libc.fstatfs(folder, file_system) < 0 or file_system[0] not in _WATCHABLE_TYPES:
+            raise OSError("this file system may not report all changes")
         self._process = os.getpid()
         # As in `open_descriptor`: Ctrl-C cannot interrupt between the call and the assignment.
         descriptors = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
@@ -280,14 +247,14 @@ class FolderWatch:
         if self._events < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         path = f"/proc/self/fd/{folder}".encode()
-        mask = _OF_FILES | _OF_FOLDER | _ONLY_FOLDERS
+        mask = _FILE_EVENTS | _FOLDER_EVENTS | _ONLY_FOLDERS
         if libc.inotify_add_watch(self._events, path, ctypes.c_uint32(mask)) < 0:
             code = ctypes.get_errno()
             self.close()
             raise OSError(code, "inotify_add_watch")
         self._mutex = threading.Lock()
 
-    def changed(self) -> set[str] | None:
+    def changed_names(self) -> set[str] | None:
         """Return the names with events since the last call; None if any file may have changed.
 
         After None the watch must be replaced.
@@ -299,7 +266,7 @@ class FolderWatch:
         with self._mutex:
             while True:
                 try:
-                    events = os.read(self._events, _CHUNK)
+                    events = os.read(self._events, _READ_BYTES)
                 except BlockingIOError:
                     return names
                 except OSError:
@@ -315,12 +282,12 @@ class FolderWatch:
 
 def _add_names(events: bytes, names: set[str]) -> bool:
     """Add the names of these events; return False if an event is not about a single file."""
-    at = 0
-    while at < len(events):
-        _, mask, _, length = _EVENT.unpack_from(events, at)
-        at += _EVENT.size
+    offset = 0
+    while offset < len(events):
+        _, mask, _, length = _EVENT_STRUCT.unpack_from(events, offset)
+        offset += _EVENT_STRUCT.size
         if mask & _ALL_MAY_HAVE_CHANGED:
             return False
-        names.add(os.fsdecode(events[at : at + length].rstrip(b"\0")))
-        at += length
+        names.add(os.fsdecode(events[offset : offset + length].rstrip(b"\0")))
+        offset += length
     return True

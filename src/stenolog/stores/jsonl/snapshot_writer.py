@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 import re
-import time
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,57 +25,52 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.codec import control_line, digest, message_line, plain_line
+from stenolog.codec import control_line, message_line, payload_digest, plain_line
 from stenolog.errors import DamagedStore, SessionExists, StoreBusy
 from stenolog.records import Archive, Change, Message, State, Token, Void
 from stenolog.stores import file_names
 from stenolog.stores import state as states
 from stenolog.stores.disk import (
     EXCLUSIVE_NOWAIT,
+    create_private_file,
     replace_file,
     sync_file,
     sync_folder,
     write_all,
 )
 from stenolog.stores.jsonl import archive, snapshots, trash
-from stenolog.stores.jsonl.directory import Directory, create_private_file
+from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.lifecycle import Lifecycle
 from stenolog.stores.jsonl.log import TOKEN_WINDOW, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.snapshots import Snapshot, state_of, token_of
 
-_BLOCK: Final = 1024 * 1024
-_MAX_WAITING: Final = 64
+_BLOCK_BYTES: Final = 1024 * 1024
+_MAX_UNPUBLISHED: Final = 64
 """Maximum number of new files that are open at once."""
-_SYNCS: Final = 16
-"""Number of files that are synced at the same time: disks combine such syncs."""
-_LEVEL: Final = 1
+_MAX_PARALLEL_SYNCS: Final = 16
+"""Number of files that are synced at the same time, because disks combine such syncs."""
+_COMPRESSION_LEVEL: Final = 1
 """Compression level of archives: fast rather than small."""
 
-_NOTE: Final = re.compile(r"\.[0-9a-f]{1,64}-archives\.copy")
-_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
+_NOTE_NAME: Final = re.compile(r"\.[0-9a-f]{1,64}-archives\.copy")
+_TEMPORARY_NAME: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
 
 
 class JSONLSnapshotWriter:
     """Writer of copies into one folder."""
 
     def __init__(
-        self,
-        logs: OpenLogCache,
-        lifecycle: Lifecycle,
-        cache: snapshots.SnapshotCache,
-        *,
-        busy_timeout: float,
+        self, logs: OpenLogCache, lifecycle: Lifecycle, cache: snapshots.SnapshotCache
     ) -> None:
         self._logs = logs
         self._lifecycle = lifecycle
         self._directory = logs.directory
         self._cache = cache
-        self._busy_timeout = busy_timeout
-        self._waiting: list[tuple[Snapshot, _NewFile]] = []
+        self._unpublished: list[tuple[Snapshot, _NewFile]] = []
         """New sessions whose files are not yet synced or renamed to their final path."""
-        self._deleted: set[str] = set()
+        self._deleted_uids: set[str] = set()
 
     @contextmanager
     def writing(self) -> Iterator["JSONLSnapshotWriter"]:
@@ -83,105 +78,105 @@ class JSONLSnapshotWriter:
         try:
             self._directory.sync_renames()
             self._clean_up()
-            self._deleted = {entry.uid for entry in trash.entries(self._directory)}
+            self._deleted_uids = {entry.uid for entry in trash.list_entries(self._directory)}
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
         try:
             yield self
-            self._place_waiting()
+            self._publish_all()
         finally:
-            while self._waiting:
-                self._waiting.pop()[1].close()
+            while self._unpublished:
+                self._unpublished.pop()[1].close()
             try:
-                self._directory.sync()
+                self._directory.sync_entries()
             except OSError as error:
-                doing = f"syncing {self._directory.path}"
-                raise Outcome(0, error, unknown=True).failure(doing) from error
+                action = f"syncing {self._directory.path}"
+                raise Outcome(0, error, is_unknown=True).failure(action) from error
 
     def write(
         self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
     ) -> None:
         """Write a session in one step. Raises the errors of `SnapshotWriter.write`."""
         try:
-            deadline = time.monotonic() + self._busy_timeout
+            deadline = self._logs.deadline()
             with archive.locked_folder(
                 self._directory, snapshot.uid, deadline, create=snapshot.archived > 0
             ) as folder:
-                self._write(snapshot, messages, instead_of, folder)
+                self._write_session(snapshot, messages, instead_of, folder)
         except OSError as error:
             raise Outcome(0, error).failure(f"copying {snapshot.key!r}") from error
 
-    def _write(
+    def _write_session(
         self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str, folder: int | None
     ) -> None:
-        self._check(snapshot, instead_of)
-        new = _NewFile(self._directory, snapshot.uid)
+        self._check_replaceable(snapshot, instead_of)
+        new_file = _NewFile(self._directory, snapshot.uid)
         try:
-            generation = self._generation(snapshot, instead_of) + 1 if instead_of else 1
-            archives = _write_snapshot(new.descriptor, snapshot, messages, generation, folder)
+            generation = self._replaced_generation(snapshot, instead_of) + 1 if instead_of else 1
+            archives = _write_snapshot(new_file.descriptor, snapshot, messages, generation, folder)
             if not instead_of and snapshot.deleted is None and folder is None:
-                self._waiting.append((snapshot, new))
+                self._unpublished.append((snapshot, new_file))
             else:
-                sync_file(new.descriptor)
+                sync_file(new_file.descriptor)
                 if instead_of:
-                    self._replace(snapshot, new, instead_of, folder, archives)
+                    self._replace_copy(snapshot, new_file, instead_of, folder, archives)
                 else:
-                    self._place(snapshot, new)
-                new.close()
+                    self._publish_file(snapshot, new_file)
+                new_file.close()
         except OSError as error:
-            new.close()
-            doing = f"copying {snapshot.key!r}"
-            raise Outcome(0, error, unknown=new.placed).failure(doing) from error
+            new_file.close()
+            action = f"copying {snapshot.key!r}"
+            raise Outcome(0, error, is_unknown=new_file.has_final_name).failure(action) from error
         except BaseException:
-            new.close()
+            new_file.close()
             raise
-        if len(self._waiting) >= _MAX_WAITING:
-            self._place_waiting()
+        if len(self._unpublished) >= _MAX_UNPUBLISHED:
+            self._publish_all()
 
-    def _place_waiting(self) -> None:
+    def _publish_all(self) -> None:
         """Sync the new sessions, many at a time, and move each to its final path."""
         try:
             # This module is slow to import, and only copies need it.
             from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor(_SYNCS) as pool:
-                list(pool.map(sync_file, [new.descriptor for _, new in self._waiting]))
-            while self._waiting:
-                snapshot, new = self._waiting[-1]
-                self._place(snapshot, new)
-                self._cache.synced.add(new.stamp(file_names.log_name(snapshot.key)))
-                self._waiting.pop()[1].close()
+            with ThreadPoolExecutor(_MAX_PARALLEL_SYNCS) as pool:
+                list(pool.map(sync_file, [file.descriptor for _, file in self._unpublished]))
+            while self._unpublished:
+                snapshot, new_file = self._unpublished[-1]
+                self._publish_file(snapshot, new_file)
+                self._cache.synced_stamps.add(new_file.stamp(file_names.log_name(snapshot.key)))
+                self._unpublished.pop()[1].close()
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
 
     # --- checks ------------------------------------------------------------------------------
 
-    def _check(self, snapshot: Snapshot, instead_of: str) -> None:
+    def _check_replaceable(self, snapshot: Snapshot, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy, as far as a check without a lock can show."""
         if instead_of:
-            if snapshots.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
+            if snapshots.stamp_of(self._directory, _path_of_stamp(instead_of)) != instead_of:
                 raise _changed_error(snapshot)
-        elif snapshot.uid in self._deleted:
+        elif snapshot.uid in self._deleted_uids:
             raise SessionExists(
                 snapshot.key, f"the trash has a session with the uid {snapshot.uid}"
             )
-        elif any(waiting.key == snapshot.key for waiting, _ in self._waiting):
+        elif any(unpublished.key == snapshot.key for unpublished, _ in self._unpublished):
             raise SessionExists(snapshot.key)
         if snapshot.deleted is None:
-            uid = self._logs.read(snapshot.key, lambda log: log.known_state().uid)
+            uid = self._logs.read_log(snapshot.key, lambda log: log.known_state().uid)
             if uid is not None and uid != snapshot.uid:
                 raise SessionExists(snapshot.key)
 
-    def _generation(self, snapshot: Snapshot, instead_of: str) -> int:
+    def _replaced_generation(self, snapshot: Snapshot, instead_of: str) -> int:
         """Return the generation of the copy to be replaced."""
-        with self._opened(snapshot, _path_in(instead_of), hold=False) as log, log.mutex:
+        with self._open_copy(snapshot, _path_of_stamp(instead_of), hold=False) as log, log.mutex:
             return log.known_state().generation
 
     @contextmanager
-    def _opened(self, snapshot: Snapshot, path: str, *, hold: bool) -> Iterator[Log]:
+    def _open_copy(self, snapshot: Snapshot, path: str, *, hold: bool) -> Iterator[Log]:
         """Open the copy of this session at a path, and lock it if `hold`. Raises StoreBusy."""
-        until = time.monotonic() + self._busy_timeout
-        with snapshots.opened_at(
+        until = self._logs.deadline()
+        with snapshots.open_log_at(
             self._directory, path, snapshot.uid, until=until, hold=hold
         ) as log:
             if log is None:
@@ -190,87 +185,87 @@ class JSONLSnapshotWriter:
 
     # --- final paths -------------------------------------------------------------------------
 
-    def _place(self, snapshot: Snapshot, new: "_NewFile") -> None:
+    def _publish_file(self, snapshot: Snapshot, new_file: "_NewFile") -> None:
         """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
         if snapshot.deleted is not None:
-            with _trash_folder(self._directory) as folder:
-                if not new.link(_deleted_name(snapshot), folder):
-                    new.rename(_deleted_name(snapshot), folder)
+            with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
+                if not new_file.link(_deleted_name(snapshot), folder):
+                    new_file.rename(_deleted_name(snapshot), folder)
                 sync_folder(folder)
             return
         name = file_names.log_name(snapshot.key)
-        if self._directory.stat(name) is None:
+        if self._directory.file_status(name) is None:
             self._logs.check_no_foreign_log(snapshot.key)
-            if new.link(name, self._directory.descriptor):
+            if new_file.link(name, self._directory.descriptor):
                 return
         # An empty file may already have the final name.
-        self._lifecycle.create(
+        self._lifecycle.create_session(
             snapshot.key,
-            lambda log: new.rename(log.name, self._directory.descriptor),
+            lambda log: new_file.rename(log.name, self._directory.descriptor),
             f"copying {snapshot.key!r}",
         )
 
-    def _replace(
+    def _replace_copy(
         self,
         snapshot: Snapshot,
-        new: "_NewFile",
+        new_file: "_NewFile",
         instead_of: str,
         folder: int | None,
         archives: frozenset[str],
     ) -> None:
         """Give a new file its final name, and remove the replaced copy."""
-        note = _Note(
-            snapshot.key, snapshot.uid, old_path=_path_in(instead_of), path=_path_of(snapshot)
+        note = _ReplacementNote(
+            snapshot.key, snapshot.uid, old_path=_path_of_stamp(instead_of), path=_path_of(snapshot)
         )
-        noted = folder is not None or note.moves
-        if noted:
+        has_note = folder is not None or note.has_new_path
+        if has_note:
             replace_file(
                 self._directory.descriptor, _note_name(snapshot.uid), msgspec.json.encode(note)
             )
-        with self._opened(snapshot, note.old_path, hold=True) as log:
+        with self._open_copy(snapshot, note.old_path, hold=True) as log:
             stamp = snapshots.stamp_of(self._directory, note.old_path)
             if stamp != instead_of:  # guard: copy-replaces-what-was-compared
                 raise _changed_error(snapshot)
-            if note.moves:
-                self._place(snapshot, new)
-                self._directory.sync()  # guard: new-copy-durable-before-old-is-removed
-                self._remove(note.old_path)  # guard: moved-copy-removed
+            if note.has_new_path:
+                self._publish_file(snapshot, new_file)
+                self._directory.sync_entries()  # guard: new-copy-durable-before-old-is-removed
+                self._delete_durably(note.old_path)  # guard: moved-copy-removed
             else:
                 # A killed process left the file: a running process would hold the lock of the log.
                 with suppress(FileNotFoundError):
                     os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
-                new.rename(note.path, self._directory.descriptor)
+                new_file.rename(note.path, self._directory.descriptor)
                 self._sync_folder_of(note.path)
         if folder is not None:
             archive.delete_others(folder, archives)
-        if noted:
-            self._forget(snapshot.uid)
+        if has_note:
+            self._delete_note(snapshot.uid)
 
-    def _remove(self, path: str) -> None:
+    def _delete_durably(self, path: str) -> None:
         """Delete a file durably."""
         os.unlink(path, dir_fd=self._directory.descriptor)
         self._sync_folder_of(path)
 
     def _sync_folder_of(self, path: str) -> None:
         if path.startswith(f"{trash.FOLDER}/"):
-            with _trash_folder(self._directory) as folder:
+            with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
                 sync_folder(folder)
         else:
-            self._directory.sync()
+            self._directory.sync_entries()
 
     # --- after a copy was interrupted --------------------------------------------------------
 
     def _clean_up(self) -> None:
         """Remove the files of an interrupted copy. Raises OSError, StoreBusy."""
         for name in self._directory.list_names():
-            if _TEMPORARY.fullmatch(name):
+            if _TEMPORARY_NAME.fullmatch(name):
                 self._remove_unlocked(name)
-            elif _NOTE.fullmatch(name):
-                self._finish(name)
+            elif _NOTE_NAME.fullmatch(name):
+                self._finish_interrupted(name)
 
     def _remove_unlocked(self, name: str) -> None:
         """Remove a temporary file unless another process is writing to it."""
-        descriptor = self._directory.open(name)
+        descriptor = self._directory.open_log(name)
         if descriptor is not None:
             try:
                 fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
@@ -281,33 +276,35 @@ class JSONLSnapshotWriter:
             finally:
                 descriptor.close()
 
-    def _finish(self, name: str) -> None:
+    def _finish_interrupted(self, name: str) -> None:
         """Remove the replaced copy that a note names, and archives that no state names."""
         try:
-            note = _note_in((self._directory.path / name).read_bytes())
+            note = _parse_note((self._directory.path / name).read_bytes())
         except msgspec.DecodeError as error:
             raise DamagedStore(
                 f"{self._directory.path / name} is damaged ({error}); delete it, and find "
                 "unreferenced archives with `steno doctor`"
             ) from error
-        until = time.monotonic() + self._busy_timeout
+        until = self._logs.deadline()
         with ExitStack() as stack:
             folder = stack.enter_context(
                 archive.locked_folder(self._directory, note.uid, until, create=False)
             )
-            paths = [note.path, note.old_path] if note.moves else [note.path]
-            opened_logs = [
-                snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
-                for path in paths
-            ]
-            found_logs = [log for opened in opened_logs if (log := stack.enter_context(opened))]
-            if len(found_logs) > 1 and snapshots.is_untouched(found_logs[1]):
-                self._remove(note.old_path)
-            if folder is not None and found_logs:
-                archive.delete_others(folder, frozenset(_archives_of(found_logs[0])))
-        self._forget(note.uid)
+            paths = [note.path, note.old_path] if note.has_new_path else [note.path]
+            logs = []
+            for path in paths:
+                opening = snapshots.open_log_at(
+                    self._directory, path, note.uid, until=until, hold=True
+                )
+                if (log := stack.enter_context(opening)) is not None:
+                    logs.append(log)
+            if len(logs) > 1 and snapshots.is_untouched(logs[1]):
+                self._delete_durably(note.old_path)
+            if folder is not None and logs:
+                archive.delete_others(folder, frozenset(_archives_of(logs[0])))
+        self._delete_note(note.uid)
 
-    def _forget(self, uid: str) -> None:
+    def _delete_note(self, uid: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
 
@@ -318,7 +315,7 @@ class _NewFile:
     def __init__(self, directory: Directory, uid: str) -> None:
         self._folder = directory.descriptor
         self._name = f".{uid}-{os.urandom(4).hex()}.copy"
-        self.placed = False
+        self.has_final_name = False
         """Whether the file has its final name, perhaps not durably."""
         self.descriptor = create_private_file(self._folder, self._name)
         # With the lock, other copies do not remove the file, and no writer appends before its name
@@ -333,17 +330,17 @@ class _NewFile:
             if error.errno in (errno.EEXIST, errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                 return False
             raise
-        self.placed = True
+        self.has_final_name = True
         return True
 
     def rename(self, name: str, folder: int) -> None:
         """Rename the file, replacing a file of that name. Raises OSError."""
         os.rename(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
-        self.placed = True
+        self.has_final_name = True
 
     def stamp(self, path: str) -> str:
         """Return the stamp of the file at a path."""
-        return snapshots.stamp(path, os.fstat(self.descriptor))
+        return snapshots.file_stamp(path, os.fstat(self.descriptor))
 
     def close(self) -> None:
         """Close the file, and remove its temporary name."""
@@ -352,7 +349,7 @@ class _NewFile:
         self.descriptor.release()
 
 
-class _Note(Struct, frozen=True):
+class _ReplacementNote(Struct, frozen=True):
     """File that names a copy being replaced, and the copy that replaces it."""
 
     key: str
@@ -363,14 +360,14 @@ class _Note(Struct, frozen=True):
     """Path of the new copy."""
 
     @property
-    def moves(self) -> bool:
+    def has_new_path(self) -> bool:
         """Whether the new copy has another path."""
         return self.path != self.old_path
 
 
-def _note_in(text: bytes) -> _Note:
+def _parse_note(text: bytes) -> _ReplacementNote:
     """Return the note that a file holds. Raises DecodeError."""
-    note = msgspec.json.decode(text, type=_Note)
+    note = msgspec.json.decode(text, type=_ReplacementNote)
     if not note.path:
         # Earlier versions replaced a copy in place, and left only its archives.
         path = file_names.log_name(note.key)
@@ -385,12 +382,12 @@ def _note_name(uid: str) -> str:
 def _archives_of(log: Log) -> Iterator[str]:
     """Yield the names of the archives of a log."""
     with log.mutex:
-        state = states.copy(log.known_state())
-    named = state.archive
-    for opened in archive.chain(log.directory, state, 1):
-        if named is not None:
-            yield named.name
-        named = opened.before
+        state = states.copy_state(log.known_state())
+    reference = state.archive
+    for content in archive.archive_chain(log.directory, state, 1):
+        if reference is not None:
+            yield reference.name
+        reference = content.previous
 
 
 def _write_snapshot(
@@ -402,71 +399,58 @@ def _write_snapshot(
 ) -> frozenset[str]:
     """Write a complete log; return the names of its archives. Raises OSError."""
     state, changes = state_of(snapshot, generation=generation)
-    stream = _Stream(messages)
+    stream = _MessageStream(messages)
     if snapshot.archived and folder is not None:
         state.archive, state.tokens = _write_archive(folder, state, stream, snapshot.archived)
     _write_log(descriptor, snapshot, state, changes, stream)
     return frozenset() if state.archive is None else frozenset([state.archive.name])
 
 
-class _Stream:
-    """Iterator over messages that can show the next seq in advance."""
+class _MessageStream:
+    """Messages in the order of their seqs, with the next message readable in advance."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = iter(messages)
-        self._next: Message | None = None
+        self.next_message = next(self._messages, None)
+        """Next message; None at the end."""
 
-    def upto(self, seq: int) -> Iterator[Message]:
-        """Yield the messages up to this seq."""
-        while (message := self._peek()) is not None and message.seq <= seq:
-            self._next = None
+    def take(self, seq: int) -> Iterator[Message]:
+        """Yield the messages up to this seq, and remove them from the stream."""
+        while (message := self.next_message) is not None and message.seq <= seq:
+            self.next_message = next(self._messages, None)
             yield message
-
-    def rest(self) -> Iterator[Message]:
-        """Yield the remaining messages."""
-        first = self._peek()
-        if first is not None:
-            yield first
-            yield from self._messages
-
-    @property
-    def first(self) -> int | None:
-        """Seq of the next message; None at the end."""
-        message = self._peek()
-        return None if message is None else message.seq
-
-    def _peek(self) -> Message | None:
-        if self._next is None:
-            self._next = next(self._messages, None)
-        return self._next
 
 
 def _write_archive(
-    folder: int, state: State, stream: _Stream, upto: int
+    folder: int, state: State, stream: _MessageStream, upto: int
 ) -> tuple[Archive, list[Token]]:
     """Write the messages up to a seq to a new archive; return the archive and its keys.
 
     The keys are the idempotency keys of the archived messages.
     """
-    first = stream.first
-    if first is None or first > upto:
-        # No archived message is left, but the state still records the last archived seq.
-        first = upto
+    # If no archived message is left, the state still records the last archived seq.
+    first = min(stream.next_message.seq, upto) if stream.next_message is not None else upto
     mark = "" if state.generation == 1 else f".{state.generation}"
-    named = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
-    head = states.blank(state.key, state.uid, state.generation, state.created)
+    reference = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
+    head = states.blank_state(state.key, state.uid, state.generation, state.created)
     head.purged = state.purged
-    tokens = _TokenCollector()
-    lines = _lines(tokens.watch(stream.upto(upto)))
+    tokens: deque[_TokenMessages] = deque(maxlen=TOKEN_WINDOW)
+    lines = _message_lines(_collect_tokens(stream.take(upto), tokens))
     first_line = control_line("state", first, state.created, head)
-    archive.write(folder, named.name, _blocks(chain([first_line], lines)), level=_LEVEL)
-    return named, tokens.found()
+    archive.write_archive(
+        folder, reference.name, _in_blocks(chain([first_line], lines)), level=_COMPRESSION_LEVEL
+    )
+    # A key with missing messages has an empty digest.
+    return reference, [
+        Token(token, start, count, payload_digest(bodies) if len(bodies) == count else "")
+        for token, count, start, bodies in tokens
+    ]
 
 
 def _write_log(
-    descriptor: int, snapshot: Snapshot, state: State, changes: list[Change], stream: _Stream
+    descriptor: int, snapshot: Snapshot, state: State, changes: list[Change], stream: _MessageStream
 ) -> None:
-    first = stream.first or snapshot.last_seq + 1
+    first = stream.next_message.seq if stream.next_message is not None else snapshot.last_seq + 1
     at, end = snapshot.created, snapshot.last_seq + 1
     # Only the states hold the idempotency keys of missing messages.
     state.tokens = [*state.tokens, *snapshot.tokens]
@@ -475,37 +459,37 @@ def _write_log(
     if snapshot.void:
         lines.append(control_line("void", first, at, Void(0, snapshot.void), joined=True))
     for change in changes:
-        complete = replace(change, floor=state.floor, hidden=state.hidden)
-        lines.append(control_line("change", first, at, complete, joined=True))
+        full_change = replace(change, floor=state.floor, hidden=state.hidden)
+        lines.append(control_line("change", first, at, full_change, joined=True))
     op = f"{snapshots.COPIED} {snapshots.place_hash(snapshot.key, snapshot.deleted)}"
-    copied = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
-    last = [
+    copy_change = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
+    last_lines = [
         control_line("state", end, snapshot.updated, state),
-        control_line("change", end, snapshot.updated, copied, joined=True),
+        control_line("change", end, snapshot.updated, copy_change, joined=True),
     ]
-    for block in _blocks(chain(lines, _lines(stream.rest()), last)):
+    for block in _in_blocks(chain(lines, _message_lines(stream.take(sys.maxsize)), last_lines)):
         write_all(descriptor, block)
 
 
-def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+def _in_blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Join lines into blocks."""
     block_lines: list[bytes] = []
     size = 0
     for line in lines:
         block_lines.append(line)
         size += len(line)
-        if size >= _BLOCK:
+        if size >= _BLOCK_BYTES:
             yield b"".join(block_lines)
             block_lines, size = [], 0
     yield b"".join(block_lines)
 
 
-def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
+def _message_lines(messages: Iterable[Message]) -> Iterator[bytes]:
     """Yield the line of each message; messages with the same idempotency key form a batch."""
     batch = (0, 0)
     for message in messages:
         seq, body = message.seq, message.to_json()
-        token = token_of(message) if message._once is not None else None
+        token = token_of(message)
         if token is not None:
             batch = (seq, token[1])
         place = seq - batch[0] + 1
@@ -516,35 +500,28 @@ def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
             yield message_line(seq, message._at, body, part=part, once=message._once)
 
 
-class _TokenCollector:
-    """Collector of the idempotency keys of messages, for a state."""
+_TokenMessages = tuple[str, int, int, list[bytes]]
+"""Idempotency key, number of its messages, their first seq, and their bodies."""
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[str, int, int, list[bytes]]] = deque(maxlen=TOKEN_WINDOW)
 
-    def watch(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield these messages and record their idempotency keys."""
-        for message in messages:
-            if message._once is not None and (token := token_of(message)) is not None:
-                self._seen.append((*token, message.seq, []))
-            if self._seen:
-                _, count, first, bodies = self._seen[-1]
-                if message.seq < first + count:
-                    bodies.append(message.to_json())
-            yield message
-
-    def found(self) -> list[Token]:
-        """Return the idempotency keys. A key with missing messages has an empty digest."""
-        return [
-            Token(token, first, count, digest(bodies) if len(bodies) == count else "")
-            for token, count, first, bodies in self._seen
-        ]
+def _collect_tokens(
+    messages: Iterable[Message], tokens: deque[_TokenMessages]
+) -> Iterator[Message]:
+    """Yield these messages, and add their idempotency keys to `tokens`."""
+    for message in messages:
+        if (token := token_of(message)) is not None:
+            tokens.append((*token, message.seq, []))
+        if tokens:
+            _, count, first, bodies = tokens[-1]
+            if message.seq < first + count:
+                bodies.append(message.to_json())
+        yield message
 
 
 # --- names -----------------------------------------------------------------------------------
 
 
-def _path_in(stamp: str) -> str:
+def _path_of_stamp(stamp: str) -> str:
     """Return the path in a stamp, relative to the folder."""
     return stamp.rsplit(":", 3)[0]
 
@@ -560,17 +537,6 @@ def _deleted_name(snapshot: Snapshot) -> str:
     deleted = snapshot.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
     return f"{snapshot.uid}.{stamp}{file_names.LOG_SUFFIX}"
-
-
-@contextmanager
-def _trash_folder(directory: Directory) -> Iterator[int]:
-    folder = directory.subfolder(trash.FOLDER, create=True)
-    if folder is None:
-        raise FileNotFoundError(os.fspath(directory.path / trash.FOLDER))
-    try:
-        yield folder
-    finally:
-        folder.close()
 
 
 def _changed_error(snapshot: Snapshot) -> StoreBusy:

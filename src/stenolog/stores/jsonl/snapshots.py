@@ -19,35 +19,23 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import (
-    ChangeRecord,
-    Message,
-    State,
-    StateRecord,
-    Token,
-    Undo,
-    timestamp,
-)
+from stenolog.records import ChangeRecord, Message, State, StateRecord, Token, Undo, timestamp
 from stenolog.stores import file_names, spans
 from stenolog.stores import state as states
 from stenolog.stores.disk import lock_until, sync_file
 from stenolog.stores.jsonl import archive, trash
-from stenolog.stores.jsonl.directory import Directory, store_error
+from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import lines_of, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
-"""Name of the change without effect at the end of a copy.
+"""Name of the change at the end of a copy; the place of the copy follows (see `place_hash`)."""
 
-The place of the copy follows the name (see `place_hash`). If the log is in another place, the
-session was moved after the copy.
-"""
-
-_MOVES: Final = 100
+_MAX_ATTEMPTS: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
-_BLOCK: Final = 4 * 1024 * 1024
-_TAIL: Final = 64 * 1024
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+_TAIL_BYTES: Final = 64 * 1024
 
 
 # --- list of sessions ------------------------------------------------------------------------
@@ -59,7 +47,7 @@ class SnapshotCache:
     def __init__(self) -> None:
         self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
         """Stamp and session of each live log, by file name."""
-        self.synced: set[str] = set()
+        self.synced_stamps: set[str] = set()
         """Stamps of synced logs."""
 
 
@@ -69,29 +57,29 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
     Files of other programs and unfinished first writes are skipped.
     """
     deleted = []
-    for entry in trash.entries(directory):
-        path, problem = trash_path(entry), ""
+    for entry in trash.list_entries(directory):
+        problem = ""
         try:
-            key = trash.key_at(directory, entry)
+            key = trash.read_key(directory, entry)
         except StoreUnavailable as error:
-            key, problem = path, str(error)  # the key is only in the file
-        if key is not None and (stamped := stamp_of(directory, path)) is not None:
+            key, problem = entry.path, str(error)  # the key is only in the file
+        if key is not None and (stamp := stamp_of(directory, entry.path)) is not None:
             at = timestamp(entry.deleted)
-            mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamped, problem=problem)
+            mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamp, problem=problem)
             deleted.append(mark)
     marks: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.list_names():
-        stamped = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
-        if stamped is not None:
-            before = cache.marks.get(name)
+        stamp = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
+        if stamp is not None:
+            cached = cache.marks.get(name)
             # The stamp does not cover the file mode, which may have become readable.
-            unread = before is not None and before[1] is not None and before[1].problem
-            if before is None or before[0] != stamped or unread:
-                before = stamped, _live_session(directory, name)
-            marks[name] = before
+            was_unreadable = cached is not None and cached[1] is not None and cached[1].problem
+            if cached is None or cached[0] != stamp or was_unreadable:
+                cached = stamp, _live_session(directory, name)
+            marks[name] = cached
     cache.marks = marks
-    living = [mark for _, mark in marks.values() if mark is not None]
-    return sorted(deleted, key=_sort_key) + sorted(living, key=_sort_key)
+    live = [mark for _, mark in marks.values() if mark is not None]
+    return sorted(deleted, key=_sort_key) + sorted(live, key=_sort_key)
 
 
 def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
@@ -100,47 +88,39 @@ def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
 
 def _live_session(directory: Directory, name: str) -> SnapshotMark | None:
     """Return the session in a file of this name, or None."""
-    with suppress(ForeignLog):
-        try:
-            key = file_names.key_of_log(name) or _long_key(directory, name)
-            descriptor = None if key is None else directory.open(name)
-            if key is None or descriptor is None:
-                return None
-            log = Log(directory, name, key, descriptor)
-            stamped = stamp(name, os.fstat(descriptor))
-            with log.mutex:
-                log.load(log.file_size())
-                if log.exists:
-                    return SnapshotMark(key=key, uid=log.known_state().uid, stamp=stamped)
-        except ForeignLog:
-            raise
-        except (DamagedStore, OSError):
-            return SnapshotMark(key=file_names.key_of_log(name) or name, uid="", stamp="")
-        except StoreUnavailable as error:
-            key = file_names.key_of_log(name) or name
-            return SnapshotMark(key=key, uid="", stamp="", problem=str(error))
-    return None
+    try:
+        key = file_names.key_of_log(name) or _long_key(directory, name)
+        descriptor = None if key is None else directory.open_log(name)
+        if key is None or descriptor is None:
+            return None
+        log = Log(directory, name, key, descriptor)
+        stamp = file_stamp(name, os.fstat(descriptor))
+        with log.mutex:
+            log.load(log.file_size())
+            uid = log.known_state().uid if log.exists else None
+        return None if uid is None else SnapshotMark(key=key, uid=uid, stamp=stamp)
+    except ForeignLog:
+        return None
+    except (DamagedStore, OSError, StoreUnavailable) as error:
+        problem = str(error) if isinstance(error, StoreUnavailable) else ""
+        key = file_names.key_of_log(name) or name
+        return SnapshotMark(key=key, uid="", stamp="", problem=problem)
 
 
 def _long_key(directory: Directory, name: str) -> str | None:
     if not file_names.has_long_key(name):
         return None
-    head = trash.head_at(directory, directory.descriptor, name, name)
+    head = trash.read_head_state(directory, name)
     return head.key if head is not None and file_names.log_name(head.key) == name else None
-
-
-def trash_path(entry: trash.Entry) -> str:
-    """Return the path of a deleted log, relative to the folder."""
-    return f"{trash.FOLDER}/{entry.name}"
 
 
 def stamp_of(directory: Directory, path: str) -> str | None:
     """Return the stamp of the file at a path, or None."""
-    status = directory.stat(path)
-    return None if status is None else stamp(path, status)
+    status = directory.file_status(path)
+    return None if status is None else file_stamp(path, status)
 
 
-def stamp(path: str, status: os.stat_result) -> str:
+def file_stamp(path: str, status: os.stat_result) -> str:
     """Return the stamp of a file."""
     return f"{path}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
@@ -162,138 +142,123 @@ def read(
 
     Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
     """
-    with opened(directory, mark, until=until, hold=hold) as log:
-        try:
-            _sync(log, cache)
-            yield read_log(log, after=after, settled=hold or directory.read_only)
-        except OSError as error:
-            raise store_error(error, f"reading {mark.key!r}") from error
+    with (
+        open_session_log(directory, mark, until=until, hold=hold) as log,
+        system_errors(f"reading {mark.key!r}"),
+    ):
+        _sync_log(log, cache)
+        yield read_log(log, after=after, settled=hold or directory.read_only)
 
 
 @contextmanager
-def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Iterator[Log]:
+def open_session_log(
+    directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
+) -> Iterator[Log]:
     """Open and read the log of a session; with `hold`, lock the log.
 
     Searches under the session's key and in the trash. Raises NoSuchSession.
     """
     with ExitStack() as stack:
-        for _ in range(_MOVES):
-            log = _open_live(directory, mark, until=until, hold=hold)
-            if log is not None:
-                stack.callback(_close_log, log, is_held=hold)
-                break
-            entry = find_deleted(directory, mark.uid)
+        for _ in range(_MAX_ATTEMPTS):
+            log = _open_live(stack, directory, mark, until=until, hold=hold)
+            entries = trash.list_entries(directory) if log is None else []
+            entry = next((entry for entry in entries if entry.uid == mark.uid), None)
             if entry is not None:
-                deleted = trash.opened(directory, entry, until=until if hold else None)
+                deleted = trash.open_deleted_log(directory, entry, until=until if hold else None)
                 log = stack.enter_context(deleted)
-                if log is not None:
-                    break
+            if log is not None:
+                break
         if log is None:
             raise NoSuchSession(mark.key, "it was purged, or restored under another key")
         yield log
 
 
 @contextmanager
-def opened_at(
+def open_log_at(
     directory: Directory, path: str, uid: str, *, until: float, hold: bool
 ) -> Iterator[Log | None]:
     """Open the log of a session at a path, and lock the log if `hold`; None if it is not there."""
     with ExitStack() as stack:
-        entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
+        entry = trash.parse_entry(path.removeprefix(f"{trash.FOLDER}/"))
         if entry is not None:
-            log = stack.enter_context(trash.opened(directory, entry, until=until if hold else None))
+            log = stack.enter_context(
+                trash.open_deleted_log(directory, entry, until=until if hold else None)
+            )
         else:
             key = file_names.key_of_log(path) or _long_key(directory, path)
             mark = SnapshotMark(key=key or "", uid=uid, stamp="")
-            log = _open_live(directory, mark, until=until, hold=hold) if key else None
-            if log is not None:
-                stack.callback(_close_log, log, is_held=hold)
+            log = _open_live(stack, directory, mark, until=until, hold=hold) if key else None
         yield log
 
 
-def _close_log(log: Log, *, is_held: bool) -> None:
-    if is_held:
-        log.descriptor.release()
-    log.close()
+def _open_live(
+    stack: ExitStack, directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
+) -> Log | None:
+    """Return the live log of the key if it holds this session, otherwise None.
 
-
-def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
-    """Return the entry of the trash with this uid, or None."""
-    for entry in trash.entries(directory):
-        if entry.uid == uid:
-            return entry
-    return None
-
-
-def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Log | None:
-    """Return the live log of the key if it holds this session, otherwise None."""
+    The `stack` closes the log.
+    """
     name = file_names.log_name(mark.key)
     while True:
-        descriptor = directory.open(name)
+        descriptor = directory.open_log(name)
         if descriptor is None:
             return None
         log = Log(directory, name, mark.key, descriptor)
-        try:
+        stack.callback(log.release)
+        with system_errors(f"reading {mark.key!r}"):
             if hold:
                 lock_until(descriptor, until, f"the log of {mark.key!r}")
-            if log.is_same_file(directory.stat(name)):
+            if log.is_same_file(directory.file_status(name)):
                 with log.mutex:
                     log.load(log.file_size())
-                    same = log.exists and log.known_state().uid == mark.uid
-                if same:
-                    return log
-                log.close()
+                    if log.exists and log.known_state().uid == mark.uid:
+                        return log
+                log.release()
                 return None
-        except OSError as error:
-            log.close()
-            raise store_error(error, f"reading {mark.key!r}") from error
-        except BaseException:
-            log.close()
-            raise
-        log.close()
+        log.release()
         if time.monotonic() > until:
             raise StoreBusy(f"other processes keep replacing the log of {mark.key!r}; try again")
 
 
-def _sync(log: Log, cache: SnapshotCache) -> None:
+def _sync_log(log: Log, cache: SnapshotCache) -> None:
     """Sync the log: a power cut must not remove messages that were copied. Raises OSError."""
-    stamped = stamp(log.name, os.fstat(log.descriptor))
-    if not log.directory.read_only and stamped not in cache.synced:
+    stamp = file_stamp(log.name, os.fstat(log.descriptor))
+    if not log.directory.read_only and stamp not in cache.synced_stamps:
         sync_file(log.descriptor)
-        cache.synced.add(stamped)
+        cache.synced_stamps.add(stamp)
 
 
 def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     """Return the snapshot of an open log. Raises OSError, DamagedStore."""
-    at = os.fstat(log.descriptor)
+    status = os.fstat(log.descriptor)
     with log.mutex:
         log.ensure_loaded()
         if settled:
             state, end = log.settled_state()
         else:
             # An incomplete record may be a write in progress.
-            state, end = states.copy(log.known_state()), log.next_seq - 1
-        is_complete = at.st_size == log.size and (settled or log.tail is None)
-        strays = [
+            state, end = states.copy_state(log.known_state()), log.next_seq - 1
+        is_complete = status.st_size == log.size and (settled or log.tail is None)
+        lost_tokens = [
             Token(token.token, token.first, token.count, "")
             for token in (log.tokens_upto(end) if state.lost else ())
             if spans.contains(state.lost, token.first)
         ]
         updated = max(log.updated, state.created)
     state.key = log.key
-    entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
+    entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
     return SnapshotReading(
         snapshot=snapshot_of(
             state,
             last_seq=end,
             updated=updated,
-            undo=_steps(log, state),
+            undo=_readable_steps(log, state),
             deleted=deleted,
-            tokens=strays,
+            tokens=lost_tokens,
         ),
-        messages=messages(log, state, end, after),
-        stamp=stamp(log.name, at) if is_complete else "",
+        messages=messages_after(log, state, end, after),
+        stamp=file_stamp(log.name, status) if is_complete else "",
         untouched=is_untouched(log),
     )
 
@@ -307,23 +272,27 @@ def place_hash(key: str, deleted: str | None) -> str:
 
 
 def is_untouched(log: Log) -> bool:
-    """Return whether the log is a copy that was not changed or moved since."""
-    entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
+    """Return whether the log is a copy that was not changed or moved since it was written.
+
+    The last change of a copy has no effect, and names the place of the copy. If the log is in
+    another place, the session was moved.
+    """
+    entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
-    return place_hash(log.key, deleted) in _copied_to(log)
+    return place_hash(log.key, deleted) in _copied_places(log)
 
 
-def _copied_to(log: Log) -> list[str]:
+def _copied_places(log: Log) -> list[str]:
     """Return the places in the last line of a copy; empty if the copy was changed."""
     with log.mutex:
         log.ensure_loaded()
-        end = log.end
+        end = log.end_offset
         if log.tail is not None:
             return []
-    length = _TAIL
+    length = _TAIL_BYTES
     while True:
         start = max(0, end - length)
-        text = log.read(start, end)
+        text = log.read_bytes(start, end)
         lines = lines_of(text)[0 if start == 0 else 1 :]
         for line in reversed(lines):
             record = parse_line(line.removesuffix(b"\n"))
@@ -335,7 +304,7 @@ def _copied_to(log: Log) -> list[str]:
         length *= 4
 
 
-def _steps(log: Log, state: State) -> list[Undo]:
+def _readable_steps(log: Log, state: State) -> list[Undo]:
     """Return the undo steps after the last damaged step; earlier steps cannot be undone."""
     numbers = {entry.number for entry in state.undo if entry.elsewhere}
     if not numbers:
@@ -354,61 +323,63 @@ def _steps(log: Log, state: State) -> list[Undo]:
 # --- messages --------------------------------------------------------------------------------
 
 
-def messages(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
+def messages_after(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
     """Yield every readable message after a seq in order, including archived ones."""
-    missing = states.missing(state)
+    missing = states.missing_seqs(state)
     newest = after
-    for message in _stored(log, state, after):
+    for message in _live_messages(log, state, after):
         if newest < message.seq <= end and not (missing and spans.contains(missing, message.seq)):
             newest = message.seq
             yield message
 
 
-def _stored(log: Log, state: State, after: int) -> Iterator[Message]:
+def _live_messages(log: Log, state: State, after: int) -> Iterator[Message]:
     if state.archive is not None and after < state.archive.last:
-        yield from _archived(log, state, after)
-    for start, block in _blocks(log, after):
+        yield from _archived_messages(log, state, after)
+    for start, block in _live_blocks(log, after):
         records, _ = read_records(block, offset=start)
         for record in records:
             if type(record) is Message:
                 yield record
 
 
-def _archived(log: Log, state: State, after: int) -> Iterator[Message]:
+def _archived_messages(log: Log, state: State, after: int) -> Iterator[Message]:
     """Yield the messages of the archives, oldest first, with one archive in memory at a time."""
-    chain = archive.chain(log.directory, state, after + 1)
+    chain = archive.archive_chain(log.directory, state, after + 1)
     newest = next(chain)
     earlier_archives = []
-    named = newest.before
+    reference = newest.previous
     for older in chain:
-        earlier_archives.append(named)
-        named = older.before
+        earlier_archives.append(reference)
+        reference = older.previous
         _check_not_replaced(log, older)
     _check_not_replaced(log, newest)
     for other in reversed(earlier_archives):
         if other is not None:
-            yield from archive.read(log.directory, state.uid, other).messages
+            yield from archive.read_archive(log.directory, state.uid, other).messages
     yield from newest.messages
 
 
-def _check_not_replaced(log: Log, opened: archive.ArchiveContent) -> None:
+def _check_not_replaced(log: Log, content: archive.ArchiveContent) -> None:
     """Raise StoreBusy if an archive is missing because the log was replaced."""
-    if not opened.bad or log.name.startswith(f"{trash.FOLDER}/"):
+    if not content.damaged or log.name.startswith(f"{trash.FOLDER}/"):
         return
     with suppress(StenologError):
-        if log.is_same_file(log.directory.stat(log.name)):
+        if log.is_same_file(log.directory.file_status(log.name)):
             return
     raise StoreBusy(f"the log of {log.key!r} was replaced while it was read; try again")
 
 
-def _blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
+def _live_blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
     """Yield the live log in blocks of complete lines, from the first message after a seq on."""
-    end = _end_of(log)
+    with log.mutex:
+        log.ensure_loaded()
+        end = log.end_offset
     start = _start_of(log, after, end) if after else 0
     while start < end:
-        length = _BLOCK
+        length = _BLOCK_BYTES
         while True:
-            block = log.read(start, min(start + length, end))
+            block = log.read_bytes(start, min(start + length, end))
             if start + len(block) >= end:
                 break
             cut = block.rfind(b"\n") + 1
@@ -422,24 +393,17 @@ def _blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
         start += len(block)
 
 
-def _end_of(log: Log) -> int:
-    """Return the offset up to which the records of the log count."""
-    with log.mutex:
-        log.ensure_loaded()
-        return log.end
-
-
 def _start_of(log: Log, after: int, end: int) -> int:
     """Return the offset of a line shortly before the first message after this seq.
 
     Seqs grow in a log, so the search starts at the end of the log.
     """
-    length = _TAIL
+    length = _TAIL_BYTES
     while True:
         start = max(0, end - length)
         if start == 0:
             return 0
-        text = log.read(start, end)
+        text = log.read_bytes(start, end)
         cut = text.find(b"\n") + 1
         newline = text.find(b"\n", cut)
         record = parse_line(text[cut:newline]) if 0 < cut < newline else None

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -26,17 +26,7 @@ from stenolog.errors import (
     StoreBusy,
     StoreClosed,
 )
-from stenolog.records import (
-    Compacted,
-    Health,
-    Message,
-    Purged,
-    SessionInfo,
-    Span,
-    Trashed,
-    Undo,
-    Undone,
-)
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undo
 from stenolog.stores import catalog_file, operations
 from stenolog.stores import state as states
 from stenolog.stores.arguments import (
@@ -48,23 +38,17 @@ from stenolog.stores.arguments import (
     make_batch,
     make_group,
 )
-from stenolog.stores.base import Append, Deleted, SessionView
-from stenolog.stores.disk import (
-    open_descriptor,
-    sync_file,
-    sync_folder,
-    write_all,
-    write_problem,
-)
+from stenolog.stores.base import Append, DeletedSession, SessionView
+from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all, write_problem
 from stenolog.stores.following import NewMessages, poll_messages
-from stenolog.stores.jsonl import archive, leases, rewrite, session_list, snapshots, trash, writer
-from stenolog.stores.jsonl.directory import LOW_DISK, Directory, store_error
+from stenolog.stores.jsonl import archive, leases, rewrite, snapshots, trash, writer
+from stenolog.stores.jsonl.directory import LOW_DISK_BYTES, Directory, has_logs, store_error
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
 from stenolog.stores.jsonl.log import Log, LogLookup
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.purge import Purger
-from stenolog.stores.jsonl.session_list import list_keys
+from stenolog.stores.jsonl.session_list import StampCache, list_keys
 from stenolog.stores.jsonl.snapshot_writer import JSONLSnapshotWriter
 from stenolog.stores.jsonl.write_queue import Check, WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
@@ -72,8 +56,8 @@ from stenolog.stores.locks import InUseCounter
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
-BUSY_TIMEOUT: Final = 5.0
-_FOLLOW_POLL: Final = 0.02
+BUSY_TIMEOUT_SECONDS: Final = 5.0
+_FOLLOW_POLL_SECONDS: Final = 0.02
 """Seconds between two checks of a followed log."""
 
 _stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
@@ -85,20 +69,20 @@ class _OpenSession:
     def __init__(self, key: str, log: Log | None) -> None:
         """Read the state. The caller holds the mutex of the log."""
         self._log = log if log is not None and log.state_if_any() is not None else None
-        self.state, self.last_seq = states.blank(key, "", 1, ""), 0
+        self.state, self.last_seq = states.blank_state(key, "", 1, ""), 0
         if self._log is not None:
             self.state, self.last_seq = self._log.settled_state()
 
-    def visible(self, *, last: int | None = None) -> list[Message]:
+    def visible_messages(self, *, last: int | None = None) -> list[Message]:
         """Return the visible messages, or only the last `last` of them."""
         return [] if self._log is None else self._log.history(last=last, after=None)
 
-    def complete(self, step: Undo) -> Undo:
+    def complete_undo_step(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits."""
         return step if self._log is None else self._log.undo_step(step)
 
 
-class JSONLStore:
+class JSONLStore(operations.SessionOperations):
     """Sessions as files under `workspace/namespace`; stores/base.py documents each method.
 
     `busy_timeout` is the time in seconds that a call waits for other writers. `cache_bytes` limits
@@ -112,7 +96,7 @@ class JSONLStore:
         *,
         namespace: str = "sessions",
         read_only: bool = False,
-        busy_timeout: float = BUSY_TIMEOUT,
+        busy_timeout: float = BUSY_TIMEOUT_SECONDS,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         check_namespace(namespace)
@@ -124,26 +108,24 @@ class JSONLStore:
         self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
         self._fence: Check | None = None
         """Function that raises LeaseLost if the lease of this store has ended."""
-        self._start()
+        self._create_locks()
         _stores.add(self)
 
-    def _start(self) -> None:
-        """Create the locks and tables, at the start and in a forked child."""
+    def _create_locks(self) -> None:
+        """Create the locks and caches of this process: at the start, and in a forked child."""
         self._leasing = threading.Lock()
         self._in_use = InUseCounter(self._release)
         self._logs = OpenLogCache(
             self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
         )
-        self._queue = WriteQueue(self._logs, busy_timeout=self._busy_timeout)
-        self._lifecycle = Lifecycle(self._logs, self._queue, busy_timeout=self._busy_timeout)
+        self._stamp_cache = StampCache(self._directory)
+        self._queue = WriteQueue(self._logs)
+        self._lifecycle = Lifecycle(self._logs, self._queue)
         self._snapshot_cache = snapshots.SnapshotCache()
         self._snapshot_writer = JSONLSnapshotWriter(
-            self._logs,
-            self._lifecycle,
-            self._snapshot_cache,
-            busy_timeout=self._busy_timeout,
+            self._logs, self._lifecycle, self._snapshot_cache
         )
-        self._purger = Purger(self._logs, self._queue, busy_timeout=self._busy_timeout)
+        self._purger = Purger(self._logs, self._queue, self._lifecycle)
 
     def __repr__(self) -> str:
         return f"JSONLStore({str(self.folder.parent)!r}, namespace={self.folder.name!r})"
@@ -153,9 +135,16 @@ class JSONLStore:
         """Folder of the logs and of the catalog."""
         return self._directory.path
 
-    def catalog_file(self) -> Path:
-        """Return the path of the catalog."""
-        return self.folder / catalog_file.NAME
+    def catalog_file(self) -> Path | None:
+        """Return the path of the catalog; None if another program may own the folder.
+
+        This is a folder without logs, in a store that is only read.
+        """
+        path = self.folder / catalog_file.CATALOG_NAME
+        with suppress(OSError):  # the reader of the logs reports why they cannot be read
+            if self._read_only and not path.exists() and not has_logs(self.folder):
+                return None
+        return path
 
     @property
     def read_only(self) -> bool:
@@ -221,69 +210,22 @@ class JSONLStore:
 
     def _append_batch(self, key: str, batch: Batch) -> int:
         with self._in_use.entry:
-            self._check(key, batch.once)
+            self._check_arguments(key, batch.once)
             return self._queue.append(key, batch, self._fence)
 
     # --- changing what is visible ------------------------------------------------------------
 
-    def set_summary(self, key: str, text: str) -> None:
-        """Replace the summary and nothing else."""
-        self._change(key, operations.set_summary(text))
-
-    def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last `keep_last` visible messages."""
-        self._change(key, operations.truncate(keep_last))
-
-    def clear(self, key: str, *, upto: int | None = None) -> None:
-        """Hide all messages and empty the summary."""
-        self._change(key, operations.clear(upto))
-
-    def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages with these seqs."""
-        self._change(key, operations.hide(first, last))
-
-    def checkpoint(
-        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
-    ) -> None:
-        """Replace the summary and hide everything up to this seq."""
-        decide = operations.checkpoint(summary=summary, upto=upto, expect_floor=expect_floor)
-        self._change(key, decide)
-
-    def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the session's metadata; None removes a field."""
-        self._change(key, operations.set_meta(fields))
-
-    def pop(self, key: str) -> Message | None:
-        """Hide the last visible message and return it."""
-        return self._change(key, operations.pop)
-
-    def set_history(
-        self,
-        key: str,
-        messages: Sequence[Message | Mapping[str, Any]],
-        *,
-        expect_last: int | None = None,
-    ) -> None:
-        """Make exactly these messages visible."""
-        self._change(key, operations.set_history(messages, expect_last=expect_last))
-
-    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Undo the newest operation that can be undone."""
-        return self._change(key, operations.undo(answered))
-
     def _change(self, key: str, decide: operations.Decide[T]) -> T:
         """Decide under the lock, and store the change in one write."""
-        results: list[T] = []
 
-        def work() -> None:
+        def work() -> T:
             log = self._logs.lock(key, create=False)
             self._check_lease(log)
             if log is None:
                 # Decide before a file is created: most operations do not create a session.
                 decision = self._decide_without_log(key, decide)
                 if decision.change is None:
-                    results.append(decision.result)
-                    return
+                    return decision.result
                 log = self._logs.lock(key, create=True)
                 self._check_lease(log)
             if log is None:
@@ -293,18 +235,17 @@ class JSONLStore:
             # A change contains the result of all earlier records, so the earlier records must be on
             # the disk. Another process may have died before its sync. An operation that changes
             # nothing also waits until the records that it read are durable.
-            writer.sync(log)  # guard: change-syncs-ground
+            writer.sync_log(log)  # guard: change-syncs-ground
             if decision.change is not None:
-                stored, outcome = writer.append_change(log, decision.change, decision.payloads)
+                is_stored, outcome = writer.append_change(log, decision.change, decision.payloads)
                 self._queue.drop_after_error(log, outcome)
-                if not stored:
+                if not is_stored:
                     raise outcome.failure(f"writing {key!r}")
-            results.append(decision.result)
+            return decision.result
 
         with self._in_use.entry:
-            self._check(key, None)
-            self._queue.run_exclusive(key, work)
-        return results[0]
+            self._check_arguments(key, None)
+            return self._queue.run_exclusive(key, work)
 
     def _decide_without_log(self, key: str, decide: operations.Decide[T]) -> operations.Decision[T]:
         """Decide on a session that does not exist."""
@@ -327,16 +268,16 @@ class JSONLStore:
             return self._compact(key)
 
     def _compact(self, key: str) -> Compacted:
-        def look(log: Log) -> tuple[Log, str]:
+        def log_and_uid_of(log: Log) -> tuple[Log, str]:
             return log, log.known_state().uid
 
-        deadline = time.monotonic() + self._busy_timeout
+        deadline = self._logs.deadline()
         try:
-            while (log_and_uid := self._read(key, look)) is not None:
+            while (log_and_uid := self._read_log(key, log_and_uid_of)) is not None:
                 uid = log_and_uid[1]
                 with archive.locked_folder(self._directory, uid, deadline, create=True) as folder:
                     # The previous holder of the lock may have replaced or removed the log.
-                    log_and_uid = self._read(key, look)
+                    log_and_uid = self._read_log(key, log_and_uid_of)
                     if log_and_uid is None or log_and_uid[1] != uid:
                         break
                     # A purge may have removed the folder.
@@ -347,7 +288,7 @@ class JSONLStore:
                         return (
                             rewrite.NOTHING_ARCHIVED
                             if prepared is None
-                            else self._finish(key, prepared)
+                            else self._finish_compaction(key, prepared)
                         )
                 if time.monotonic() > deadline:
                     raise StoreBusy(
@@ -357,21 +298,20 @@ class JSONLStore:
             raise Outcome(0, error).failure(f"archiving {key!r}") from error
         return rewrite.NOTHING_ARCHIVED
 
-    def _finish(self, key: str, prepared: rewrite.PreparedArchive) -> Compacted:
-        done = [rewrite.NOTHING_ARCHIVED]
+    def _finish_compaction(self, key: str, prepared: rewrite.PreparedArchive) -> Compacted:
 
-        def work() -> None:
+        def work() -> Compacted:
             log = self._logs.lock(key, create=False)
-            if log is not None:
-                try:
-                    done[0] = rewrite.finish_compaction(log, prepared, writer.now())
-                finally:
-                    self._logs.discard(log)
+            if log is None:
+                return rewrite.NOTHING_ARCHIVED
+            try:
+                return rewrite.finish_compaction(log, prepared, writer.now())
+            finally:
+                self._logs.drop_log(log)
 
         with self._in_use.entry:
             self._check_write(key)
-            self._queue.run_exclusive(key, work)
-        return done[0]
+            return self._queue.run_exclusive(key, work)
 
     # --- lifecycle ---------------------------------------------------------------------------
 
@@ -407,14 +347,16 @@ class JSONLStore:
         check_optional_int(before=before)
         with self._in_use.entry:
             self._check_write(key)
-            meta = self._meta(key)
+            meta: Mapping[str, Any] = {}
+            with suppress(DamagedStore):
+                meta = self._logs.read_log(key, lambda log: log.known_state().meta) or {}
             if before is None:
-                purged = self._purger.purge(key)
+                purged = self._purger.purge_session(key)
             else:
                 purged = self._purger.purge_before(key, before)
         return replace(purged, not_reached=(*purged.not_reached, *states.import_sources(meta)))
 
-    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Delete exactly these sessions of a key from the trash, permanently."""
         with self._in_use.entry:
             self._check_write(key)
@@ -423,23 +365,17 @@ class JSONLStore:
     def unfinished_purges(self) -> list[Trashed]:
         """Return the sessions whose purge was interrupted."""
         with self._in_use.entry:
-            return self._purger.unfinished()
+            return self._purger.unfinished_purges()
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purge of the session with this uid."""
         with self._in_use.entry:
             self._check_writable()
-            return self._purger.finish(uid)
-
-    def _meta(self, key: str) -> Mapping[str, Any]:
-        try:
-            return self._logs.read(key, lambda log: log.known_state().meta) or {}
-        except DamagedStore:
-            return {}
+            return self._purger.finish_purge(uid)
 
     def leased(self, keys: Collection[str]) -> set[str]:
         """Return the keys whose lease is held now, by any process."""
-        return leases.leased(self.folder, keys)
+        return leases.leased_keys(self.folder, keys)
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
         """Take the lease of this session: one holder at a time, in all processes."""
@@ -447,9 +383,9 @@ class JSONLStore:
         deadline = time.monotonic() + (self._busy_timeout if wait is None else wait)
         with self._in_use.entry:
             self._check_write(key)
-            if self._logs.read(key, lambda _: True) is None:
+            if self._logs.read_log(key, lambda _: True) is None:
                 raise NoSuchSession(key)
-            lease = leases.acquire(
+            lease = leases.acquire_lease(
                 self._directory, self, key, ttl=ttl, deadline=deadline, pause=self._pause
             )
             try:
@@ -501,15 +437,15 @@ class JSONLStore:
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session that differs after every change by any process."""
         with self._in_use.entry:
-            return session_list.stamps(self._directory)
+            return self._stamp_cache.stamps()
 
-    def mark(self, name: str) -> str:
+    def read_marker(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
         with self._in_use.entry:
-            status = self._directory.stat(f".{name}")
+            status = self._directory.file_status(f".{name}")
         return "" if status is None else f"{status.st_ino}:{status.st_size}"
 
-    def change_mark(self, name: str) -> None:
+    def update_marker(self, name: str) -> None:
         """Give the change marker `name` a new value."""
         self._check_writable()
         # Append a line instead of replacing the file: concurrent processes do not conflict.
@@ -530,35 +466,30 @@ class JSONLStore:
     # --- reading -----------------------------------------------------------------------------
 
     def get_history(
-        self,
-        key: str,
-        *,
-        last: int | None = None,
-        after: int | None = None,
-        full: bool = False,
+        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the visible messages by seq, or with `full` all messages."""
         check_count(last=last)
         check_optional_int(after=after)
 
-        def look(log: Log) -> tuple[None, LogLookup]:
+        def read_log(log: Log) -> tuple[None, LogLookup]:
             if full:
                 return None, log.all_messages(after=max(0, after or 0))
             return None, log.visible_messages(last=last, after=after)
 
         with self._in_use.entry:
             check_key(key)
-            result = self._logs.read_with_archives(key, look)
+            result = self._logs.read_with_archives(key, read_log)
         messages = result[1] if result is not None else []
         return messages if last is None or not full else messages[max(0, len(messages) - last) :]
 
     def get_summary(self, key: str) -> str:
         """Return the summary; may be empty."""
-        return self._read(key, lambda log: log.known_state().summary) or ""
+        return self._read_log(key, lambda log: log.known_state().summary) or ""
 
     def info(self, key: str) -> SessionInfo:
         """Return the session's metadata and counts."""
-        info = self._read(key, lambda log: log.info())
+        info = self._read_log(key, lambda log: log.info())
         if info is None:
             raise NoSuchSession(key)
         return info
@@ -574,9 +505,9 @@ class JSONLStore:
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
         check_count(last=last)
 
-        def look(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LogLookup]:
+        def read_log(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LogLookup]:
             state = log.known_state()
-            unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
+            unchanged = old is not None and old.matches(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
             lookup = log.visible_messages(last=last, after=after)
             # guard: view-reads-on-after-complete-writes
@@ -584,7 +515,7 @@ class JSONLStore:
 
         with self._in_use.entry:
             check_key(key)
-            result = self._logs.read_with_archives(key, look)
+            result = self._logs.read_with_archives(key, read_log)
         if result is None:
             raise NoSuchSession(key)
         (info, upto, after), messages = result
@@ -599,12 +530,7 @@ class JSONLStore:
             return list_keys(self._directory, prefix=prefix, limit=limit, after=after)
 
     def follow(
-        self,
-        key: str,
-        *,
-        after: int = 0,
-        uid: str | None = None,
-        timeout: float | None = None,
+        self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yield each message after `after` once, by seq, as it arrives."""
         check_key(key)
@@ -618,7 +544,7 @@ class JSONLStore:
             after=max(0, after),
             uid=uid,
             timeout=timeout,
-            poll=_FOLLOW_POLL,
+            poll=_FOLLOW_POLL_SECONDS,
         )
 
     def _new_messages(self, key: str, after: int) -> NewMessages | None:
@@ -628,20 +554,20 @@ class JSONLStore:
         messages, and later messages would get their seqs.
         """
 
-        def look(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
+        def read_log(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
             lookup = log.all_messages(after=after) if log.next_seq > after + 1 else LogLookup([])
             return (log, log.known_state().uid, log.next_seq - 1), lookup
 
         with self._in_use.entry:
-            result = self._logs.read_with_archives(key, look)
+            result = self._logs.read_with_archives(key, read_log)
             if result is None:
                 return None
             (log, uid, end), messages = result
             if messages:
                 try:
-                    writer.sync(log)  # guard: follow-syncs-first
+                    writer.sync_log(log)  # guard: follow-syncs-first
                 except OSError as error:
-                    self._logs.discard(log)
+                    self._logs.drop_log(log)
                     raise store_error(error, f"syncing the log of {key!r}") from error
             return uid, end, messages
 
@@ -655,22 +581,20 @@ class JSONLStore:
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session as of one moment."""
-        with self._in_use.entry, self._reading(mark, after, hold=False) as reading:
+        with self._in_use.entry, self._open_snapshot(mark, after, hold=False) as reading:
             yield reading
 
     @contextmanager
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one session while the lock of its log makes all writers wait."""
-        with self._in_use.entry, self._reading(mark, 0, hold=not self._read_only) as reading:
+        with self._in_use.entry, self._open_snapshot(mark, 0, hold=not self._read_only) as reading:
             yield reading
 
-    def _reading(
+    def _open_snapshot(
         self, mark: SnapshotMark, after: int, *, hold: bool
     ) -> AbstractContextManager[SnapshotReading]:
-        until = time.monotonic() + self._busy_timeout
-        return snapshots.read(
-            self._directory, mark, self._snapshot_cache, after=after, until=until, hold=hold
-        )
+        until, cache = self._logs.deadline(), self._snapshot_cache
+        return snapshots.read(self._directory, mark, cache, after=after, until=until, hold=hold)
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
@@ -688,21 +612,21 @@ class JSONLStore:
 
     def _health(self) -> Health:
         problems = list(self._directory.problems)
-        wrong = [
+        failures = [
             f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
-            for name in sorted(self._logs.suspects)
+            for name in sorted(self._logs.suspect_names)
         ]
+        free: int | None = None
         try:
-            problems += self._directory.network()
-            cannot = None if self._read_only else write_problem(self._directory.path)
-            wrong += [] if cannot is None else [cannot]  # guard: health-read-only-disk
-            free: int | None = self._directory.free_bytes()
+            problems += self._directory.network_warning()
+            if not self._read_only and (problem := write_problem(self.folder)) is not None:
+                failures.append(problem)  # guard: health-read-only-disk
+            free = self._directory.free_bytes()
         except OSError as error:
-            free = None
-            wrong.append(str(store_error(error, f"looking at {self._directory.path}")))
-        if free is not None and free < LOW_DISK:
-            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; free some space")
-        return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
+            failures.append(str(store_error(error, f"looking at {self.folder}")))
+        if free is not None and free < LOW_DISK_BYTES:
+            failures.append(f"only {free:,} bytes are free at {self.folder}; free some space")
+        return Health(ok=not failures, free_bytes=free, problems=(*failures, *problems))
 
     def close(self) -> None:
         """Close every file. A second call completes an interrupted first call."""
@@ -714,7 +638,7 @@ class JSONLStore:
             for lease in leases:
                 lease.release()
         finally:
-            # Call it twice, because Ctrl-C may interrupt the first call.
+            # Call `end` twice, because Ctrl-C may interrupt the first call.
             try:
                 self._in_use.end()
             finally:
@@ -722,7 +646,7 @@ class JSONLStore:
 
     def _release(self) -> None:
         self._logs.close()
-        session_list.close(self._directory)
+        self._stamp_cache.close()
         self._directory.close()
 
     def __enter__(self) -> Self:
@@ -731,19 +655,19 @@ class JSONLStore:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _read(self, key: str, look: Callable[[Log], T]) -> T | None:
+    def _read_log(self, key: str, read_log: Callable[[Log], T]) -> T | None:
         check_key(key)
         with self._in_use.entry:
-            return self._logs.read(key, look)
+            return self._logs.read_log(key, read_log)
 
-    def _check(self, key: str, once: str | None) -> None:
+    def _check_arguments(self, key: str, once: str | None) -> None:
         """Check the arguments of a write that checks the lease later, under the log's lock."""
         check_key(key)
         check_once(once)
         self._check_read_only()
 
     def _check_write(self, key: str) -> None:
-        """Check the key, and the lease for an operation that has no later check under a lock."""
+        """Check the key, and the lease if the operation does not check it under a lock."""
         check_key(key)
         self._check_writable()
 
@@ -765,7 +689,7 @@ class JSONLStore:
             return
         # A thread of the parent may have held the event's internal lock at the fork.
         self._closed = threading.Event()
-        self._start()
+        self._create_locks()
 
 
 def _after_fork() -> None:

@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from stenolog.codec import digest, plain_line
+from stenolog.codec import payload_digest, plain_line
 from stenolog.errors import (
     MaybeStored,
     NotStored,
@@ -39,26 +39,27 @@ from stenolog.stores.arguments import Batch
 from stenolog.stores.disk import EXCLUSIVE_NOWAIT
 from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, LoadPhase, Log
-from stenolog.stores.jsonl.open_logs import OpenLogCache
+from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
-GATES: Final = 1024
+MAX_GATES: Final = 1024
 """Maximum number of gates for all sessions; a gate is created at its first use."""
 
 _RECHECK_SECONDS: Final = 0.02
 _MAX_WRITE_SECONDS: Final = 30.0
-_MAX_GROUP: Final = 256
+_MAX_GROUP_SIZE: Final = 256
 _MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
-_TOUCH_EVERY: Final = 63  # used as a bit mask
+_TOUCH_SEQ_MASK: Final = 63
+"""Bit mask of a seq: the log is marked as recently used at every 64th message."""
 
 Check = Callable[[], None]
 """Function that raises StenologError if the caller is no longer allowed to write."""
 
 
-class Pending:
+class Waiter:
     """A caller that waits for a session, to append messages or for other work."""
 
-    __slots__ = ("_wakeup", "batch", "begun", "check", "done", "error", "first", "key")
+    __slots__ = ("_wakeup", "batch", "check", "done", "error", "first_seq", "is_started", "key")
 
     def __init__(
         self, key: str, batch: Batch | None = None, check: Callable[[], None] | None = None
@@ -67,10 +68,10 @@ class Pending:
         self.batch = batch
         self.check = check
         """Function that raises, while the log is locked, if the append is no longer allowed."""
-        self.begun = False
+        self.is_started = False
         """Whether a leader has started to write this append."""
         self.done = False
-        self.first = 0
+        self.first_seq = 0
         """Seq of the first message of this append."""
         self.error: BaseException | None = None
         self._wakeup = threading.Lock()
@@ -78,7 +79,7 @@ class Pending:
 
     def finish(self, *, first: int = 0, error: BaseException | None = None) -> None:
         """Set the result and wake the caller."""
-        self.first, self.error = first, error
+        self.first_seq, self.error = first, error
         self.done = True
         self.wake()
 
@@ -97,65 +98,67 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.waiting: list[Pending] = []
+        self.waiting: list[Waiter] = []
 
-    def enter(self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float) -> None:
-        """Return when `mine` is done. Raises StoreBusy, MaybeStored.
+    def enter(
+        self, caller: Waiter, run_group: Callable[[list[Waiter]], None], deadline: float
+    ) -> None:
+        """Return when `caller` is done. Raises StoreBusy, MaybeStored.
 
-        Either this thread or another thread calls `lead` with a group that contains `mine`. `lead`
-        finishes each member of the group.
+        Either this thread or another thread calls `run_group` with a group that contains `caller`.
+        `run_group` finishes each member of the group.
         """
         try:
-            self.waiting.append(mine)
-            while not mine.done:
-                if not (self._may_lead(mine) and self._try_to_lead(mine, lead)):
-                    mine.wait()
-                    self._check_deadline(mine, deadline)
+            self.waiting.append(caller)
+            while not caller.done:
+                if not (self._may_lead(caller) and self._try_to_lead(caller, run_group)):
+                    caller.wait()
+                    self._check_deadline(caller, deadline)
         finally:
-            # Twice, because Ctrl-C may interrupt the first call.
+            # Call `_leave` twice, because Ctrl-C may interrupt the first call.
             try:
-                self._leave(mine)
+                self._leave(caller)
             finally:
-                self._leave(mine)
+                self._leave(caller)
 
-    def _may_lead(self, mine: Pending) -> bool:
+    def _may_lead(self, caller: Waiter) -> bool:
         if self.lock.locked():
             return False
         # Serve threads in order of arrival: otherwise a thread that returns immediately would
         # always be first.
         # guard: write-queue-interrupt
-        return self.waiting[:1] == [mine] or mine not in self.waiting
+        return self.waiting[:1] == [caller] or caller not in self.waiting
 
-    def _try_to_lead(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> bool:
+    def _try_to_lead(self, caller: Waiter, run_group: Callable[[list[Waiter]], None]) -> bool:
         """Lead and return True; return False if another thread took the lock first."""
         acquired = False
         try:
             (acquired,) = map(self.lock.acquire, (False,))
-            if acquired and not mine.done:
-                self._lead_group(mine, lead)
+            if acquired and not caller.done:
+                self._lead_group(caller, run_group)
         finally:
             if acquired:
                 self.lock.release()
         return acquired
 
-    def _lead_group(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
-        """Lead, unless a leader was interrupted while it wrote `mine`.
+    def _lead_group(self, caller: Waiter, run_group: Callable[[list[Waiter]], None]) -> None:
+        """Lead, unless a leader was interrupted while it wrote the append of `caller`.
 
         The caller holds the lock.
         """
-        if mine.begun:  # guard: begun-write-not-repeated
-            mine.finish(
-                error=MaybeStored(f"{mine.key!r}: the write that includes it was interrupted")
+        if caller.is_started:  # guard: begun-write-not-repeated
+            caller.finish(
+                error=MaybeStored(f"{caller.key!r}: the write that includes it was interrupted")
             )
             return
-        group = self._take_group(mine)
-        for pending in group:
-            pending.begun = True
-        lead(group)
+        group = self._take_group(caller)
+        for waiter in group:
+            waiter.is_started = True
+        run_group(group)
 
-    def _leave(self, mine: Pending) -> None:
-        if not mine.done:
-            self._withdraw(mine)
+    def _leave(self, caller: Waiter) -> None:
+        if not caller.done:
+            self._withdraw(caller)
         self.wake_next()
 
     def wake_next(self) -> None:
@@ -164,46 +167,47 @@ class Gate:
             with suppress(IndexError):  # the caller has stopped waiting
                 self.waiting[0].wake()
 
-    def _take_group(self, mine: Pending) -> list[Pending]:
-        """Remove and return `mine` and the appends that wait for the same session."""
-        self._withdraw(mine)
-        group = [mine]
-        if mine.batch is None or not self.waiting:
+    def _take_group(self, caller: Waiter) -> list[Waiter]:
+        """Remove and return `caller` and the callers that wait to append to the same session."""
+        self._withdraw(caller)
+        group = [caller]
+        if caller.batch is None or not self.waiting:
             return group
-        size = sum(map(len, mine.batch.payloads))
-        for pending in self.waiting.copy():
-            if pending.key == mine.key and pending.batch is not None:
-                size += sum(map(len, pending.batch.payloads))
-                if len(group) >= _MAX_GROUP or size > _MAX_GROUP_BYTES:
+        size = sum(map(len, caller.batch.payloads))
+        for waiter in self.waiting.copy():
+            if waiter.key == caller.key and waiter.batch is not None:
+                size += sum(map(len, waiter.batch.payloads))
+                if len(group) >= _MAX_GROUP_SIZE or size > _MAX_GROUP_BYTES:
                     break
-                if self._withdraw(pending):
-                    group.append(pending)
+                if self._withdraw(waiter):
+                    group.append(waiter)
         return group
 
-    def _withdraw(self, pending: Pending) -> bool:
-        """Remove `pending` from the queue; return False if another thread was faster."""
+    def _withdraw(self, waiter: Waiter) -> bool:
+        """Remove `waiter` from the queue; return False if another thread was faster."""
         try:
-            self.waiting.remove(pending)
+            self.waiting.remove(waiter)
         except ValueError:
             return False
         return True
 
-    def _check_deadline(self, mine: Pending, deadline: float) -> None:
-        late = time.monotonic() - deadline
-        if mine.done or late < 0:
+    def _check_deadline(self, caller: Waiter, deadline: float) -> None:
+        late_seconds = time.monotonic() - deadline
+        if caller.done or late_seconds < 0:
             return
-        if self._withdraw(mine):
-            raise StoreBusy(f"{mine.key!r}: other threads of this process were writing; try again")
-        if late > _MAX_WRITE_SECONDS and not mine.done:
-            raise MaybeStored(f"{mine.key!r}: the write that includes it has not finished")
+        if self._withdraw(caller):
+            raise StoreBusy(
+                f"{caller.key!r}: other threads of this process were writing; try again"
+            )
+        if late_seconds > _MAX_WRITE_SECONDS and not caller.done:
+            raise MaybeStored(f"{caller.key!r}: the write that includes it has not finished")
 
 
 class WriteQueue:
     """Write queues of one store in this process."""
 
-    def __init__(self, logs: OpenLogCache, *, busy_timeout: float) -> None:
+    def __init__(self, logs: OpenLogCache) -> None:
         self._logs = logs
-        self._busy_timeout = busy_timeout
         self._gates: dict[int, Gate] = {}
 
     def try_fast_append(self, key: str, payload: bytes, check: Check | None = None) -> int:
@@ -212,7 +216,7 @@ class WriteQueue:
         Return 0 if nothing was done and a full append is needed. Raises NotStored, MaybeStored and
         the errors of `check`.
         """
-        log, gate = self._logs.opened(key), self._gates.get(hash(key) % GATES)
+        log, gate = self._logs.get_open_log(key), self._gates.get(hash(key) % MAX_GATES)
         if log is None or gate is None or gate.waiting:
             return 0
         acquired = False
@@ -226,9 +230,9 @@ class WriteQueue:
                 if not seq:
                     raise outcome.failure(f"writing {key!r}")
             elif cached:
-                self._logs.trim(log)
-            if not seq & _TOUCH_EVERY:
-                self._logs.touch(log)
+                self._logs.trim_memory(log)
+            if not seq & _TOUCH_SEQ_MASK:
+                self._logs.mark_used(log)
         finally:
             if acquired:
                 gate.lock.release()
@@ -241,146 +245,143 @@ class WriteQueue:
 
         Raises the errors of `Store.add_messages`.
         """
-        mine = Pending(key, batch, check)
-        self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
-        if mine.error is not None:
-            raise mine.error
-        return mine.first
+        caller = Waiter(key, batch, check)
+        self._gate(key).enter(caller, self._run_group, self._logs.deadline())
+        if caller.error is not None:
+            raise caller.error
+        return caller.first_seq
 
     def append_group(
         self, key: str, batches: Sequence[Batch], check: Check | None = None
     ) -> list[int | StenologError]:
         """Append messages of several callers; return the first seq or the error of each caller."""
-        group = [Pending(key, batch, check) for batch in batches]
+        group = [Waiter(key, batch, check) for batch in batches]
         if group:
-            self.run_exclusive(key, lambda: self._lead(group))
+            self.run_exclusive(key, lambda: self._run_group(group))
         return [
-            pending.error if isinstance(pending.error, StenologError) else pending.first
-            for pending in group
+            waiter.error if isinstance(waiter.error, StenologError) else waiter.first_seq
+            for waiter in group
         ]
 
-    def run_exclusive(self, key: str, work: Callable[[], None]) -> None:
-        """Call `work` while no other writer of this process uses the session."""
+    def run_exclusive(self, key: str, work: Callable[[], T]) -> T:
+        """Return the result of `work`, called while no other thread writes to the session.
 
-        def lead(group: list[Pending]) -> None:
+        After the call, the log of the session is unlocked.
+        """
+        results: list[T] = []
+
+        def lead(group: list[Waiter]) -> None:
             try:
-                self._work(key, work)
+                results.append(self._run_work(key, work))
             finally:
                 group[0].finish()
 
-        self._gate(key).enter(Pending(key), lead, time.monotonic() + self._busy_timeout)
+        self._gate(key).enter(Waiter(key), lead, self._logs.deadline())
+        return results[0]
 
-    def _work(self, key: str, work: Callable[[], None]) -> None:
+    def _run_work(self, key: str, work: Callable[[], T]) -> T:
         try:
-            work()
-        except StoreUnavailable as error:
-            raise _not_stored(error) from error
-        except OSError as error:
-            raise Outcome(0, error).failure(f"writing {key!r}") from error
+            return work()
+        except (StoreUnavailable, OSError) as error:
+            raise _error_for_caller(error, key) from error
         finally:
-            # Twice, because Ctrl-C may interrupt the first call.
+            # Call `unlock` twice, because Ctrl-C may interrupt the first call.
             try:
                 self._logs.unlock(key)
             finally:
                 self._logs.unlock(key)
 
     def _gate(self, key: str) -> Gate:
-        place = hash(key) % GATES
-        return self._gates.get(place) or self._gates.setdefault(place, Gate())
+        gate_number = hash(key) % MAX_GATES
+        return self._gates.get(gate_number) or self._gates.setdefault(gate_number, Gate())
 
-    def _lead(self, group: list[Pending]) -> None:
+    def _run_group(self, group: list[Waiter]) -> None:
         """Write all appends of a group in one write, and always finish each append."""
         key = group[0].key
         log = None
         try:
             log = self._logs.lock(key, create=True)
             if log is not None:
-                allowed = [pending for pending in group if not _is_refused(pending)]
-                if allowed:
-                    self._write(log, allowed)
+                allowed_waiters = [waiter for waiter in group if not _is_refused(waiter)]
+                if allowed_waiters:
+                    self._write(log, allowed_waiters)
                 else:
                     delete_if_empty(log)
-        except StenologError as error:
-            for pending in group:
-                if not pending.done:
-                    pending.finish(error=_not_stored(error))
-        except OSError as error:
-            for pending in group:
-                if not pending.done:
-                    pending.finish(error=Outcome(0, error).failure(f"writing {key!r}"))
+        except (StenologError, OSError) as error:
+            for waiter in group:
+                if not waiter.done:
+                    waiter.finish(error=_error_for_caller(error, key))
         finally:
             try:
                 self._logs.unlock(key)
             finally:
                 self._logs.unlock(key)
-            for pending in group:
-                if not pending.done:
+            for waiter in group:
+                if not waiter.done:
                     # Only an interruption reaches this line. It is unknown whether the write
                     # happened.
-                    pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
+                    waiter.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
         if log is not None:
-            self._logs.trim(log)
+            self._logs.trim_memory(log)
 
-    def _write(self, log: Log, group: list[Pending]) -> None:
+    def _write(self, log: Log, group: list[Waiter]) -> None:
         tokens: set[str] = set()
-        chosen: list[Pending] = []
+        writers: list[Waiter] = []
         batches: list[Batch] = []
-        later: list[Pending] = []
-        for pending in group:
-            batch = pending.batch
+        postponed: list[Waiter] = []
+        for waiter in group:
+            batch = waiter.batch
             if batch is None:
                 continue
             if batch.once is not None:
                 if batch.once in tokens:
                     # If two appends of a group have the same idempotency key, the second waits for
                     # the first.
-                    later.append(pending)
+                    postponed.append(waiter)
                     continue
                 tokens.add(batch.once)
-                if self._finish_if_stored(log, pending, batch, batch.once):
+                if self._finish_if_stored(log, waiter, batch, batch.once):
                     continue
-            chosen.append(pending)
+            writers.append(waiter)
             batches.append(batch)
         if batches:
-            firsts, outcome = writer.append(log, batches)
-            for pending, first in zip(chosen, firsts, strict=True):
-                if first:
-                    pending.finish(first=first)
-                else:
-                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+            first_seqs, outcome = writer.append_batches(log, batches)
+            for waiter, first in zip(writers, first_seqs, strict=True):
+                error = None if first else outcome.failure(f"writing {log.key!r}")
+                waiter.finish(first=first, error=error)
             self.drop_after_error(log, outcome)
             if outcome.error is not None:
-                for pending in later:
-                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+                for waiter in postponed:
+                    waiter.finish(error=outcome.failure(f"writing {log.key!r}"))
                 return
-        if later:
-            self._write(log, later)
+        if postponed:
+            self._write(log, postponed)
 
-    def _finish_if_stored(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
+    def _finish_if_stored(self, log: Log, waiter: Waiter, batch: Batch, once: str) -> bool:
         """Return whether the session has the idempotency key; if so, finish the append."""
         with log.mutex:
-            token = log.token(once) if log.state_if_any() is not None else None
+            token = log.find_token(once) if log.state_if_any() is not None else None
         if token is None:
             return False
-        other = token.digest not in ("", digest(batch.payloads))
-        if other or token.count != len(batch.payloads):
-            pending.finish(error=OnceConflict(log.key, once, token.first))
+        is_different = token.digest not in ("", payload_digest(batch.payloads))
+        if is_different or token.count != len(batch.payloads):
+            waiter.finish(error=OnceConflict(log.key, once, token.first))
             return True
         # Another process may have written the message. It counts as stored once it is on the disk.
         try:
-            writer.sync(log)
+            writer.sync_log(log)
         except OSError as error:
             # Allow no more appends to a log whose sync has failed.
-            pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
+            waiter.finish(error=Outcome(0, error, is_unknown=True).failure(f"syncing {log.key!r}"))
             raise
-        pending.finish(first=token.first)
+        waiter.finish(first=token.first)
         return True
 
     def drop_after_error(self, log: Log, outcome: Outcome) -> None:
-        """After an error, drop the log so that the file is read again; raise an interruption."""
+        """Drop the log after an error, so that its file is read again; re-raise an interruption."""
         if outcome.error is None:
             return
-        self._logs.discard(log)
+        self._logs.drop_log(log)
         if not isinstance(outcome.error, OSError | StenologError):
             raise outcome.error
 
@@ -407,13 +408,13 @@ def fast_append(
             before, seq, identity = log.size, log.next_seq, (log.inode, log.device)
             if (  # guard: fast-append-size, fast-append-inode
                 log.phase is not LoadPhase.READY
-                or log.suspect
+                or log.is_suspect
                 or status.st_size != before
                 or (status.st_ino, status.st_dev) != identity
-                or logs.entries.get(log.name) != identity
-                or logs.suspects
-                or log.synced != before
-                or log.end != before
+                or logs.synced_entries.get(log.name) != identity
+                or logs.suspect_names
+                or log.synced_offset != before
+                or log.end_offset != before
                 or log.tail is not None
                 or not log.ends_line
                 or log.unknown_kind is not None
@@ -434,14 +435,16 @@ def fast_append(
                 if (
                     cached
                     or log.phase is not LoadPhase.READY
-                    or not before == log.end == log.size
+                    or not before == log.end_offset == log.size
                     or log.tail is not None
                 ):
                     # Keep the message in memory, unless a reader of this process has read or
                     # dropped the log.
-                    log.extend(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
+                    log.record_append(
+                        before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line)
+                    )
                 else:
-                    log.advance(seq, at, before + len(line), len(line))
+                    log.record_uncached_append(seq, at, before + len(line), len(line))
         except BaseException as error:  # noqa: BLE001  it is stored; the caller raises the error
             return seq, Outcome(len(line), error), False
     except (BlockingIOError, FileNotFoundError):
@@ -449,23 +452,23 @@ def fast_append(
     except OSError as error:
         return 0, Outcome(0, error), False
     finally:
-        # Not in a separate function, because Ctrl-C may interrupt a function call.
+        # This code is not a separate function, because Ctrl-C may interrupt a function call.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         except OSError:
             # The lock ends with the descriptor, which closes after the last use of the log.
-            logs.discard(log)
+            logs.drop_log(log)
     return seq, outcome, cached
 
 
-def _is_refused(pending: Pending) -> bool:
+def _is_refused(waiter: Waiter) -> bool:
     """Return whether the append is no longer allowed; if so, finish it."""
     try:
-        if pending.check is not None:
-            pending.check()
+        if waiter.check is not None:
+            waiter.check()
     except StenologError as error:
-        pending.finish(error=error)
-    return pending.done
+        waiter.finish(error=error)
+    return waiter.done
 
 
 def delete_if_empty(log: Log) -> None:
@@ -474,12 +477,14 @@ def delete_if_empty(log: Log) -> None:
     The caller holds the lock of the log.
     """
     with suppress(OSError, StenologError):
-        if log.file_size() == 0 and log.is_same_file(log.directory.stat(log.name)):
+        if log.file_size() == 0 and log.is_same_file(log.directory.file_status(log.name)):
             os.unlink(log.name, dir_fd=log.directory.descriptor)
 
 
-def _not_stored(error: StenologError) -> StenologError:
-    """Return a copy of an error for another caller; NotStored if the store cannot be opened."""
+def _error_for_caller(error: StenologError | OSError, key: str) -> StenologError:
+    """Return a new error for one of the callers whose append failed before the write."""
+    if isinstance(error, OSError):
+        return Outcome(0, error).failure(f"writing {key!r}")
     error_copy = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)
     error_copy.__cause__ = error
     return error_copy

@@ -14,14 +14,7 @@ from msgspec import Raw, Struct
 
 from stenolog.codec import control_line, message_line
 from stenolog.errors import MaybeStored, NotStored, StenologError
-from stenolog.records import (
-    Change,
-    ChangeRecord,
-    Message,
-    Record,
-    StateRecord,
-    timestamp,
-)
+from stenolog.records import Change, ChangeRecord, Message, Record, StateRecord, timestamp
 from stenolog.stores import log_reports
 from stenolog.stores.arguments import Batch
 from stenolog.stores.disk import sync_file, write_all
@@ -29,7 +22,7 @@ from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, LoadPhase, Log
 from stenolog.stores.jsonl.rewrite import rewrite_log
 from stenolog.stores.jsonl.scan import Tail, void_line
-from stenolog.stores.state import apply_void, blank, copy
+from stenolog.stores.state import apply_void, blank_state, copy_state
 
 STATE_EVERY_BYTES: Final = 1024 * 1024
 """Number of bytes after which a state is written, unless states would fill much of the file."""
@@ -41,10 +34,10 @@ def now() -> str:
     """Return the current time in the stored format."""
     global _second
     micros = time.time_ns() // 1000
-    began, text = _second
-    micros -= began
+    second_start, text = _second
+    micros -= second_start
     if not 0 <= micros < 1_000_000:
-        seconds, micros = divmod(micros + began, 1_000_000)
+        seconds, micros = divmod(micros + second_start, 1_000_000)
         text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-7]
         _second = (seconds * 1_000_000, text)
     return f"{text}{micros:06d}Z"
@@ -65,10 +58,6 @@ class WritePrefix(Struct, frozen=True, gc=False):
     records: Sequence[Record] | None = None
     """Records in `text`; None if the log must read them from the file."""
 
-    def followed_by(self, records: list[Record]) -> list[Record] | None:
-        """Return all records of the write, or None."""
-        return None if self.records is None else [*self.records, *records]
-
 
 def prepare_write(log: Log, at: str) -> WritePrefix:
     """Return the bytes that must be written before the next record.
@@ -76,60 +65,60 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
     The caller holds the lock of the log. Raises ReadOnly, OSError and the errors of `Log.load`.
     """
     with log.mutex:
-        log.check_known()
-        new = log.phase is LoadPhase.NEW
+        log.check_record_kinds()
+        is_new = log.phase is LoadPhase.NEW
         offset, seq, tail = log.size, log.next_seq, log.tail
-        joined = log.synced < log.end
+        is_joined = log.synced_offset < log.end_offset
         ends_line = log.ends_line
-        new_state = copy(log.known_state()) if not new and _state_is_due(log) else None
+        new_state = copy_state(log.known_state()) if not is_new and _state_is_due(log) else None
     if tail is not None:  # guard: torn-tail-set-aside
         # The void record proves that all bytes before it are on the disk, so sync them first.
-        sync(log)
+        sync_log(log)
         log_reports.warning(
             "%s: %d bytes of an interrupted write are marked as void; they stay in the file but "
             "are ignored",
-            log.directory.path / log.name,
+            log.path,
             tail.bytes,
         )
-        text = void_line(tail, at) + (_first_states(log.key, at, tail) if new else b"")
+        text = void_line(tail, at) + (_first_states(log.key, at, tail) if is_new else b"")
         return WritePrefix(offset, text, tail.next_seq, joined=True)
-    if new:
+    if is_new:
         return WritePrefix(offset, _first_states(log.key, at), 1, joined=True)
     if not ends_line:
         return WritePrefix(offset, b"\n", seq, joined=True)
     if new_state is None:
-        return WritePrefix(offset, b"", seq, joined, ())
-    if joined:
-        sync(log)
+        return WritePrefix(offset, b"", seq, is_joined, ())
+    if is_joined:
+        sync_log(log)
     text = control_line("state", seq, at, new_state)
     with log.mutex:
         log.state_bytes = len(text)
     return WritePrefix(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=new_state)])
 
 
-def sync(log: Log) -> None:
+def sync_log(log: Log) -> None:
     """Sync the bytes that other processes wrote. After an OSError the log is suspect.
 
     A failed sync is not retried: the second sync would succeed although data was lost.
     """
     with log.mutex:
         # The end of a log that is not loaded is unknown; an additional sync does no harm.
-        end = log.end if log.is_loaded else -1
-        if log.is_loaded and log.synced >= end and log.tail is None:
+        end = log.end_offset if log.is_loaded else -1
+        if log.is_loaded and log.synced_offset >= end and log.tail is None:
             return
     try:
         sync_file(log.descriptor)
     except OSError:
         with log.mutex:
-            log.suspect = True
+            log.is_suspect = True
         raise
     with log.mutex:
-        log.synced = max(log.synced, end)
+        log.synced_offset = max(log.synced_offset, end)
 
 
 def _first_states(key: str, at: str, tail: Tail | None = None) -> bytes:
     """Return the start of a new log: its state twice, so that one damaged line loses nothing."""
-    state = blank(key, os.urandom(8).hex(), 1, at)
+    state = blank_state(key, os.urandom(8).hex(), 1, at)
     seq = 1
     if tail is not None:
         apply_void(state, tail.as_void())
@@ -152,94 +141,99 @@ class Outcome(Struct, frozen=True):
     to frames, which refer to the outcome and to the log with its descriptor.
     """
 
-    stored: int
+    stored_bytes: int
     """Number of bytes that are durably in the log."""
     error: BaseException | None = None
     """Error of the write, or of a step after it; the log must then be read again."""
-    unknown: bool = False
+    is_unknown: bool = False
     """Whether the remaining bytes may be in the log. If False, they certainly are not."""
 
     def covers(self, end: int) -> bool:
         """Return whether the lines up to this end are stored; the last newline is optional."""
-        return self.stored >= end - 1
+        return self.stored_bytes >= end - 1
 
-    def failure(self, doing: str) -> NotStored | MaybeStored:
+    def failure(self, action: str) -> NotStored | MaybeStored:
         """Return a new error for a caller whose records are not stored."""
-        reason = str(store_error(self.error, doing)) if isinstance(self.error, OSError) else doing
-        if self.unknown:
-            failure: NotStored | MaybeStored = MaybeStored(
+        error: NotStored | MaybeStored
+        reason = action
+        if isinstance(self.error, OSError):
+            reason = str(store_error(self.error, action))
+        if self.is_unknown:
+            error = MaybeStored(
                 f"{reason}. Whether it was stored is unknown: retry with the same idempotency key "
                 "(once=)"
             )
         else:
-            failure = NotStored(f"{reason}. Nothing of it was stored")
-        failure.__cause__ = self.error
-        return failure
+            error = NotStored(f"{reason}. Nothing of it was stored")
+        error.__cause__ = self.error
+        return error
 
 
 STORED: Final = Outcome(sys.maxsize)
 """Outcome of a write that succeeded completely."""
 
 
-def write_and_sync(log: Log, before: int, text: bytes) -> Outcome:
-    """Append these bytes at the offset `before`, and sync them.
+def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:
+    """Append these bytes at the offset `offset`, and sync them.
 
     After an interruption (Ctrl-C) this function first determines how many bytes are stored,
     then returns the interruption in the outcome.
     """
     error: BaseException | None = None
     try:
-        written = os.write(log.descriptor, text)
-        if written != len(text):
-            write_all(log.descriptor, text[written:])
+        written_bytes = os.write(log.descriptor, text)
+        if written_bytes != len(text):
+            write_all(log.descriptor, text[written_bytes:])
     except BaseException as caught:  # noqa: BLE001  handled below, then raised by the caller
         error = caught
-    stored = len(text)
+    stored_bytes = len(text)
     while True:  # guard: acknowledge-after-sync
         try:
             if error is not None:
-                stored = min(len(text), os.fstat(log.descriptor).st_size - before)
-                if stored <= 0:
+                stored_bytes = min(len(text), os.fstat(log.descriptor).st_size - offset)
+                if stored_bytes <= 0:
                     return Outcome(0, error)
             sync_file(log.descriptor)
         except OSError as failed:
-            return _rescue(log, before, error or failed)  # guard: failed-sync-not-retried
+            return _rewrite_before_failure(
+                log, offset, error or failed
+            )  # guard: failed-sync-not-retried
         except BaseException as interruption:  # noqa: BLE001
             error = interruption
         else:
-            return STORED if error is None else Outcome(stored, error)
+            return STORED if error is None else Outcome(stored_bytes, error)
 
 
-def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
+def _rewrite_before_failure(log: Log, offset: int, error: BaseException) -> Outcome:
     """Copy all bytes before a failed sync to a new file, without the failed write.
 
     The content of the old file on the disk is unknown, and a second sync would wrongly succeed.
     """
     with log.mutex:
-        log.suspect = True  # guard: failed-sync-marks-log
+        log.is_suspect = True  # guard: failed-sync-marks-log
     try:
-        rewrite_log(log, before, now())
+        rewrite_log(log, offset, now())
     except (OSError, StenologError):
-        return Outcome(0, error, unknown=True)
+        return Outcome(0, error, is_unknown=True)
     with log.mutex:
-        log.suspect = False
+        log.is_suspect = False
     return Outcome(0, error)
 
 
-def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
-    """Append batches in one write. Raises ReadOnly, OSError before the write.
+def append_batches(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
+    """Append batches in one write. Raises ReadOnly or OSError only if nothing was written.
 
     Return the first seq of each batch, or 0 if the batch is not durably stored, and the outcome of
     the write.
     """
     at = now()
-    opening = prepare_write(log, at)
-    joined = opening.joined
-    lines = [opening.text]
+    prefix = prepare_write(log, at)
+    joined = prefix.joined
+    lines = [prefix.text]
     records: list[Record] = []
     firsts = []
     ends = []
-    seq, length = opening.next_seq, len(opening.text)
+    seq, length = prefix.next_seq, len(prefix.text)
     for batch in batches:
         firsts.append(seq)
         count = len(batch.payloads)
@@ -263,41 +257,36 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
             length += len(line)
             seq += 1
         ends.append(length)
-    outcome = write_and_sync(log, opening.offset, b"".join(lines))
-    if outcome.error is None:
-        return firsts, _add_to_log(log, opening, records, length)
+    outcome = _write(log, prefix, b"".join(lines), records)
     stored = [first if outcome.covers(end) else 0 for first, end in zip(firsts, ends, strict=True)]
     return stored, outcome
 
 
-def _add_to_log(log: Log, opening: WritePrefix, records: list[Record], length: int) -> Outcome:
-    """Add stored records to the log in memory. The records stay stored even if this call fails."""
-    try:
-        with log.mutex:
-            log.extend(opening.offset, opening.followed_by(records), length)
-    except BaseException as error:  # noqa: BLE001  raised by the caller after all have results
-        return Outcome(length, error)
-    return STORED
+def _write(log: Log, prefix: WritePrefix, text: bytes, records: Sequence[Record]) -> Outcome:
+    """Write and sync `text`, which starts with the prefix, and add its records to the log."""
+    outcome = write_and_sync(log, prefix.offset, text)
+    if outcome.error is None:
+        all_records = None if prefix.records is None else [*prefix.records, *records]
+        try:
+            with log.mutex:
+                log.record_append(prefix.offset, all_records, len(text))
+        except BaseException as error:  # noqa: BLE001  raised by the caller after all have results
+            return Outcome(len(text), error)  # the records stay stored
+    return outcome
 
 
-def append_change(
-    log: Log, decided: Change, payloads: Sequence[bytes] = ()
-) -> tuple[bool, Outcome]:
+def append_change(log: Log, change: Change, payloads: Sequence[bytes] = ()) -> tuple[bool, Outcome]:
     """Append one change together with its messages. Raises the errors of `append`.
 
     Return whether the change is durably stored, and the outcome of the write.
     """
     at = now()
-    opening = prepare_write(log, at)
-    seq = opening.next_seq
+    prefix = prepare_write(log, at)
+    seq, joined = prefix.next_seq, prefix.joined
     count = 1 + len(payloads)
     part = (1, count) if count > 1 else None
-    record = ChangeRecord(seq=seq, at=at, joined=opening.joined, part=part, body=decided)
-    lines = [
-        opening.text,
-        control_line("change", seq, at, decided, joined=opening.joined, part=part),
-    ]
-    records: list[Record] = [record]
+    lines = [prefix.text, control_line("change", seq, at, change, joined=joined, part=part)]
+    records: list[Record] = [ChangeRecord(seq=seq, at=at, joined=joined, part=part, body=change)]
     for index, payload in enumerate(payloads):
         place = (index + 2, count)
         lines.append(message_line(seq + index, at, payload, joined=True, part=place))
@@ -305,7 +294,5 @@ def append_change(
             Message(seq=seq + index, _at=at, _body=Raw(payload), _joined=True, _part=place)
         )
     text = b"".join(lines)
-    outcome = write_and_sync(log, opening.offset, text)
-    if outcome.error is None:
-        return True, _add_to_log(log, opening, records, len(text))
+    outcome = _write(log, prefix, text, records)
     return outcome.covers(len(text)), outcome

@@ -37,7 +37,7 @@ _RECHECK_SECONDS: Final = 0.05
 """Seconds after which a waiting caller checks again, even without a wake-up."""
 _MAINTENANCE_FACTOR: Final = 10
 """Factor by which vacuum and migration extend the answer timeout."""
-_DEFAULTS: Final = {
+_PG_DEFAULTS: Final = {
     "application_name": "stenolog",
     "connect_timeout": "5",
     "keepalives_idle": "10",
@@ -171,13 +171,13 @@ class ConnectionPool:
             # An idle connection has unread data only if the server closes the connection.
             self._close_connection(idle)
 
-    def release(self, idle: Transaction) -> None:
+    def release(self, transaction: Transaction) -> None:
         """Keep a connection for the next caller, unless it is broken."""
-        if not idle.is_usable:
-            self._close_connection(idle)
+        if not transaction.is_usable:
+            self._close_connection(transaction)
             return
-        idle.returned_at = time.monotonic()
-        self._idle.append(idle)
+        transaction.returned_at = time.monotonic()
+        self._idle.append(transaction)
         self._wake()
         if self._closed:
             self.close_idle()
@@ -185,7 +185,7 @@ class ConnectionPool:
     def _new_slot(self) -> PoolSlot | None:
         """Return a slot for another connection; None if the maximum is reached."""
         with self._mutex:
-            slots = [ref for ref in self._slots if (slot := ref()) is not None and not slot.free]
+            slots = [ref for ref in self._slots if (slot := ref()) is not None and not slot.is_free]
             self._slots = slots
             if len(slots) >= self._settings.connections:
                 return None
@@ -219,16 +219,16 @@ class ConnectionPool:
             transaction = self.connect(deadline)
         except BaseException:
             # Free the slot immediately: the exception may keep this frame alive.
-            slot.free = True
+            slot.is_free = True
             self._wake()
             raise
         transaction.slot = slot
         return transaction
 
-    def _close_connection(self, idle: Transaction) -> None:
-        close(idle.connection)
-        if idle.slot is not None:
-            idle.slot.free = True
+    def _close_connection(self, transaction: Transaction) -> None:
+        close(transaction.connection)
+        if transaction.slot is not None:
+            transaction.slot.is_free = True
         self._wake()
 
     def connect(self, deadline: float) -> Transaction:
@@ -262,13 +262,13 @@ class ConnectionPool:
         # A statement may wait for locks for busy_timeout before the server answers.
         connection.answer_timeout = self._settings.busy_timeout + self._settings.answer_timeout
         try:
-            self.server = server = self._prepare(connection)
+            self.server = server = self._configure(connection)
         except BaseException:
             close(connection)
             raise
         return Transaction(connection, self._sql, server)
 
-    def _prepare(self, connection: Connection) -> ServerProperties:
+    def _configure(self, connection: Connection) -> ServerProperties:
         [(process, commit, encoding, version)] = connection.execute(_SERVER_QUERY)
         if encoding != "UTF8":
             raise UsageError(
@@ -302,7 +302,7 @@ class ConnectionPool:
             while True:
                 self._close_connection(self._idle.pop())
 
-    def abandon(self, transactions: Iterable[Transaction]) -> None:
+    def abandon_in_child(self, transactions: Iterable[Transaction]) -> None:
         """In a forked child: keep the parent's connections open, which the parent still uses."""
         _PARENT_CONNECTIONS.extend([*self._idle, *transactions])
 
@@ -328,7 +328,7 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     if in_database or not all(port.isdigit() for port in ports if port):
         # The driver ends the host at a / in the password, and would print the rest.
         raise UsageError(_INVALID_URL)
-    defaults = {name: value for name, value in _DEFAULTS.items() if parameters.get(name) is None}
+    defaults = {name: value for name, value in _PG_DEFAULTS.items() if parameters.get(name) is None}
     hosts = str(parameters.get("host") or parameters.get("hostaddr") or "")
     if "," in hosts and not read_only and parameters.get("target_session_attrs") is None:
         # Of several servers, use the server that accepts writes.

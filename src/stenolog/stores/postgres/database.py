@@ -15,14 +15,7 @@ from typing import Final, TypeVar
 
 import psycopg
 
-from stenolog.errors import (
-    DamagedStore,
-    NewerFormat,
-    NotStored,
-    StenologError,
-    StoreClosed,
-    StoreUnavailable,
-)
+from stenolog.errors import DamagedStore, NewerFormat, StenologError, StoreClosed
 from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
@@ -40,6 +33,7 @@ from stenolog.stores.postgres.postgres_errors import (
 )
 from stenolog.stores.postgres.schema import statements
 from stenolog.stores.postgres.transactions import Transaction
+from stenolog.stores.sql.dialect import not_stored
 from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 
 T = TypeVar("T")
@@ -60,12 +54,12 @@ class Database:
         self.sql = statements(settings.schema)
         self.damage = DamageReports()
         """Damage that this process has found."""
-        self.users = 0
+        self.store_count = 0
         """Number of stores that have this database open."""
         self._create_pool()
         try:
             self.is_outdated = self.run_read(
-                lambda transaction: schema.prepare(transaction.connection, settings)
+                lambda transaction: schema.prepare_tables(transaction.connection, settings)
             )
             """Whether the tables have an older schema, which a read-only store does not migrate."""
         except BaseException:
@@ -88,20 +82,20 @@ class Database:
         """
         deadline = self._deadline()
         while True:
-            transaction = self._borrow(deadline)
+            transaction = self._acquire_connection(deadline)
             try:
                 with transaction.mark_in_use():
                     return work(transaction)
             except _DRIVER_ERRORS as error:
                 if not is_connection_lost(error) or not self._pause_before_retry(deadline):
-                    raise read_failure(error, self._action()) from error
+                    raise read_failure(error, self._action_text()) from error
             finally:
                 self._connections.release(transaction)
 
     @contextmanager
-    def read(self) -> Iterator[Transaction]:
+    def read_transaction(self) -> Iterator[Transaction]:
         """Open a transaction that reads the data of one moment."""
-        with self._converted_errors(read_failure), self._borrowed() as transaction:
+        with self._converted_errors(read_failure), self._borrowed_connection() as transaction:
             transaction.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield transaction
             transaction.execute(b"COMMIT")
@@ -132,34 +126,34 @@ class Database:
     def _run_transaction(self, transaction: Transaction, work: Callable[[Transaction], T]) -> T:
         try:
             self._begin_write(transaction)
-            done = work(transaction)
+            result = work(transaction)
         except _DRIVER_ERRORS as error:
             # Any error here came before the commit.
             raise FailedBeforeCommit(error) from error
         transaction.commit()
-        return done
+        return result
 
     def _run_with_retries(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
         self.check_writable()
         deadline = self._deadline()
-        lost: Exception | None = None
+        loss: Exception | None = None
         """First error that left it unknown whether the work was stored."""
         while True:
             try:
-                transaction = self._borrow(deadline)
+                transaction = self._acquire_connection(deadline)
             except StenologError as error:
-                raise self._final_error(_not_stored(error), lost) from error
+                raise self._final_error(not_stored(error), loss) from error
             try:
                 with transaction.mark_in_use():
                     return work(transaction)
             except FailedBeforeCommit as error:
                 can_retry, cause = True, error.cause
-                failure = write_failure(cause, self._action())
+                failure = write_failure(cause, self._action_text())
             except _DRIVER_ERRORS as error:
                 can_retry, cause = safe, error
-                failure = commit_failure(error, self._action())
+                failure = commit_failure(error, self._action_text())
                 if is_connection_lost(error):
-                    lost = lost or error
+                    loss = loss or error
             finally:
                 self._return_connection(transaction)
             if is_read_only_server(cause):
@@ -171,12 +165,12 @@ class Database:
                 or (can_retry and is_connection_lost(cause))
             )
             if not should_retry or not self._pause_before_retry(deadline):
-                raise self._final_error(failure, lost) from cause
+                raise self._final_error(failure, loss) from cause
 
-    def _final_error(self, failure: StenologError, lost: Exception | None) -> StenologError:
+    def _final_error(self, failure: StenologError, loss: Exception | None) -> StenologError:
         """Return the error of a call: MaybeStored if the outcome of any attempt is unknown."""
         # guard: postgres-unknown-outcome
-        return failure if lost is None else commit_failure(lost, self._action())
+        return failure if loss is None else commit_failure(loss, self._action_text())
 
     def _return_connection(self, transaction: Transaction) -> None:
         """Return a connection to the pool, and roll back a transaction that an error left open."""
@@ -188,16 +182,16 @@ class Database:
         self._connections.release(transaction)
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def write_transaction(self) -> Iterator[Transaction]:
         """Open a write transaction, committed at the end or rolled back after any error."""
         self.check_writable()
-        with self._converted_errors(write_failure), self._borrowed() as transaction:
+        with self._converted_errors(write_failure), self._borrowed_connection() as transaction:
             self._begin_write(transaction)
             yield transaction
             try:
                 transaction.commit()
             except _DRIVER_ERRORS as error:
-                raise commit_failure(error, self._action()) from error
+                raise commit_failure(error, self._action_text()) from error
 
     def _begin_write(self, transaction: Transaction) -> None:
         transaction.execute(b"BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -229,25 +223,25 @@ class Database:
         """Return whether `other` connects to the same database of the same running server."""
         if self is other:
             return True
-        name = secrets.randbits(62)
-        with self.read() as first, other.read() as second:
-            first.execute(b"SELECT pg_advisory_xact_lock($1)", (name,))
-            [(is_free,)] = second.execute(b"SELECT pg_try_advisory_xact_lock($1)", (name,))
+        lock_key = secrets.randbits(62)
+        with self.read_transaction() as first, other.read_transaction() as second:
+            first.execute(b"SELECT pg_advisory_xact_lock($1)", (lock_key,))
+            [(is_free,)] = second.execute(b"SELECT pg_try_advisory_xact_lock($1)", (lock_key,))
         return not is_free  # guard: copy-onto-same-database
 
     # --- connections and state ---------------------------------------------------------------
 
-    def _borrow(self, deadline: float) -> Transaction:
+    def _acquire_connection(self, deadline: float) -> Transaction:
         self.check_open()
         try:
             return self._connections.acquire(deadline)
         except _DRIVER_ERRORS as error:
             # The call was retried until the deadline, or a retry cannot help.
-            raise read_failure(error, self._action()) from error
+            raise read_failure(error, self._action_text()) from error
 
     @contextmanager
-    def _borrowed(self) -> Iterator[Transaction]:
-        transaction = self._borrow(self._deadline())
+    def _borrowed_connection(self) -> Iterator[Transaction]:
+        transaction = self._acquire_connection(self._deadline())
         try:
             with transaction.mark_in_use():
                 yield transaction
@@ -262,7 +256,7 @@ class Database:
             yield
         except psycopg.Error as error:
             # Convert only driver errors: the caller's code inside may raise other errors.
-            raise failure(error, self._action()) from error
+            raise failure(error, self._action_text()) from error
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
@@ -277,9 +271,12 @@ class Database:
     @property
     def address(self) -> str:
         """Address of the database, without the password."""
-        return address_of(self.settings.conninfo)
+        parameters = psycopg.conninfo.conninfo_to_dict(self.settings.conninfo)
+        host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
+        port = f":{parameters['port']}" if parameters.get("port") else ""
+        return f"{host}{port}/{parameters.get('dbname') or parameters.get('user') or ''}"
 
-    def _action(self) -> str:
+    def _action_text(self) -> str:
         return f"PostgreSQL at {self.address}"
 
     def check_open(self) -> None:
@@ -296,28 +293,29 @@ class Database:
     def problems(self) -> tuple[list[str], list[str]]:
         """Return the problems that prevent writes, and other warnings."""
         try:
-            [(recovering, is_read_only, fsync)] = self.run_read(
+            [(is_recovering, is_read_only, fsync)] = self.run_read(
                 lambda transaction: transaction.run("about_server")
             )
         except StenologError as error:
             return [str(error)], []
-        errors = ["the server is a standby: it accepts no writes"] if recovering else []
-        if is_read_only and not recovering:
+        errors, warnings = [], []
+        if is_recovering:
+            errors = ["the server is a standby: it accepts no writes"]
+        elif is_read_only:
             errors = ["the server accepts no writes: check its default_transaction_read_only"]
         if fsync != "on":
-            return errors, [
-                "the server runs with fsync = off: a power cut may lose acknowledged messages"
-            ]
-        return errors, []
+            problem = "the server runs with fsync = off: a power cut may lose acknowledged messages"
+            warnings = [problem]
+        return errors, warnings
 
     def release(self) -> None:
         """Release the database for one store; the last store closes the database."""
-        with _sharing:
-            self.users -= 1
-            if self.users > 0:
+        with _sharing_lock:
+            self.store_count -= 1
+            if self.store_count > 0:
                 return
-            if _shared.get(self.settings) is self:
-                del _shared[self.settings]
+            if _shared_databases.get(self.settings) is self:
+                del _shared_databases[self.settings]
         self.close()
 
     def close(self) -> None:
@@ -329,56 +327,42 @@ class Database:
     def after_fork(self) -> None:
         """In a forked child: start with new connections, without using the parent's."""
         closed = self.closed
-        self._connections.abandon(self.notifications.abandon())
+        self._connections.abandon_in_child(self.notifications.abandon_in_child())
         self._create_pool()
         if closed:
             self.close()
 
 
-def _not_stored(error: StenologError) -> StenologError:
-    if type(error) is StoreUnavailable:
-        return NotStored(f"{error}. Nothing of it was stored")
-    return error
-
-
-def address_of(conninfo: str) -> str:
-    """Return the address of a database, without the password."""
-    parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
-    host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
-    port = f":{parameters['port']}" if parameters.get("port") else ""
-    return f"{host}{port}/{parameters.get('dbname') or parameters.get('user') or ''}"
-
-
 # --- sharing -----------------------------------------------------------------------------------
 
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
-_shared: dict[Settings, Database] = {}
-_opening: dict[Settings, threading.Lock] = {}
-_sharing = threading.Lock()
+_shared_databases: dict[Settings, Database] = {}
+_opening_locks: dict[Settings, threading.Lock] = {}
+_sharing_lock = threading.Lock()
 
 
 def open_database(settings: Settings) -> Database:
     """Return the database for these settings, shared by the stores of a process."""
-    with _sharing:
-        opening = _opening.setdefault(settings, threading.Lock())
+    with _sharing_lock:
+        opening_lock = _opening_locks.setdefault(settings, threading.Lock())
     # Only callers with the same settings wait during the connect.
-    with opening:
-        with _sharing:
-            shared = _shared.get(settings)
+    with opening_lock:
+        with _sharing_lock:
+            shared = _shared_databases.get(settings)
             if shared is not None and not shared.closed:
-                shared.users += 1
+                shared.store_count += 1
                 return shared
         database = Database(settings)
-        database.users = 1
-        with _sharing:
-            _shared[settings] = database
+        database.store_count = 1
+        with _sharing_lock:
+            _shared_databases[settings] = database
         return database
 
 
 def _after_fork() -> None:
-    global _sharing
-    _sharing = threading.Lock()
-    _opening.clear()
+    global _sharing_lock
+    _sharing_lock = threading.Lock()
+    _opening_locks.clear()
     for database in list(_databases):
         database.after_fork()
 
@@ -402,20 +386,16 @@ def examine(database: Database) -> Report:
         for meaning in (*errors, *problems)
     ]
     try:
-        with database.read() as transaction:
-            sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-            findings += damaged
+        with database.read_transaction() as transaction:
+            sessions, damage_findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
+            findings += damage_findings
             findings += _stray_rows(transaction)
-    except NewerFormat as error:
-        findings.append(
-            Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog.")
-        )
-        return Report(sessions=0, findings=tuple(findings))
     except DamagedStore as error:
-        findings.append(
-            Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE)
-        )
-        return Report(sessions=0, findings=tuple(findings))
+        kind, advice = "damaged database", _RESTORE_ADVICE
+        if isinstance(error, NewerFormat):
+            kind, advice = "newer format", "Upgrade stenolog."
+        sessions = 0
+        findings.append(Finding(kind=kind, meaning=str(error), advice=advice))
     return Report(sessions=sessions, findings=tuple(findings))
 
 

@@ -4,6 +4,8 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stenolog.errors import (
@@ -21,18 +23,18 @@ from stenolog.stores.sql.dialect import Row, UniqueConflict
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, holder_name
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import MissingRows, create_session
-from stenolog.stores.state import blank
+from stenolog.stores.state import blank_state
 
 if TYPE_CHECKING:
     from stenolog.stores.postgres.database import Database
     from stenolog.stores.postgres.transactions import Transaction
 
-_LEASE_POLL: Final = 0.05
+_LEASE_POLL_SECONDS: Final = 0.05
 _MAX_LEASE_SECONDS: Final = 100 * 365 * 86_400.0
 """Maximum duration of a lease, in seconds: the server's timestamps have a limit."""
 _MAX_ATTEMPTS: Final = 4
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
-_TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
+_APPEND_ONE_TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
 """Type OIDs of the values of `append_one`."""
 
 T = TypeVar("T")
@@ -43,18 +45,9 @@ class PostgresDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
+        self.settings = database.settings
         self.damage: DamageReports = database.damage
         self._closed = False
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the store was opened read-only."""
-        return self.database.settings.read_only
-
-    @property
-    def busy_timeout(self) -> float:
-        """Maximum time that a call waits for other writers, in seconds."""
-        return self.database.settings.busy_timeout
 
     def check_open(self) -> None:
         """Raise StoreClosed if the store is closed."""
@@ -82,14 +75,14 @@ class PostgresDialect:
         try:
             return self.run_read(lambda transaction: work(transaction, None))
         except MissingRows:
-            with self.read() as transaction:
+            with self.read_transaction() as transaction:
                 return work(transaction, self.damage)
 
     @contextmanager
-    def read(self) -> Iterator["Transaction"]:
+    def read_transaction(self) -> Iterator["Transaction"]:
         """Open a transaction that reads the data of one moment."""
         self.check_open()
-        with self.database.read() as transaction:
+        with self.database.read_transaction() as transaction:
             yield transaction
 
     def run_write(self, work: Callable[["Transaction"], T]) -> T:
@@ -97,10 +90,10 @@ class PostgresDialect:
         self.check_open()
         return self.database.run_write(work)
 
-    def write(self) -> AbstractContextManager["Transaction"]:
+    def write_transaction(self) -> AbstractContextManager["Transaction"]:
         """Open a write transaction; any error rolls it back."""
         self.check_writable()
-        return self.database.write()
+        return self.database.write_transaction()
 
     # --- appends -----------------------------------------------------------------------------
 
@@ -112,18 +105,11 @@ class PostgresDialect:
                 lambda transaction: _append_one(transaction, namespace, key, payload), safe=False
             )
         except _SessionMissing:
-            return self._append(namespace, key, Batch((payload,)), None, new=True)
+            return self.append(namespace, key, Batch((payload,)), None, new=True)
         self.notify(namespace, key)
         return seq
 
-    def append(self, namespace: str, key: str, batch: Batch, lease: SQLLease[Any] | None) -> int:
-        """Append a batch in one round trip and return its first seq.
-
-        Raises OnceConflict, LeaseLost.
-        """
-        return self._append(namespace, key, batch, lease)
-
-    def _append(
+    def append(
         self,
         namespace: str,
         key: str,
@@ -132,23 +118,21 @@ class PostgresDialect:
         *,
         new: bool = False,
     ) -> int:
+        """Append a batch in one round trip and return its first seq.
+
+        `new`: create the session first. Raises OnceConflict, LeaseLost.
+        """
         self.check_open()
         if lease is not None:
             lease.check_ownership()
-        epoch, safe = lease.epoch if lease is not None else 0, batch.once is not None
-
-        def once(transaction: "Transaction") -> int:
-            return _append(transaction, namespace, key, batch, epoch)
-
-        def create_first(transaction: "Transaction") -> int:
-            return _append_new(transaction, namespace, key, batch, epoch)
+        epoch = lease.epoch if lease is not None else 0
 
         while True:
+            append = _append_new if new else _append
+            run = self.database.run_write if new else self.database.run_statement
+            work = partial(append, namespace=namespace, key=key, batch=batch, epoch=epoch)
             try:
-                if new:
-                    first = self.database.run_write(create_first, safe=safe)
-                else:
-                    first = self.database.run_statement(once, safe=safe)
+                first = run(work, safe=batch.once is not None)
             except _SessionMissing:
                 new = True
             except UniqueConflict:
@@ -170,18 +154,12 @@ class PostgresDialect:
 
         Adjacent batches without idempotency keys are merged, and stored completely or not at all.
         """
-        groups: list[list[tuple[int, Batch]]] = []
-        for item in group:
-            is_joined = item[1].once is None and groups and groups[-1][-1][1].once is None
-            if is_joined:
-                groups[-1].append(item)
-            else:
-                groups.append([item])
-        for adjacent in groups:
+        # A batch with an idempotency key is a separate group.
+        groups = groupby(group, lambda item: None if item[1].once is None else item[0])
+        for adjacent in (list(items) for _, items in groups):
             try:
-                first = self._append(
-                    namespace, key, _merge_batches([batch for _, batch in adjacent]), lease
-                )
+                merged = _merge_batches([batch for _, batch in adjacent])
+                first = self.append(namespace, key, merged, lease)
             except StenologError as error:
                 for index, _ in adjacent:
                     results[index] = copy_error(error)
@@ -197,7 +175,7 @@ class PostgresDialect:
         self.database.notifications.notify(_notification_name(namespace, key))
 
     @contextmanager
-    def listening(
+    def listen_for_changes(
         self, namespace: str, key: str
     ) -> Iterator[tuple[Callable[[float], object], float]]:
         """Return a function that waits for a change of the session, and the maximum wait."""
@@ -216,13 +194,8 @@ class PostgresDialect:
     @contextmanager
     def waiting_for_lease(self, namespace: str, key: str) -> Iterator[Callable[[float], object]]:
         """Return a function that waits for a change of the session, for a short time at most."""
-        with self.listening(namespace, key) as (wait, _):
-            yield lambda seconds: wait(min(_LEASE_POLL, seconds))
-
-    def lease_holder(self, row: Row) -> str | None:
-        """Return a description of the holder of a lease; None if the lease is free."""
-        holder, since, in_force = row
-        return f"{holder}, since {since}" if in_force else None
+        with self.listen_for_changes(namespace, key) as (wait, _):
+            yield lambda seconds: wait(min(_LEASE_POLL_SECONDS, seconds))
 
     def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row is held."""
@@ -237,7 +210,7 @@ class PostgresDialect:
             lambda transaction: transaction.run("take_lease", *values), safe=True
         ):
             try:
-                leases.add(key, epoch)
+                leases.add_lease(key, epoch)
             except StoreClosed:
                 self.release_leases([epoch])
                 raise
@@ -250,7 +223,7 @@ class PostgresDialect:
         seconds = min(float(ttl), _MAX_LEASE_SECONDS)
         if not self.database.run_statement(
             lambda transaction: transaction.run("renew_lease", epoch, seconds), safe=True
-        ) or not leases.confirm(key, epoch):
+        ) or not leases.confirm_renewal(key, epoch):
             raise LeaseLost(key, epoch)
 
     def release_leases(self, epochs: Sequence[int]) -> None:
@@ -261,7 +234,7 @@ class PostgresDialect:
 
     # --- purge, health, close ----------------------------------------------------------------
 
-    def erase(self) -> tuple[str, ...]:
+    def erase_purged_bytes(self) -> tuple[str, ...]:
         """Vacuum the tables after a purge; return the places where bytes remain."""
         try:
             notices = self.database.vacuum()
@@ -316,7 +289,7 @@ def _append_one(transaction: "Transaction", namespace: str, key: str, payload: b
         raise _SessionMissing
     row = transaction.run_prepared(
         "append_one",
-        _TYPES,
+        _APPEND_ONE_TYPES,
         (namespace.encode(), raw_key, at.encode(), payload, _int8(size), _int8(format)),
     )
     if row is None:
@@ -329,12 +302,12 @@ def _int8(number: int) -> bytes:
 
 
 def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, epoch: int) -> int:
-    """Append a batch, fenced by the lease of this epoch (0: none), and return its first seq.
+    """Append a batch, fenced by the lease of this epoch (0: no lease); return its first seq.
 
     Raises OnceConflict, LeaseLost, _SessionMissing. After an error nothing was written.
     """
     at, payloads, once = now(), batch.payloads, batch.once
-    [(first, session, known, count, fence)] = transaction.run(
+    [(first, session, stored_seq, count, is_lease_held)] = transaction.run(
         "append",
         namespace,
         key.encode(),
@@ -346,13 +319,13 @@ def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, 
         None if once is None else token_bytes(once),
         epoch or None,
     )
-    if known is not None:
+    if stored_seq is not None:
         assert once is not None, "only a token can be known"
-        stored = transaction.run("bodies", session, known, known + count - 1)
-        if [body.encode() for (body,) in stored] != list(payloads):
-            raise OnceConflict(key, once, known)
-        return int(known)
-    if epoch and not fence:
+        bodies = transaction.run("bodies", session, stored_seq, stored_seq + count - 1)
+        if [body.encode() for (body,) in bodies] != list(payloads):
+            raise OnceConflict(key, once, stored_seq)
+        return int(stored_seq)
+    if epoch and not is_lease_held:
         raise LeaseLost(key, epoch)
     if first is None:
         raise _SessionMissing
@@ -368,5 +341,7 @@ def _append_new(
             return _append(transaction, namespace, key, batch, epoch)
         except _SessionMissing:
             # This statement waits for another writer that is creating the session.
-            create_session(transaction, namespace, blank(key, os.urandom(8).hex(), 1, now()), 0, 0)
+            create_session(
+                transaction, namespace, blank_state(key, os.urandom(8).hex(), 1, now()), 0, 0
+            )
     raise DamagedStore(f"{key!r}: its row has another version than the tables")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -19,13 +20,8 @@ import psycopg
 
 from stenolog.errors import StenologError
 from stenolog.stores import log_reports
-from stenolog.stores.postgres.connections import (
-    Connection,
-    ConnectionPool,
-    Settings,
-    close,
-)
-from stenolog.stores.postgres.schema import quoted
+from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
+from stenolog.stores.postgres.schema import quote_name
 from stenolog.stores.postgres.transactions import Transaction
 
 SLOW_POLL: Final = 2.0
@@ -33,7 +29,7 @@ SLOW_POLL: Final = 2.0
 FAST_POLL: Final = 0.1
 """Poll interval of a follower that cannot receive notifications, in seconds."""
 _COLLECT_SECONDS: Final = 0.01
-_TIMEOUT: Final = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 5.0
 """Seconds without notifications after which the sending thread ends; it restarts on demand."""
 
@@ -78,7 +74,7 @@ class Notifications:
         self._unsent: deque[str] = deque()
         self._sender: Transaction | None = None
         """Connection for sending, outside the pool, whose connections may all be in use."""
-        self._collecting = False
+        self._will_collect = False
         """Whether the thread will collect the names that are queued now."""
         self._sender_thread: threading.Thread | None = None
         self._work = ChangeSignal()
@@ -90,15 +86,15 @@ class Notifications:
     def notify(self, name: str) -> None:
         """Notify followers of a commit: in this process now, in other processes soon."""
         if name in self._signals:
-            self._wake_session(name)
+            self.wake(name)
         # The thread does these two steps in reverse order, so that no name stays unsent.
         self._unsent.append(name)
-        if not self._collecting:
+        if not self._will_collect:
             self._start_sending()
 
     def _start_sending(self) -> None:
         try:
-            self._collecting = True
+            self._will_collect = True
             if self._sender_thread is None and not self._closed:
                 # An interrupt here may start two threads; the second thread ends immediately.
                 thread = threading.Thread(
@@ -108,7 +104,7 @@ class Notifications:
                 self._register(thread)
         except BaseException as error:
             # The next append starts a thread.
-            self._collecting = False
+            self._will_collect = False
             if not isinstance(error, RuntimeError):
                 raise
             # The messages are committed, so this is not an error for the caller that stored them.
@@ -129,24 +125,24 @@ class Notifications:
             idle = not self._work.wait(_IDLE_SECONDS)
             with self._mutex:
                 if idle and not self._unsent:
-                    self._sender_thread, self._collecting = None, False
+                    self._sender_thread, self._will_collect = None, False
                     self._close_sender()
                     return
             if not self._closed:
                 time.sleep(_COLLECT_SECONDS)
-            self._collecting = False
+            self._will_collect = False
             names = {self._unsent.popleft() for _ in range(len(self._unsent))}
             if names:
-                self._send(sorted(names))
+                self._send_names(sorted(names))
             if self._closed:
                 self._close_sender()
                 return
 
-    def _send(self, names: list[str]) -> None:
+    def _send_names(self, names: list[str]) -> None:
         try:
             if self._sender is None or not self._sender.is_usable:
                 self._close_sender()
-                self._sender = self._connections.connect(time.monotonic() + _TIMEOUT)
+                self._sender = self._connections.connect(time.monotonic() + _TIMEOUT_SECONDS)
             self._sender.run("notify", self.channel, names)
         except (psycopg.Error, StenologError) as error:
             log_reports.info("other processes were not notified of changes: %s", error)
@@ -189,20 +185,12 @@ class Notifications:
     max_poll_interval = SLOW_POLL
     """Upper bound of `poll_interval`."""
 
-    def _wake_session(self, name: str) -> None:
-        with self._mutex:
-            for signal in self._signals.get(name, ()):
-                signal.set()
-
     def wake(self, name: str | None) -> None:
         """Set the signals of one session, or of all sessions after missed notifications."""
-        if name is not None:
-            self._wake_session(name)
-            return
         with self._mutex:
-            for signals in self._signals.values():
-                for signal in signals:
-                    signal.set()
+            names = self._signals.keys() if name is None else [name]
+            for signal in chain.from_iterable(self._signals.get(name, ()) for name in names):
+                signal.set()
 
     def close(self) -> None:
         """Send the queued names, stop listening, and wake all waiting followers."""
@@ -212,12 +200,12 @@ class Notifications:
             sender_thread = self._sender_thread
         self._work.set()
         if sender_thread is not None and sender_thread is not threading.current_thread():
-            sender_thread.join(_TIMEOUT)
+            sender_thread.join(_TIMEOUT_SECONDS)
         if listener is not None:
             listener.close()
         self.wake(None)
 
-    def abandon(self) -> list[Transaction]:
+    def abandon_in_child(self) -> list[Transaction]:
         """Return the connections of the parent process, for a forked child."""
         return [] if self._sender is None else [self._sender]
 
@@ -257,22 +245,19 @@ class _Listener:
             os.close(self._wake_reader)
 
     def _listen(self) -> None:
-        connection = self._connections.connect(time.monotonic() + _TIMEOUT).connection
+        connection = self._connections.connect(time.monotonic() + _TIMEOUT_SECONDS).connection
         try:
-            connection.execute(f"LISTEN {quoted(self._notifications.channel)}".encode())
+            connection.execute(f"LISTEN {quote_name(self._notifications.channel)}".encode())
             self.is_listening = True
             # Notifications that were sent before LISTEN are lost.
             self._notifications.wake(None)
             while not self._closed:
                 _wait_readable([connection.fileno(), self._wake_reader], None)
-                self._receive(connection)
+                for notification in connection.notifies(timeout=0):
+                    self._notifications.wake(notification.payload)
         finally:
             with suppress(psycopg.Error):
                 connection.close()
-
-    def _receive(self, connection: Connection) -> None:
-        for notification in connection.notifies(timeout=0):
-            self._notifications.wake(notification.payload)
 
     def close(self) -> None:
         """End the thread."""
@@ -280,7 +265,7 @@ class _Listener:
         with suppress(OSError):
             os.close(self._wake_writer)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_TIMEOUT)
+            self._thread.join(_TIMEOUT_SECONDS)
 
 
 def _wait_readable(files: list[int], seconds: float | None) -> None:

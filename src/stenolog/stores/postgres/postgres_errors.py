@@ -8,19 +8,17 @@ from psycopg import errors
 from stenolog.errors import (
     DamagedStore,
     MaybeStored,
-    NotStored,
     ReadOnly,
     StenologError,
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.stores.sql.dialect import RETRY_ADVICE, not_stored
 
-RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same once token"
-
-_CONFLICTS: Final = (errors.DeadlockDetected, errors.SerializationFailure)
+_CONFLICT_ERRORS: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 _READ_ONLY_SERVER: Final = "the server accepts only reads: it is a standby, or read-only"
 
-_ADVICE: Final[dict[str, str]] = {
+_SQLSTATE_ADVICE: Final[dict[str, str]] = {
     "28": "check user and password, and the server's pg_hba.conf",
     "3D000": "there is no such database; create it with createdb",
     "42501": "the user lacks the privileges; ask the owner of the database for them",
@@ -33,7 +31,7 @@ _ADVICE: Final[dict[str, str]] = {
 """Advice by SQLSTATE, or by its first two characters."""
 
 
-_REFUSALS: Final[dict[str, str]] = {
+_REFUSAL_ADVICE: Final[dict[str, str]] = {
     "authentication failed": "check user and password",
     "no password supplied": "set one in the URL, in PGPASSWORD or in ~/.pgpass",
     "no pg_hba.conf entry": "the server does not accept this machine; check its pg_hba.conf",
@@ -69,7 +67,7 @@ def is_read_only_server(error: BaseException) -> bool:
 
 def is_conflict(error: BaseException) -> bool:
     """Return whether the transaction lost a conflict, so that an immediate retry may work."""
-    return isinstance(error, _CONFLICTS)
+    return isinstance(error, _CONFLICT_ERRORS)
 
 
 def is_temporary(error: BaseException) -> bool:
@@ -80,7 +78,7 @@ def is_temporary(error: BaseException) -> bool:
 def _is_refused(error: psycopg.OperationalError) -> bool:
     """Return whether the server refused a connection for a reason that a retry does not change."""
     text = str(error)
-    return any(phrase in text for phrase in _REFUSALS)
+    return any(phrase in text for phrase in _REFUSAL_ADVICE)
 
 
 def read_failure(error: Exception, action: str) -> StenologError:
@@ -113,10 +111,7 @@ def read_failure(error: Exception, action: str) -> StenologError:
 
 def write_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a failure before the commit: nothing was stored."""
-    failure = read_failure(error, action)
-    if type(failure) is StoreUnavailable:
-        return NotStored(f"{failure}. Nothing of it was stored")
-    return failure
+    return not_stored(read_failure(error, action))
 
 
 def commit_failure(error: Exception, action: str) -> StenologError:
@@ -136,9 +131,9 @@ def describe_error(error: Exception) -> str:
     state = getattr(error, "sqlstate", None) or ""
     text = str(error)
     line = _first_line(error)
-    advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
+    advice = _SQLSTATE_ADVICE.get(state) or _SQLSTATE_ADVICE.get(state[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
-        advice = next((hint for phrase, hint in _REFUSALS.items() if phrase in text), None)
+        advice = next((hint for phrase, hint in _REFUSAL_ADVICE.items() if phrase in text), None)
     if advice is None and "failed to resolve host" in text:
         advice = "check the name of the host"
     if advice is None and is_connection_lost(error):

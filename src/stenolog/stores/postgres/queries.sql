@@ -1,4 +1,4 @@
--- Every statement on sessions, under the name by which the code asks for it. {schema} is the schema.
+-- The statements on sessions. The code runs them by name. {schema} is the name of the schema.
 
 -- --- one session -------------------------------------------------------------------------------
 
@@ -8,7 +8,7 @@ SELECT id, uid, created, updated, last_seq, bytes, fork_of, state,
 FROM {schema}.session
 WHERE namespace = $1 AND key = $2 AND deleted IS NULL;
 
--- The same for who is going to change it: nobody else does before the transaction has ended.
+-- The same, with a lock: no other transaction can change the session until this one ends.
 -- name: lock_session
 SELECT id, uid, created, updated, last_seq, bytes, fork_of, state,
        format
@@ -49,7 +49,7 @@ SELECT key, uid || ':' || version
 FROM {schema}.session
 WHERE namespace = $1 AND deleted IS NULL;
 
--- One step in each index for each: there may be many sessions in a namespace.
+-- One index lookup per namespace, because a namespace may have many sessions.
 -- name: namespaces
 WITH RECURSIVE step (namespace) AS (
     SELECT least(
@@ -69,8 +69,8 @@ SELECT namespace FROM step WHERE namespace IS NOT NULL;
 
 -- --- appending ---------------------------------------------------------------------------------
 
--- The usual append in one round trip: the row's lock gives the seq. No row comes back where there is
--- no such session, or where the tables are of another version.
+-- The fast append, in one round trip. The lock of the session's row makes the seq unique. Returns
+-- no row if the session does not exist, or if the tables have another version.
 -- name: append_one
 WITH taken AS (
     UPDATE {schema}.session
@@ -83,10 +83,10 @@ INSERT INTO {schema}.message (session, seq, at, body)
 SELECT id, last_seq, $3, $4 FROM taken
 RETURNING seq;
 
--- A batch, with a token or none ($8), behind a lease or not ($9). Who has the same token at the same
--- time meets the token's unique key, and asks again. The lease's row is locked, so that nobody takes
--- over between the look at it and the commit. Everybody locks a session before its lease: so does a
--- purge, and in the other order the two would wait for each other.
+-- Append a batch. $8 is its idempotency key and $9 the epoch of the caller's lease, or NULL. If two
+-- callers use the same key at the same time, the second one violates the unique key and retries.
+-- The row of the lease is locked, so that no other holder takes over before the commit. Every
+-- transaction locks a session before its lease, as a purge does. The opposite order would deadlock.
 -- name: append
 WITH locked AS MATERIALIZED (
     SELECT id FROM {schema}.session
@@ -162,7 +162,7 @@ UPDATE {schema}.session SET deleted = $2, version = version + 1 WHERE id = $1;
 -- name: deletion_times
 SELECT deleted FROM {schema}.session WHERE namespace = $1 AND key = $2 AND deleted IS NOT NULL;
 
--- Locked by id, as `sessions_of_key` does, so that no two wait for each other.
+-- Locks in the order of the ids, as `sessions_of_key` does, to avoid deadlocks.
 -- name: find_deleted
 WITH locked AS MATERIALIZED (
     SELECT id, uid, deleted
@@ -179,7 +179,7 @@ FROM {schema}.session
 WHERE namespace = $1 AND deleted IS NOT NULL
 ORDER BY deleted DESC, id DESC;
 
--- Whoever is quicker has the key: the unique index lets nobody else in.
+-- If two callers restore to the same key, the unique index lets only the first one succeed.
 -- name: restore_session
 UPDATE {schema}.session SET key = $2, deleted = NULL, version = version + 1 WHERE id = $1;
 
@@ -207,15 +207,16 @@ DELETE FROM {schema}.token WHERE session = $1 AND first <= $2;
 -- name: remove_changes
 DELETE FROM {schema}.change WHERE session = $1;
 
--- What is deleted stays in the pages until they are cleaned.
+-- Deleted rows stay in the pages until these are vacuumed.
 -- name: clean
 VACUUM {schema}.session, {schema}.message, {schema}.token, {schema}.change;
 
 -- --- leases ------------------------------------------------------------------------------------
 
--- The epoch of a new lease, where the turn is free; or of the one that the same call took before.
--- It is given out under the lock of the row: of two who wait, the later one has the higher one.
--- A purge that is under way is waited for, so that no lease is left of what it removed.
+-- Returns the epoch of a new lease if the lease is free, or the epoch that an earlier attempt of
+-- the same call received. The epoch is assigned under the lock of the row, so that a later holder
+-- has a higher epoch. The statement waits for a concurrent purge, so that no lease of a purged
+-- session remains.
 -- name: take_lease
 INSERT INTO {schema}.lease AS held (namespace, key, holder, taker, since, expires)
 SELECT $1, $2, $3, $4, clock_timestamp(), clock_timestamp() + make_interval(secs => $5::float8)
@@ -277,10 +278,10 @@ ON CONFLICT (namespace, name) DO UPDATE SET number = known.number + 1;
 SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
        current_setting('fsync');
 
--- --- news --------------------------------------------------------------------------------------
+-- --- notifications -----------------------------------------------------------------------------
 
--- Never in the transaction that stores something: commits with a notification wait for each other, in
--- the whole database.
+-- Not run in a transaction that stores messages: commits with a notification wait for each other,
+-- in the whole database.
 -- name: notify
 SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 

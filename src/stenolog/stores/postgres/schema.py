@@ -1,33 +1,30 @@
 """The tables, migrated by the numbered files in schema/, and the statements of queries.sql."""
 
-import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores.snapshots import EmptyStore
+from stenolog.stores.sql.scripts import named_statements, numbered_scripts
 
 if TYPE_CHECKING:
     import psycopg
 
     from stenolog.stores.postgres.connections import Connection, Settings
 
-_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_FOLDER: Final = Path(__file__).parent
 
 
 @cache
 def statements(schema: str) -> dict[str, bytes]:
     """Return every statement as bytes, because the driver sends bytes."""
-    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
-    _, *parts = _NAME.split(text.replace("{schema}", quoted(schema)))
-    return {
-        name: statement.partition(";")[0].strip().encode()
-        for name, statement in zip(parts[::2], parts[1::2], strict=True)
-    }
+    text = (_FOLDER / "queries.sql").read_text(encoding="utf-8")
+    named = named_statements(text.replace("{schema}", quote_name(schema)))
+    return {name: parts[0].encode() for name, parts in named.items()}
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a name quoted for use in a statement."""
     return '"' + name.replace('"', '""') + '"'
 
@@ -36,7 +33,7 @@ _MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
 # This query reads the system catalogs, because to_regclass may return the state at the start of the
 # transaction.
-_TABLES: Final = b"""
+_TABLES_QUERY: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
     SELECT typname
     FROM pg_catalog.pg_attribute JOIN pg_catalog.pg_type ON pg_type.oid = atttypid
@@ -45,19 +42,13 @@ SELECT relname, relkind::text || coalesce(' ' || (
 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = $1 AND relname IN ('about', 'session', 'message')
 """
-_SCHEMAS: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
+_HAS_SCHEMA_QUERY: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
 
 
 @cache
 def migrations() -> tuple[str, ...]:
     """Return the migration scripts in order; the last number is the version of the tables."""
-    scripts = {
-        int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
-        for entry in (files(__package__) / "schema").iterdir()
-        if entry.name.endswith(".sql")
-    }
-    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "a number is missing"
-    return tuple(scripts[number] for number in sorted(scripts))
+    return tuple(numbered_scripts(_FOLDER / "schema").values())
 
 
 def newest_version() -> int:
@@ -65,10 +56,10 @@ def newest_version() -> int:
     return len(migrations())
 
 
-def prepare(connection: "Connection", settings: "Settings") -> bool:
+def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
     """Create or migrate the tables.
 
-    Return True if the tables are older and opened read-only, so that they stay older. A concurrent
+    Return True if the tables stay older, because they were opened read-only. A concurrent
     caller waits until the tables are ready. Raises NewerFormat, DamagedStore, EmptyStore.
     """
     version = version_of(connection, settings.schema)
@@ -88,14 +79,14 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         version = version_of(connection, settings.schema)
         if version == newest_version():
             return False
-        if version is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
-            connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
+        if version is None and not list(connection.execute(_HAS_SCHEMA_QUERY, (settings.schema,))):
+            connection.execute(f"CREATE SCHEMA {quote_name(settings.schema)}".encode())
         if version is not None:
             # Lock the table: otherwise a session that another process creates now would not be
             # migrated.
-            connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
+            connection.execute(f"LOCK TABLE {quote_name(settings.schema)}.session".encode())
         for script in migrations()[version or 0 :]:
-            connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
+            connection.execute(script.replace("{schema}", quote_name(settings.schema)).encode())
         set_version(connection, settings.schema, newest_version())
     return False
 
@@ -103,7 +94,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
 def set_version(connection: "psycopg.Connection[Any]", schema: str, number: int) -> None:
     """Set the version of the tables and of each session, so that older code rejects both."""
     for table, column in (("about", "version"), ("session", "format")):
-        statement = f"UPDATE {quoted(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
+        statement = f"UPDATE {quote_name(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
         connection.execute(statement.encode(), (number,))
 
 
@@ -112,8 +103,8 @@ def version_of(connection: "Connection", schema: str) -> int | None:
 
     Raises NewerFormat, ForeignLog, DamagedStore.
     """
-    about = f"{quoted(schema)}.about"
-    kinds: dict[str, str] = dict(list(connection.execute(_TABLES, (schema,))))
+    version_table = f"{quote_name(schema)}.about"
+    kinds: dict[str, str] = dict(list(connection.execute(_TABLES_QUERY, (schema,))))
     if not kinds:
         return None
     if kinds.get("about") != "r int8" or kinds.keys() != {"about", "session", "message"}:
@@ -121,10 +112,10 @@ def version_of(connection: "Connection", schema: str) -> int | None:
             f"the schema {schema} has tables of another program; use another schema: ?schema=NAME"
         )
     rows: list[tuple[Any, ...]] = list(
-        connection.execute(f"SELECT version FROM {about}".encode())  # noqa: S608 - quoted
+        connection.execute(f"SELECT version FROM {version_table}".encode())  # noqa: S608 - quoted
     )
     if len(rows) != 1:
-        raise DamagedStore(f"{about} has {len(rows)} rows instead of one")
+        raise DamagedStore(f"{version_table} has {len(rows)} rows instead of one")
     return check_version(int(rows[0][0]))
 
 

@@ -14,9 +14,9 @@ from stenolog.stores.sql.store import SQLStore
 if TYPE_CHECKING:
     from stenolog.stores.postgres.database import Database
 
-BUSY_TIMEOUT: Final = 5.0
-CONNECTIONS: Final = 16
-ANSWER_TIMEOUT: Final = 30.0
+BUSY_TIMEOUT_SECONDS: Final = 5.0
+MAX_CONNECTIONS: Final = 16
+ANSWER_TIMEOUT_SECONDS: Final = 30.0
 SCHEMA: Final = "stenolog"
 _SCHEMA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -42,10 +42,10 @@ class PostgresStore(SQLStore):
         *,
         namespace: str = "sessions",
         read_only: bool = False,
-        busy_timeout: float = BUSY_TIMEOUT,
+        busy_timeout: float = BUSY_TIMEOUT_SECONDS,
         schema: str = SCHEMA,
-        connections: int = CONNECTIONS,
-        answer_timeout: float = ANSWER_TIMEOUT,
+        connections: int = MAX_CONNECTIONS,
+        answer_timeout: float = ANSWER_TIMEOUT_SECONDS,
     ) -> None:
         check_namespace(namespace)
         check_optional_int(connections=connections)

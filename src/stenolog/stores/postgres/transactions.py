@@ -22,11 +22,11 @@ from stenolog.stores.sql.rows import MAX_SEQ, parse_time
 if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Connection
 
-_OPEN: Final = psycopg.pq.ConnStatus.OK
-_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
+_STATUS_OPEN: Final = psycopg.pq.ConnStatus.OK
+_STATUS_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 _COMMAND_OK: Final = ExecStatus.COMMAND_OK
 _TUPLES_OK: Final = ExecStatus.TUPLES_OK
-_MANY_ROWS: Final = 100
+_MANY_ROWS: Final = 100  # from this number on, COPY is faster than a list of values
 _PAGE_SIZE: Final = 2_000
 """Number of messages per fetch, so that a session need not fit in memory."""
 _RETRYABLE_CONSTRAINTS: Final = (
@@ -44,7 +44,7 @@ class ServerProperties(Struct, frozen=True):
     """Properties of the server at the other end of a connection."""
 
     has_pooler: bool
-    """Whether a pooler is in between, so that each transaction may use another server process."""
+    """Whether a pooler forwards the connection: each transaction may use another server process."""
     asynchronous_commit: bool
     """Whether the server syncs a commit only on request."""
 
@@ -52,10 +52,8 @@ class ServerProperties(Struct, frozen=True):
 class PoolSlot:
     """The right to one connection of the pool. A slot without references is free again."""
 
-    __slots__ = ("__weakref__", "free")
-
     def __init__(self) -> None:
-        self.free = False
+        self.is_free = False
 
 
 class Transaction:
@@ -64,17 +62,6 @@ class Transaction:
     A Transaction is kept with its connection and its cursor, because creating a cursor takes as
     long as half a round trip. A Transaction is not thread-safe.
     """
-
-    __slots__ = (
-        "_cursor",
-        "_prepared",
-        "connection",
-        "in_use",
-        "returned_at",
-        "server",
-        "slot",
-        "sql",
-    )
 
     def __init__(
         self, connection: "Connection", sql: Mapping[str, bytes], server: ServerProperties
@@ -117,7 +104,7 @@ class Transaction:
         """
         if name in self._prepared:
             try:
-                return self._send(name, values)
+                return self._send_prepared(name, values)
             except psycopg.errors.InvalidSqlStatementName:
                 # After a rollback the driver deallocates all prepared statements.
                 self._prepared.clear()
@@ -127,9 +114,9 @@ class Transaction:
         except psycopg.Error as error:
             raise FailedBeforeCommit(error) from error
         self._prepared.add(name)
-        return self._send(name, values)
+        return self._send_prepared(name, values)
 
-    def _send(self, name: str, values: Sequence[bytes]) -> bytes | None:
+    def _send_prepared(self, name: str, values: Sequence[bytes]) -> bytes | None:
         formats = [Format.BINARY] * len(values)
         pgconn = self.connection.pgconn
         pgconn.send_query_prepared(name.encode(), values, formats, Format.BINARY)
@@ -160,19 +147,19 @@ class Transaction:
     def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
         """Execute one statement with its values and return its rows, if any."""
         cursor = self._cursor
-        cursor.execute(_bytes(sql), values)
+        cursor.execute(_as_bytes(sql), values)
         return cursor.fetchall() if cursor.description is not None else ()
 
     def executemany(self, sql: bytes | str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute one statement for each row of values."""
         with self.connection.cursor() as cursor:
-            cursor.executemany(_bytes(sql), list(rows))
+            cursor.executemany(_as_bytes(sql), list(rows))
 
     @property
     def is_usable(self) -> bool:
         """Whether the next caller can use the connection, because it is open and idle."""
         connection = self.connection.pgconn
-        idle = connection.status == _OPEN and connection.transaction_status == _IDLE
+        idle = connection.status == _STATUS_OPEN and connection.transaction_status == _STATUS_IDLE
         return idle and not self.in_use  # guard: postgres-interrupted-connection
 
     @contextmanager
@@ -251,17 +238,17 @@ class Transaction:
     def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body. Raises UniqueConflict."""
         remaining = iter(rows)
-        few = list(islice(remaining, _MANY_ROWS))
-        if len(few) < _MANY_ROWS:
+        first_rows = list(islice(remaining, _MANY_ROWS))
+        if len(first_rows) < _MANY_ROWS:
             # This statement needs one round trip; COPY needs two.
-            if few:
-                seqs, times, bodies = zip(*few, strict=True)
+            if first_rows:
+                seqs, times, bodies = zip(*first_rows, strict=True)
                 texts = [body.decode() for body in bodies]
                 self.run("add_messages", session, list(seqs), list(times), texts)
             return
         try:
             with self.connection.cursor() as cursor, cursor.copy(self.sql["copy_in"]) as copying:
-                for seq, at, body in chain(few, remaining):
+                for seq, at, body in chain(first_rows, remaining):
                     copying.write_row((session, seq, at, body.decode()))
         except psycopg.errors.UniqueViolation as error:
             raise _conflict_error(error) from error
@@ -305,5 +292,5 @@ def _conflict_error(error: psycopg.errors.UniqueViolation) -> Exception:
     )
 
 
-def _bytes(sql: bytes | str) -> bytes:
+def _as_bytes(sql: bytes | str) -> bytes:
     return sql if isinstance(sql, bytes) else sql.encode()

@@ -34,7 +34,7 @@ class OpenSQLSession:
         """Last assigned seq of the session."""
         return self._session.last_seq
 
-    def visible(self, *, last: int | None = None) -> list[Message]:
+    def visible_messages(self, *, last: int | None = None) -> list[Message]:
         """Return the visible messages, or only the last `last` of them."""
         if not self._session.id:
             return []
@@ -42,7 +42,7 @@ class OpenSQLSession:
             self._transaction, self._session, self._damage, last=last, after=None
         )
 
-    def complete(self, step: Undo) -> Undo:
+    def complete_undo_step(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits. Raises DamagedStore."""
         return complete_undo_step(self._transaction, self._session, step)
 
@@ -58,7 +58,7 @@ def apply_operation(
         session = find_session(transaction, namespace, key, lock=True)
         if session is None:
             at = now()
-            session = Session(0, at, 0, 0, states.blank(key, os.urandom(8).hex(), 1, at))
+            session = Session(0, at, 0, 0, states.blank_state(key, os.urandom(8).hex(), 1, at))
         decision = decide(OpenSQLSession(transaction, session, damage))
         change, payloads = decision.change, decision.payloads
         if change is None:
@@ -68,7 +68,7 @@ def apply_operation(
         if session.id:
             break
         # Another writer has just created the session: decide again.
-    state = states.copy(session.state)
+    state = states.copy_state(session.state)
     states.apply_change(state, change)
     at = now()
     add_change(transaction, session, change)
@@ -122,7 +122,7 @@ def complete_undo_step(transaction: Transaction, session: Session, entry: Undo) 
 
 def compact(transaction: Transaction, session: Session) -> tuple[int, int]:
     """Mark messages up to the floor as archived; return their number and size."""
-    state = states.copy(session.state)
+    state = states.copy_state(session.state)
     first, last = states.archived_upto(state) + 1, state.floor
     if last < first:
         return 0, 0

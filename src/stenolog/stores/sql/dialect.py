@@ -6,8 +6,9 @@ columns. These protocols declare the operations that one named statement cannot 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from stenolog.errors import NotStored, StenologError, StoreUnavailable
 from stenolog.records import Health, Message, Span, State
 from stenolog.stores.arguments import AppendResult, Batch
 from stenolog.stores.log_reports import DamageReports
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
+
+RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same once token"
+
+
+def not_stored(failure: StenologError) -> StenologError:
+    """Return NotStored for a StoreUnavailable before the commit, any other error unchanged."""
+    if type(failure) is StoreUnavailable:
+        return NotStored(f"{failure}. Nothing of it was stored")
+    return failure
 
 
 class UniqueConflict(Exception):
@@ -29,67 +39,65 @@ class Transaction(Protocol):
     @property
     def format(self) -> int:
         """Version of the tables that this code knows; 0 if rows do not carry a version."""
-        ...
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
         """Execute the statement of this name and return its rows. Raises UniqueConflict.
 
         A text column is returned as str or bytes, as stored: see `decode_text` in session_rows.py.
         """
-        ...
 
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute the statement of this name once for each row of values."""
-        ...
 
     def key(self, key: str) -> Any:
         """Return a session key as a value for a statement."""
-        ...
 
     def body(self, body: bytes) -> Any:
         """Return JSON as a value for a statement."""
-        ...
 
     def check_format(self) -> None:
         """Raise NewerFormat if newer code has changed the tables."""
-        ...
 
     def check_row_format(self, version: int | None) -> None:
         """Raise NewerFormat if newer code has written a row with this version."""
-        ...
 
     def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, in order.
 
         `state`: mark the messages that this state hides. Without a state, all messages are visible.
         """
-        ...
 
     def intact_messages(
         self, session: int, first: int, last: int
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield seq, time and body of each intact message, without loading all into memory."""
-        ...
 
     def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
         """Yield the seq of each message row, and whether time and body are intact."""
-        ...
 
     def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body."""
-        ...
 
     def savepoint(self) -> AbstractContextManager[object]:
         """Return a context manager that, after an error, rolls back only the statements inside."""
-        ...
 
     def erasing(self) -> AbstractContextManager[object]:
-        """Return a context manager for deletions whose bytes `Dialect.erase` erases later."""
-        ...
+        """Return a context manager for deletions that `Dialect.erase_purged_bytes` completes."""
 
     def unfinished_purges(self) -> list[str | bytes]:
         """Return the start times of purges whose bytes are not yet erased."""
-        ...
+
+
+class Settings(Protocol):
+    """Options that every database has."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the database was opened read-only."""
+
+    @property
+    def busy_timeout(self) -> float:
+        """Maximum time that a call waits for other writers, in seconds."""
 
 
 class Dialect(Protocol):
@@ -98,61 +106,48 @@ class Dialect(Protocol):
     @property
     def damage(self) -> DamageReports:
         """Damage that this process has found."""
-        ...
 
     @property
-    def read_only(self) -> bool:
-        """Whether the database was opened read-only."""
-        ...
-
-    @property
-    def busy_timeout(self) -> float:
-        """Maximum time that a call waits for other writers, in seconds."""
-        ...
+    def settings(self) -> Settings:
+        """Options with which the database was opened."""
 
     def check_open(self) -> None:
         """Raise StoreClosed if the store is closed."""
-        ...
 
     def check_writable(self) -> None:
         """Raise StoreClosed or ReadOnly if nothing can be written."""
-        ...
 
     # --- transactions ------------------------------------------------------------------------
 
     def run_read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work`, which only reads, once or several times; two reads may see different data."""
-        ...
+        """Run `work`, which only reads. After a lost connection, `work` runs again.
+
+        Two reads in `work` may see different data.
+        """
 
     def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
-        If `work` receives None, it must raise MissingRows for missing messages. Then `work` runs
-        again.
+        If `work` receives None, it must raise MissingRows if messages are missing. After that
+        error, `work` runs again.
         """
-        ...
 
-    def read(self) -> AbstractContextManager[Transaction]:
+    def read_transaction(self) -> AbstractContextManager[Transaction]:
         """Open a transaction that reads the data of one moment."""
-        ...
 
     def run_write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a write transaction, once or several times."""
-        ...
+        """Run `work` in a write transaction, and again after a conflict with another writer."""
 
-    def write(self) -> AbstractContextManager[Transaction]:
+    def write_transaction(self) -> AbstractContextManager[Transaction]:
         """Open a write transaction; any error rolls it back."""
-        ...
 
     # --- appends -----------------------------------------------------------------------------
 
     def append_one(self, namespace: str, key: str, payload: bytes) -> int:
         """Append one message by the fast append and return its seq."""
-        ...
 
     def append(self, namespace: str, key: str, batch: Batch, lease: "SQLLease[Any] | None") -> int:
         """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
-        ...
 
     def append_group(
         self,
@@ -163,19 +158,16 @@ class Dialect(Protocol):
         lease: "SQLLease[Any] | None",
     ) -> None:
         """Append batches in order; put the outcome of each batch at its index in `results`."""
-        ...
 
     # --- notification ------------------------------------------------------------------------
 
     def notify(self, namespace: str, key: str, /) -> None:
         """Notify followers of a changed session, unless the commit has notified them."""
-        ...
 
-    def listening(
+    def listen_for_changes(
         self, namespace: str, key: str, /
     ) -> AbstractContextManager[tuple[Callable[[float], object], float]]:
         """Return a function that waits for a change of the session, and the maximum wait."""
-        ...
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -183,38 +175,26 @@ class Dialect(Protocol):
         self, namespace: str, key: str, /
     ) -> AbstractContextManager[Callable[[float], object]]:
         """Return a function that waits until a lease may be free, or the given seconds."""
-        ...
-
-    def lease_holder(self, row: Row) -> str | None:
-        """Return a description of the holder in a `find_lease` row; None if the lease is free."""
-        ...
 
     def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row (`lease_in_force`) is held."""
-        ...
 
     def acquire_lease(self, leases: "StoreLeases", namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease and return its epoch; 0 if another holder was faster."""
-        ...
 
     def renew_lease(self, leases: "StoreLeases", key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
-        ...
 
     def release_leases(self, epochs: Sequence[int]) -> None:
         """Release these leases. Raises StoreUnavailable."""
-        ...
 
     # --- purge, health, close ----------------------------------------------------------------
 
-    def erase(self) -> tuple[str, ...]:
+    def erase_purged_bytes(self) -> tuple[str, ...]:
         """Erase the bytes of purged rows; return the places where such bytes remain."""
-        ...
 
     def health(self) -> Health:
         """Return whether writes are expected to work."""
-        ...
 
     def close(self) -> None:
         """Release the database; a second call does nothing."""
-        ...

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
+from stenolog.errors import LeaseLost, NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.session_rows import find_current
+from stenolog.stores.sql.session_rows import find_current, printable_text
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.store import SQLStore
@@ -30,29 +31,29 @@ class StoreLeases:
         self._epochs: dict[str, tuple[int, int]] = {}
         self._abandoned: set[int] = set()
         """Epochs of leases whose release failed."""
-        self.closed = False
+        self.is_closed = False
         """Whether the store accepts no more leases."""
         LEASES_BY_STORE[self.name] = self
 
-    def add(self, key: str, epoch: int) -> None:
+    def add_lease(self, key: str, epoch: int) -> None:
         """Remember a lease before its commit, so that `close` can release it.
 
         Raises StoreClosed.
         """
         with self._mutex:
-            if self.closed:
+            if self.is_closed:
                 raise StoreClosed("the store is closed")
             self._abandoned.discard(self._epochs.get(key, (0, 0))[0])
             # Store the process id, too: a forked child must not release the lease.
             self._epochs[key] = epoch, os.getpid()
 
-    def confirm(self, key: str, epoch: int) -> bool:
-        """Return whether a renewed lease was not given up earlier. Raises StoreClosed."""
+    def confirm_renewal(self, key: str, epoch: int) -> bool:
+        """Return whether this store still uses a renewed lease. Raises StoreClosed."""
         with self._mutex:
             if epoch in self._abandoned:
                 return False
             # Another thread that tried to take over the lease may have replaced this entry.
-            self.add(key, epoch)
+            self.add_lease(key, epoch)
             return True
 
     def is_active(self, epoch: int) -> bool:
@@ -61,12 +62,12 @@ class StoreLeases:
             is_known = any(epoch == active_epoch for active_epoch, _ in self._epochs.values())
             return is_known and epoch not in self._abandoned
 
-    def abandon(self, epoch: int) -> None:
+    def abandon_lease(self, epoch: int) -> None:
         """Stop using a lease whose release failed."""
         with self._mutex:
             self._abandoned.add(epoch)
 
-    def forget(self, key: str, epoch: int) -> None:
+    def forget_lease(self, key: str, epoch: int) -> None:
         """Forget a lease that was released or never committed.
 
         A later lease of the key stays.
@@ -79,7 +80,7 @@ class StoreLeases:
     def close(self) -> list[int]:
         """Accept no more leases, and return the epochs that this process has not released."""
         with self._mutex:
-            self.closed = True
+            self.is_closed = True
             epochs = [epoch for epoch, process in self._epochs.values() if process == os.getpid()]
             self._epochs.clear()
         return epochs
@@ -99,13 +100,10 @@ def acquire_lease(
 ) -> int:
     """Acquire a lease and return its epoch. Raises NoSuchSession, StoreBusy, StoreClosed."""
     deadline = time.monotonic() + wait
-
-    def read_holder(transaction: Transaction) -> str | None:
-        return find_holder(dialect, transaction, namespace, key)
-
+    read_holder = partial(find_holder, dialect=dialect, namespace=namespace, key=key)
     with dialect.waiting_for_lease(namespace, key) as wait_for_change:
         while True:
-            if leases.closed:
+            if leases.is_closed:
                 raise StoreClosed("the store is closed")
             # Read first, so that waiting callers do not write all the time.
             description = dialect.run_read(read_holder)
@@ -120,26 +118,18 @@ def acquire_lease(
             wait_for_change(remaining)
 
 
-def find_holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
+def find_holder(transaction: Transaction, dialect: Dialect, namespace: str, key: str) -> str | None:
     """Return a description of the lease's holder; None if the lease is free.
 
     Raises NoSuchSession.
     """
     if find_current(transaction, namespace, key) is None:
         raise NoSuchSession(key)
-    for row in transaction.run("find_lease", namespace, transaction.key(key)):
-        description = dialect.lease_holder(row)
-        if description is not None:
-            return description
+    rows = transaction.run("find_lease", namespace, transaction.key(key))
+    for holder, since, *lease in rows:
+        if dialect.is_lease_held(tuple(lease)):
+            return f"{printable_text(holder)}, since {printable_text(since)}"
     return None
-
-
-def release_all(dialect: Dialect, leases: StoreLeases) -> None:
-    """Accept no more leases, and try to release the leases of this process."""
-    epochs = leases.close()
-    if epochs:
-        with suppress(StenologError):
-            dialect.release_leases(epochs)
 
 
 class SQLLease(Generic[S]):
@@ -167,7 +157,7 @@ class SQLLease(Generic[S]):
     @property
     def lost(self) -> bool:
         """Whether the lease was released, expired or taken over, or the store was closed."""
-        if self._leases.closed or self._is_inherited():
+        if self._leases.is_closed or self._is_in_forked_child():
             return True
         try:
             rows = self._dialect.run_read(
@@ -179,18 +169,18 @@ class SQLLease(Generic[S]):
 
     def check_ownership(self) -> None:
         """Raise LeaseLost in a forked child, and after a release."""
-        if self._is_inherited():
+        if self._is_in_forked_child():
             raise LeaseLost(self.key, self.epoch, reason="belongs to the process that acquired it")
         if self._released:
             raise LeaseLost(self.key, self.epoch, reason="was released")
 
-    def check(self, transaction: Transaction) -> None:
+    def check_held(self, transaction: Transaction) -> None:
         """Raise LeaseLost if the lease was released or taken over.
 
         An expired lease still allows writes.
         """
         self.check_ownership()
-        self._check(transaction, "find_epoch")  # guard: sql-lease-fence
+        self._run_check(transaction, "find_epoch")  # guard: sql-lease-fence
 
     @contextmanager
     def fenced(self, transaction: Transaction) -> Iterator[None]:
@@ -199,16 +189,16 @@ class SQLLease(Generic[S]):
         The lock prevents a takeover before the transaction ends. The lease is locked after the
         sessions, in the same order as in a purge. The opposite order would deadlock.
         """
-        self.check(transaction)
+        self.check_held(transaction)
         try:
             yield
         except NoSuchSession:
             # A purge of the session removes its lease, too.
-            self._check(transaction, "check_lease")
+            self._run_check(transaction, "check_lease")
             raise
-        self._check(transaction, "check_lease")  # guard: sql-lease-check
+        self._run_check(transaction, "check_lease")  # guard: sql-lease-check
 
-    def _check(self, transaction: Transaction, statement: str) -> None:
+    def _run_check(self, transaction: Transaction, statement: str) -> None:
         if not transaction.run(statement, self.epoch):
             raise LeaseLost(self.key, self.epoch)
 
@@ -222,7 +212,7 @@ class SQLLease(Generic[S]):
 
         If the release cannot be written, another process can acquire the lease after its ttl.
         """
-        if self._is_inherited():
+        if self._is_in_forked_child():
             return
         self._released = True
         try:
@@ -231,12 +221,12 @@ class SQLLease(Generic[S]):
                 self._dialect.notify(self._namespace, self.key)
             # Forget the lease only now: if another thread closes the store before this line,
             # `close` releases the lease.
-            self._leases.forget(self.key, self.epoch)
+            self._leases.forget_lease(self.key, self.epoch)
         except BaseException:
-            self._leases.abandon(self.epoch)
+            self._leases.abandon_lease(self.epoch)
             raise
 
-    def _is_inherited(self) -> bool:
+    def _is_in_forked_child(self) -> bool:
         return self._process != os.getpid()  # guard: lease-ends-at-fork
 
     def __enter__(self) -> Self:

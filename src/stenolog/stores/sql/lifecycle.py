@@ -10,7 +10,7 @@ from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExi
 from stenolog.records import Trashed
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.base import Deleted
+from stenolog.stores.base import DeletedSession
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sql.changes import add_change, complete_undo_step, save_state
 from stenolog.stores.sql.dialect import Row, Transaction, UniqueConflict
@@ -48,22 +48,17 @@ def fork(
     source = require_session(transaction, namespace, key, lock=True)
     _check_key_is_free(transaction, namespace, new_key)
     forked = states.decide_fork(
-        source.state,
-        source.last_seq,
-        new_key=new_key,
-        at=at,
-        uid=os.urandom(8).hex(),
-        now=now(),
+        source.state, source.last_seq, new_key=new_key, at=at, uid=os.urandom(8).hex(), now=now()
     )
     size = sum(
         size_in_bytes
-        for first, last in forked.taken
+        for first, last in forked.copied
         for *_, size_in_bytes in transaction.run("extent", source.id, first, last)
     )
     number = create_session(transaction, namespace, forked.state, forked.next_seq - 1, size)
     if not number:
         raise SessionExists(new_key)
-    for first, last in forked.taken:
+    for first, last in forked.copied:
         transaction.run("copy_messages", number, source.id, first, last)
     for change in states.changes_for_state(forked.state, []):
         add_change(transaction, Session(number, "", 0, 0, forked.state), change)
@@ -90,8 +85,8 @@ def _check_key_is_free(transaction: Transaction, namespace: str, key: str) -> No
 def delete(transaction: Transaction, namespace: str, key: str) -> Trashed:
     """Mark a session as deleted. Raises NoSuchSession."""
     session = require_session(transaction, namespace, key, lock=True)
-    earlier = transaction.run("deletion_times", namespace, transaction.key(key))
-    at = deletion_time([deleted for (deleted,) in earlier])
+    rows = transaction.run("deletion_times", namespace, transaction.key(key))
+    at = deletion_time([deleted for (deleted,) in rows])
     transaction.run("delete_session", session.id, at)
     messages = message_count(session.state, session.last_seq)
     return Trashed(key=key, uid=session.state.uid, deleted=parse_time(at), count=messages)
@@ -150,12 +145,15 @@ def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedMess
     rows = transaction.run("sessions_of_key", namespace, transaction.key(key))
     if not rows:
         return None
-    imported = _imported_from(transaction, namespace, key)
-    return _remove(transaction, namespace, key, rows, imported)
+    import_notes = _imported_from(transaction, namespace, key)
+    return _remove_sessions(transaction, namespace, key, rows, import_notes)
 
 
 def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[str, ...]:
-    """Return sentences about the files that the session was imported from, if readable."""
+    """Return a sentence about each file that the session was imported from.
+
+    The result is empty if the session is damaged.
+    """
     try:
         session = find_session(transaction, namespace, key)
     except NewerFormat:
@@ -166,29 +164,29 @@ def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[
 
 
 def purge_trash(
-    transaction: Transaction, namespace: str, key: str, expected: Collection[Deleted]
+    transaction: Transaction, namespace: str, key: str, expected: Collection[DeletedSession]
 ) -> RemovedMessages | None:
     """Remove these deleted sessions of a key; return None if one of them is not in the trash."""
     # Lock the sessions first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key(key))
-    listed = list_trash(transaction, namespace)
-    known = {(session.uid, session.deleted) for session in listed if session.key == key}
-    if not expected or not known.issuperset(expected):
+    trashed = list_trash(transaction, namespace)
+    deleted_sessions = {(session.uid, session.deleted) for session in trashed if session.key == key}
+    if not expected or not deleted_sessions.issuperset(expected):
         return None
     uids = {uid for uid, _ in expected}
     rows = [row for row in rows if printable_text(row[1]) in uids]
-    return _remove(transaction, namespace, key, rows, ())
+    return _remove_sessions(transaction, namespace, key, rows, ())
 
 
-def _remove(
+def _remove_sessions(
     transaction: Transaction,
     namespace: str,
     key: str,
     rows: Sequence[Row],
-    imported: tuple[str, ...],
+    import_notes: tuple[str, ...],
 ) -> RemovedMessages:
     numbers = [number for number, _ in rows]
-    extents = [_extent(transaction, number, MAX_SEQ) for number in numbers]
+    extents = [_message_range(transaction, number, MAX_SEQ) for number in numbers]
     with transaction.erasing():
         for number, uid in rows:
             transaction.run("remove_mark", namespace, copy_marker(printable_text(uid)))
@@ -198,12 +196,12 @@ def _remove(
             transaction.run("remove_session", number)
         if not transaction.run("find_current", namespace, transaction.key(key)):
             transaction.run("end_lease_of", namespace, transaction.key(key))
-    not_reached = states.not_reached(key, forks=_forks(transaction, namespace, key))
+    not_reached = states.describe_remaining(key, forks=_fork_keys(transaction, namespace, key))
     return RemovedMessages(
         sum(messages for messages, *_ in extents),
         min((first for messages, first, _ in extents if messages), default=0),
         max(last for _, _, last in extents),
-        not_reached + imported,
+        not_reached + import_notes,
     )
 
 
@@ -214,22 +212,22 @@ def purge_before(
     session = find_session(transaction, namespace, key, lock=True)
     if session is None:
         return None
-    not_reached = states.not_reached(
+    not_reached = states.describe_remaining(
         key,
-        forks=_forks(transaction, namespace, key),
+        forks=_fork_keys(transaction, namespace, key),
         summary=session.state.summary,
         trashed=len(transaction.run("deletion_times", namespace, transaction.key(key))),
     )
-    imported = states.import_sources(session.state.meta)
+    import_notes = states.import_sources(session.state.meta)
     upto = min(before - 1, session.last_seq)
-    messages, first, last = _extent(transaction, session.id, max(upto, 0))
+    messages, first, last = _message_range(transaction, session.id, max(upto, 0))
     steps = readable_undo_steps(
         session.state, lambda entry: complete_undo_step(transaction, session, entry)
     )
-    entries = {entry.number: entry for entry in steps}
-    readable = replace(session.state, undo=[e for e in session.state.undo if e.number in entries])
+    by_number = {entry.number: entry for entry in steps}
+    readable = replace(session.state, undo=[e for e in session.state.undo if e.number in by_number])
     state = states.decide_purge(
-        readable, session.last_seq, before, lambda entry: entries[entry.number]
+        readable, session.last_seq, before, lambda entry: by_number[entry.number]
     )
     if messages or state != session.state:
         with transaction.erasing():
@@ -238,24 +236,24 @@ def purge_before(
             # Older summaries may describe removed messages: keep only the data that undo needs.
             transaction.run("remove_changes", session.id)
             for change in states.changes_for_state(
-                state, [entries[entry.number] for entry in state.undo]
+                state, [by_number[entry.number] for entry in state.undo]
             ):
                 add_change(transaction, session, change)
             state.generation += 1
             if spans.contains(state.purged, states.archived_upto(state)):
                 state.archive = None
-            above = states.archived_upto(state) + 1
-            [(*_, size)] = transaction.run("extent", session.id, above, MAX_SEQ)
+            first_live = states.archived_upto(state) + 1
+            [(*_, size)] = transaction.run("extent", session.id, first_live, MAX_SEQ)
             save_state(transaction, session, state, size=size)
-    return RemovedMessages(messages, first, last, not_reached + imported)
+    return RemovedMessages(messages, first, last, not_reached + import_notes)
 
 
-def _extent(transaction: Transaction, session: int, upto: int) -> tuple[int, int, int]:
+def _message_range(transaction: Transaction, session: int, upto: int) -> tuple[int, int, int]:
     """Return the number of messages up to a seq, the first seq and the last seq."""
     [(messages, first, last, _)] = transaction.run("extent", session, 1, upto)
     return messages, first, last
 
 
-def _forks(transaction: Transaction, namespace: str, key: str) -> list[str]:
+def _fork_keys(transaction: Transaction, namespace: str, key: str) -> list[str]:
     rows = transaction.run("forks", namespace, transaction.key(key))
     return [name.decode(errors="replace") for (name,) in rows]

@@ -39,18 +39,15 @@ class Session(Struct):
     state: State
 
 
-_last_second = (
-    0,
-    "",
-)  # cache: most appends fall into the same second
+_last_second = 0, ""  # cache: most appends fall into the same second
 
 
 def now() -> str:
     """Return the current time in its stored form."""
     global _last_second
     seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
-    known, text = _last_second
-    if known != seconds:
+    cached_seconds, text = _last_second
+    if cached_seconds != seconds:
         text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
         _last_second = (seconds, text)
     return f"{text}.{micros:06d}Z"
@@ -70,13 +67,6 @@ def encode(value: State | Change) -> bytes:
         return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
 
 
-def decode_state(body: bytes, key: str) -> State:
-    """Decode the state of a session, without the values in columns. Raises DamagedStore."""
-    state = _decode(body, State, key)
-    state.key = key
-    return state
-
-
 def read_state(
     body: bytes | None, key: str, *, uid: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> State:
@@ -84,32 +74,36 @@ def read_state(
 
     `changes` returns number and body of each recorded change, by number.
     """
-    intact = _intact_state(body, key)
-    if intact is not None:
-        return intact
+    stored_state = _intact_state(body, key)
+    if stored_state is not None:
+        return stored_state
     state = rebuilt_state(key, changes())
     _reported_damage.report_once(
-        f"the state of session {uid} ({key!r})", done="rebuilt from its changes"
+        f"the state of session {uid} ({key!r})", action_taken="rebuilt from its changes"
     )
     return state
 
 
 def rebuilt_state(key: str, changes: Iterable[tuple[int, bytes]]) -> State:
     """Return the state that results from the recorded changes; damaged changes are skipped."""
-    state = states.blank(key, "", 1, "")
-    readable, newest = [], 0
+    state = states.blank_state(key, "", 1, "")
+    readable_changes, newest_number = [], 0
     for number, body in changes:
-        newest = max(newest, number)
+        newest_number = max(newest_number, number)
         with suppress(DamagedStore):
-            readable.append(_decode(body, Change, key))
-    states.replay(state, readable)  # guard: rebuild-damaged-state
-    state.number = max(state.number, newest)
+            readable_changes.append(_decode(body, Change, key))
+    states.replay_changes(state, readable_changes)  # guard: rebuild-damaged-state
+    state.number = max(state.number, newest_number)
     return state
 
 
 def _intact_state(body: bytes | None, key: str) -> State | None:
-    with suppress(DamagedStore):
-        return None if body is None else decode_state(body, key)
+    """Return the state without the values in columns; None if it is missing or damaged."""
+    if body is not None:
+        with suppress(DamagedStore):
+            state = _decode(body, State, key)
+            state.key = key
+            return state
     return None
 
 
@@ -118,7 +112,7 @@ class StateCheck(Struct, frozen=True):
 
     state: State
     """The stored state, or the rebuilt state if the stored state is damaged."""
-    rebuilt: bool
+    is_rebuilt: bool
     damaged_steps: list[int]
     """Numbers of unreadable changes that undo needs."""
 
@@ -127,20 +121,20 @@ def check_state(
     body: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> StateCheck:
     """Examine the state of a session; `changes` is the same as in `read_state`."""
-    intact = _intact_state(body, key)
-    recorded: dict[int, bytes] = {}
-    if intact is None or any(entry.elsewhere for entry in intact.undo):
-        recorded = dict(changes())
-    state = rebuilt_state(key, recorded.items()) if intact is None else intact
-    damaged = []
+    stored_state = _intact_state(body, key)
+    bodies_by_number: dict[int, bytes] = {}
+    if stored_state is None or any(entry.elsewhere for entry in stored_state.undo):
+        bodies_by_number = dict(changes())
+    state = rebuilt_state(key, bodies_by_number.items()) if stored_state is None else stored_state
+    damaged_steps = []
     for entry in state.undo:
-        bodies = [recorded[entry.number]] if entry.number in recorded else []
+        bodies = [bodies_by_number[entry.number]] if entry.number in bodies_by_number else []
         try:
             if entry.elsewhere:
                 undo_step_from(bodies, key, entry)
         except DamagedStore:
-            damaged.append(entry.number)
-    return StateCheck(state, intact is None, damaged)
+            damaged_steps.append(entry.number)
+    return StateCheck(state, stored_state is None, damaged_steps)
 
 
 def repaired_state(
@@ -151,14 +145,14 @@ def repaired_state(
     The change contains the damaged bytes, so that the repair destroys nothing. A rebuilt state does
     not know which messages were purged: messages without a row count as purged.
     """
-    state = states.copy(check.state)
-    if check.rebuilt:
-        present = spans.union((seq, seq) for seq in seqs)
-        state.purged = spans.minus([(1, last_seq)], present) if last_seq > 0 else []
-    last = max(check.damaged_steps, default=0)
-    state.undo = [entry for entry in state.undo if entry.number > last]
+    state = states.copy_state(check.state)
+    if check.is_rebuilt:
+        present_spans = spans.union((seq, seq) for seq in seqs)
+        state.purged = spans.minus([(1, last_seq)], present_spans) if last_seq > 0 else []
+    last_damaged = max(check.damaged_steps, default=0)
+    state.undo = [entry for entry in state.undo if entry.number > last_damaged]
     damaged_body = (
-        body.decode(errors="backslashreplace") if check.rebuilt and body is not None else None
+        body.decode(errors="backslashreplace") if check.is_rebuilt and body is not None else None
     )
     change = Change(
         op="repair",
@@ -173,7 +167,7 @@ def repaired_state(
     return state, change
 
 
-def readable_undo_steps(state: State, look_up: Callable[[Undo], Undo]) -> list[Undo]:
+def readable_undo_steps(state: State, complete_step: Callable[[Undo], Undo]) -> list[Undo]:
     """Return the complete undo steps after the last damaged step.
 
     Steps are undone newest first, so no step before a damaged step can be undone.
@@ -181,7 +175,7 @@ def readable_undo_steps(state: State, look_up: Callable[[Undo], Undo]) -> list[U
     steps: list[Undo] = []
     for entry in state.undo:
         try:
-            steps.append(look_up(entry))
+            steps.append(complete_step(entry))
         except DamagedStore:
             steps = []
     return steps
@@ -220,17 +214,15 @@ def damaged_session(key: str, error: Exception) -> DamagedStore:
 
 def message_count(state: State, last_seq: int) -> int:
     """Return the number of messages, visible or hidden."""
-    return spans.size(states.present(state, last_seq))
+    return spans.size(states.present_seqs(state, last_seq))
 
 
 # --- times and keys ---------------------------------------------------------------------------
 
+# `parse_iso(at).tzinfo` checks a stored time without another Python call per message. If the time
+# is damaged, the attribute is None or the call raises ValueError.
 parse_iso = datetime.fromisoformat
-"""Function that parses an ISO time.
-
-`parse_iso(at).tzinfo` checks a stored time without another Python call per message. The attribute
-is None, or the call raises ValueError, if the time is damaged.
-"""
+"""Function that parses an ISO time."""
 
 
 def parse_time(text: str | bytes) -> datetime:
@@ -241,14 +233,14 @@ def parse_time(text: str | bytes) -> datetime:
     return moment
 
 
-def deletion_time(earlier: Iterable[str | bytes]) -> str:
+def deletion_time(earlier_times: Iterable[str | bytes]) -> str:
     """Return the time for a deletion: now, or later than all earlier deletions of the key.
 
     The last deleted session of a key thus has the latest time, even if the clock was set back.
     """
     at = now()
     with suppress(ValueError, OverflowError):
-        newest = max(_parsed_times(earlier), default=None)
+        newest = max(_parsed_times(earlier_times), default=None)
         if newest is not None and newest >= parse_time(at):
             return timestamp(newest + timedelta(microseconds=1))
     return at
@@ -278,15 +270,13 @@ def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
     lost = spans.union(session.state.lost, damaged_seqs)
     state = session.state if not damaged_seqs else msgspec.structs.replace(session.state, lost=lost)
     try:
-        stored = parse_time(state.created), parse_time(session.updated)
+        stored_times = parse_time(state.created), parse_time(session.updated)
     except ValueError as error:
         raise damaged_session(state.key, error) from error
     created, updated = conversation_times(
-        *stored,
-        meta={} if state.forked_from is not None else state.meta,
-        last_seq=end,
+        *stored_times, meta={} if state.forked_from is not None else state.meta, last_seq=end
     )
-    visible = states.visible(state, end)
+    visible = states.visible_seqs(state, end)
     return SessionInfo(
         key=state.key,
         uid=state.uid,

@@ -10,7 +10,7 @@ from stenolog.records import Message, Span, State
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.log_reports import DamageReports
-from stenolog.stores.sql.dialect import Transaction
+from stenolog.stores.sql.dialect import Row, Transaction
 from stenolog.stores.sql.rows import (
     MAX_SEQ,
     Session,
@@ -48,15 +48,20 @@ def find_session(
     name = "lock_session" if lock else "find_session"
     try:
         for row in transaction.run(name, namespace, transaction.key(key)):
-            number, uid, created, updated, last_seq, size, fork_of, body, version = row
-            transaction.check_row_format(version)
-            state = session_state(transaction, number, key, uid=uid, body=body)
-            state.uid, state.created = uid, created
-            state.forked_from = None if fork_of is None else decode_text(fork_of)
-            return Session(number, updated, operator.index(last_seq), size, state)
+            return session_from_row(transaction, row, key=key, uid=row[1])
     except (UnicodeDecodeError, TypeError) as error:
         raise damaged_session(key, error) from error
     return None
+
+
+def session_from_row(transaction: Transaction, row: Row, *, key: str, uid: str) -> Session:
+    """Return the session of a row. Raises NewerFormat, UnicodeDecodeError, TypeError."""
+    number, _, created, updated, last_seq, size, fork_of, body, version, *_ = row
+    transaction.check_row_format(version)
+    state = session_state(transaction, number, key, uid=uid, body=body)
+    state.uid, state.created = uid, created
+    state.forked_from = None if fork_of is None else decode_text(fork_of)
+    return Session(number, updated, operator.index(last_seq), size, state)
 
 
 def find_current(transaction: Transaction, namespace: str, key: str) -> tuple[str, int] | None:
@@ -135,9 +140,9 @@ def list_keys(
         return [key.decode() for (key,) in rows]
     except UnicodeDecodeError:
         # A damaged key must not hide the other keys.
-        readable = session_stamps(transaction, namespace, damage)
-        listed = sorted(key for key in readable if key.startswith(prefix) and key > (after or ""))
-        return listed[:limit]
+        stamps = session_stamps(transaction, namespace, damage)
+        keys = sorted(key for key in stamps if key.startswith(prefix) and key > (after or ""))
+        return keys[:limit]
 
 
 def session_stamps(
@@ -160,7 +165,7 @@ _WIDEN_FACTOR = 4
 
 
 class MissingRows(Exception):
-    """The state counts messages without a row.
+    """The state counts messages for which the table has no row.
 
     The messages were purged during the read, or their rows are damaged.
     """
@@ -178,7 +183,7 @@ def visible_messages(
 
     Damaged messages are skipped and recorded in `damage`. If `damage` is None, raises MissingRows.
     """
-    seqs = states.visible(session.state, session.last_seq)
+    seqs = states.visible_seqs(session.state, session.last_seq)
     if after is not None and after > session.state.floor:
         seqs = spans.clipped(seqs, after + 1, session.last_seq)
     return _read_messages(transaction, session, damage, seqs, last=last, state=None)
@@ -193,7 +198,7 @@ def all_messages(
     after: int,
 ) -> list[Message]:
     """Return all messages after the seq `after`, or only the last `last`, with `hidden` set."""
-    seqs = spans.clipped(states.present(session.state, session.last_seq), after + 1, MAX_SEQ)
+    seqs = spans.clipped(states.present_seqs(session.state, session.last_seq), after + 1, MAX_SEQ)
     return _read_messages(transaction, session, damage, seqs, last=last, state=session.state)
 
 
@@ -206,21 +211,21 @@ def _read_messages(
     last: int | None,
     state: State | None,
 ) -> list[Message]:
-    number = last
+    count = last
     while True:
-        selected_seqs = seqs if number is None else spans.last_of(seqs, number)
+        selected_seqs = seqs if count is None else spans.last_seqs(seqs, count)
         messages = transaction.messages(session.id, selected_seqs, state)
         missing: list[Span] = []
         if len(messages) != spans.size(selected_seqs):  # guard: sql-missing-row
-            read = spans.union((message.seq, message.seq) for message in messages)
-            missing = spans.minus(selected_seqs, read)
+            read_seqs = spans.union((message.seq, message.seq) for message in messages)
+            missing = spans.minus(selected_seqs, read_seqs)
         if missing and damage is None:
             raise MissingRows
         if damage is not None:
             damage.record_read(session.state.uid, missing, messages)
-        if not missing or last is None or number is None:
+        if not missing or last is None or count is None:
             return messages
         if len(messages) >= last or selected_seqs == seqs:
             return messages[-last:]
         # Read earlier messages instead of the skipped messages.
-        number *= _WIDEN_FACTOR
+        count *= _WIDEN_FACTOR

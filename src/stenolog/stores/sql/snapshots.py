@@ -4,8 +4,10 @@ See stores/snapshots.py for the protocols.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from msgspec import Raw
+from msgspec.structs import astuple, replace
 
 from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
 from stenolog.records import Archive, Message, Token
@@ -24,7 +26,7 @@ from stenolog.stores.sql.changes import add_change, complete_undo_step
 from stenolog.stores.sql.dialect import Transaction, UniqueConflict
 from stenolog.stores.sql.lifecycle import copy_marker
 from stenolog.stores.sql.rows import MAX_SEQ, Session, damaged_session, encode, readable_undo_steps
-from stenolog.stores.sql.session_rows import decode_text, printable_text, session_state
+from stenolog.stores.sql.session_rows import decode_text, printable_text, session_from_row
 
 
 class _SnapshotRow(Session):
@@ -40,27 +42,18 @@ def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMar
     """Return every session in a namespace, deleted sessions first."""
     marks = []
     for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
-        try:
-            texts = (
-                decode_text(key),
-                decode_text(uid),
-                None if deleted is None else decode_text(deleted),
-            )
-        except UnicodeDecodeError:
-            texts = printable_text(key), "", None
-        marks.append(
-            SnapshotMark(
-                key=texts[0],
-                uid=texts[1],
-                deleted=texts[2],
-                stamp=printable_text(stamp),
-                last_seq=last_seq,
-            )
+        mark = SnapshotMark(
+            key=printable_text(key), uid="", stamp=printable_text(stamp), last_seq=last_seq
         )
+        # A session whose texts are damaged has no uid.
+        with suppress(UnicodeDecodeError):
+            time = None if deleted is None else decode_text(deleted)
+            mark = replace(mark, key=decode_text(key), uid=decode_text(uid), deleted=time)
+        marks.append(mark)
     return marks
 
 
-def read(
+def read_snapshot(
     transaction: Transaction,
     namespace: str,
     mark: SnapshotMark,
@@ -72,7 +65,7 @@ def read(
 
     `lock`: prevent other writers from changing the session until then.
     """
-    session = _find(transaction, namespace, mark, lock=lock)
+    session = _find_session(transaction, namespace, mark, lock=lock)
     if session is None or session.namespace != namespace:
         raise NoSuchSession(mark.key, "it was purged")
     tokens_by_seq = {
@@ -96,25 +89,21 @@ def read(
             deleted=session.deleted,
             tokens=stray_tokens,
         ),
-        messages=_messages(transaction, session, tokens_by_seq, after),
+        messages=_snapshot_messages(transaction, session, tokens_by_seq, after),
         stamp=session.stamp,
         untouched=[version for (version,) in marker_versions] == [session.version],
     )
 
 
-def _find(
+def _find_session(
     transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
 ) -> _SnapshotRow | None:
     """Return the session with this uid, possibly of another namespace. Raises DamagedStore."""
     try:
         for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
-            number, raw_key, created, updated, last_seq, size, fork_of, body, tables, *rest = row
-            transaction.check_row_format(tables)
-            key = decode_text(raw_key)
-            state = session_state(transaction, number, key, uid=mark.uid, body=body)
-            state.uid, state.created = mark.uid, created
-            state.forked_from = None if fork_of is None else decode_text(fork_of)
-            return _SnapshotRow(number, updated, last_seq, size, state, *rest)
+            key = decode_text(row[1])
+            session = session_from_row(transaction, row, key=key, uid=mark.uid)
+            return _SnapshotRow(*astuple(session), *row[9:])
     except (UnicodeDecodeError, TypeError) as error:
         raise damaged_session(mark.key, error) from error
     if not mark.uid:
@@ -122,13 +111,13 @@ def _find(
     return None
 
 
-def _messages(
+def _snapshot_messages(
     transaction: Transaction,
     session: Session,
     tokens_by_seq: dict[int, tuple[str, int]],
     after: int,
 ) -> Iterator[Message]:
-    missing = states.missing(session.state)
+    missing = states.missing_seqs(session.state)
     for seq, at, body in transaction.intact_messages(session.id, after + 1, session.last_seq):
         if missing and spans.contains(missing, seq):
             continue
@@ -157,35 +146,35 @@ class SQLSnapshotWriter:
     def _write(self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str) -> None:
         transaction, run = self._transaction, self._transaction.run
         mark = SnapshotMark(key=snapshot.key, uid=snapshot.uid, stamp="")
-        old = _find(transaction, self._namespace, mark, lock=True)
-        self._check(snapshot, old, instead_of)
+        replaced = _find_session(transaction, self._namespace, mark, lock=True)
+        self._check(snapshot, replaced, instead_of)
         key, fork_of = transaction.key(snapshot.key), snapshot.forked_from
         origin = None if fork_of is None else transaction.key(fork_of)
         columns = snapshot.created, snapshot.updated, snapshot.last_seq, snapshot.deleted, origin
-        if old is None:
-            added = run(
+        if replaced is None:
+            rows = run(
                 "add_snapshot", self._namespace, key, snapshot.uid, *columns, transaction.format
             )
-            if not added:
+            if not rows:
                 transaction.check_format()
-            [(number,)] = added
+            [(number,)] = rows
         else:
-            number = old.id
+            number = replaced.id
             run("set_snapshot", number, key, *columns)
             run("remove_messages", number, MAX_SEQ)
             run("remove_tokens", number, MAX_SEQ)
             run("remove_changes", number)
         self._put_messages(number, messages)
-        self._put_state(number, snapshot, old)
+        self._put_state(number, snapshot, replaced)
         run("put_mark", number, copy_marker(snapshot.uid))
 
-    def _check(self, snapshot: Snapshot, old: _SnapshotRow | None, instead_of: str) -> None:
+    def _check(self, snapshot: Snapshot, replaced: _SnapshotRow | None, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy if the session cannot be written."""
-        if old is None and instead_of:
+        if replaced is None and instead_of:
             raise StoreBusy(f"{snapshot.key!r}: it was removed meanwhile; try again")
-        if old is not None and (not instead_of or old.namespace != self._namespace):
+        if replaced is not None and (not instead_of or replaced.namespace != self._namespace):
             raise SessionExists(snapshot.key, f"another session has its uid, {snapshot.uid}")
-        if old is not None and old.stamp != instead_of:
+        if replaced is not None and replaced.stamp != instead_of:
             raise StoreBusy(f"{snapshot.key!r}: it has changed; try again")
         if snapshot.deleted is None:
             key = self._transaction.key(snapshot.key)
@@ -205,9 +194,9 @@ class SQLSnapshotWriter:
         self._transaction.add_messages(number, rows())
         self._transaction.run_many("put_token", tokens)
 
-    def _put_state(self, number: int, snapshot: Snapshot, old: _SnapshotRow | None) -> None:
+    def _put_state(self, number: int, snapshot: Snapshot, replaced: _SnapshotRow | None) -> None:
         transaction = self._transaction
-        generation = 1 if old is None else old.state.generation + 1
+        generation = 1 if replaced is None else replaced.state.generation + 1
         state, _ = state_of(snapshot, generation=generation)
         if snapshot.archived:
             state.archive = Archive("", 1, snapshot.archived)

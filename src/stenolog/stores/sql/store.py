@@ -2,23 +2,14 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import NoSuchSession, StenologError, UsageError
-from stenolog.records import (
-    Compacted,
-    Health,
-    Message,
-    Purged,
-    SessionInfo,
-    Span,
-    Trashed,
-    Undone,
-)
-from stenolog.stores import operations
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed
 from stenolog.stores import state as states
 from stenolog.stores.arguments import (
     Batch,
@@ -29,22 +20,24 @@ from stenolog.stores.arguments import (
     make_batch,
     make_group,
 )
-from stenolog.stores.base import Append, Deleted, SessionView
+from stenolog.stores.base import Append, DeletedSession, SessionView
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.log_reports import DamageReports
-from stenolog.stores.operations import Decide, T
+from stenolog.stores.operations import Decide, SessionOperations, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 from stenolog.stores.sql import changes, lifecycle, session_rows, snapshots
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease, release_all
+from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease
 from stenolog.stores.sql.lifecycle import RemovedMessages
 from stenolog.stores.sql.rows import parse_time, session_info
 from stenolog.stores.sql.session_rows import decode_text
 
 P = ParamSpec("P")
+_Work = Callable[Concatenate[Transaction, str, P], T]
+"""Function of a transaction, the namespace and other arguments."""
 
 
-class SQLStore:
+class SQLStore(SessionOperations):
     """Sessions in the tables of a database. stores/base.py documents each call."""
 
     def __init__(self, namespace: str, dialect: Dialect) -> None:
@@ -56,7 +49,7 @@ class SQLStore:
     @property
     def read_only(self) -> bool:
         """Whether the store was opened read-only."""
-        return self._dialect.read_only
+        return self._dialect.settings.read_only
 
     @property
     def namespace(self) -> str:
@@ -66,7 +59,7 @@ class SQLStore:
     @property
     def busy_timeout(self) -> float:
         """Maximum time that a call waits for other writers, in seconds."""
-        return self._dialect.busy_timeout
+        return self._dialect.settings.busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -115,55 +108,10 @@ class SQLStore:
 
     # --- visibility, summary, meta -----------------------------------------------------------
 
-    def set_summary(self, key: str, text: str) -> None:
-        """Replace the summary and nothing else."""
-        self._change(key, operations.set_summary(text))
-
-    def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all visible messages except the last `keep_last`."""
-        self._change(key, operations.truncate(keep_last))
-
-    def clear(self, key: str, *, upto: int | None = None) -> None:
-        """Hide all messages and empty the summary."""
-        self._change(key, operations.clear(upto))
-
-    def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages from seq `first` to seq `last`."""
-        self._change(key, operations.hide(first, last))
-
-    def checkpoint(
-        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
-    ) -> None:
-        """Replace the summary and hide everything up to this seq."""
-        decide = operations.checkpoint(summary=summary, upto=upto, expect_floor=expect_floor)
-        self._change(key, decide)
-
-    def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the session's meta; None removes a field."""
-        self._change(key, operations.set_meta(fields))
-
-    def pop(self, key: str) -> Message | None:
-        """Hide the last visible message and return it."""
-        return self._change(key, operations.pop)
-
-    def set_history(
-        self,
-        key: str,
-        messages: Sequence[Message | Mapping[str, Any]],
-        *,
-        expect_last: int | None = None,
-    ) -> None:
-        """Make exactly these messages visible."""
-        self._change(key, operations.set_history(messages, expect_last=expect_last))
-
-    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Undo the newest operation that can be undone."""
-        return self._change(key, operations.undo(answered))
-
     def _change(self, key: str, decide: Decide[T]) -> T:
         """Decide on a change and store the change in one transaction, which may be retried."""
         check_key(key)
-        decision = self._write(changes.apply_operation, key, decide, self._dialect.damage)
+        decision = self._run_write(changes.apply_operation, key, decide, self._dialect.damage)
         if decision.change is not None:
             self._dialect.notify(self._namespace, key)
         return decision.result
@@ -185,7 +133,7 @@ class SQLStore:
                 archived=messages, bytes_before=session.bytes, bytes_after=session.bytes - size
             )
 
-        return self._write(work)
+        return self._run_write(work)
 
     # --- lifecycle ---------------------------------------------------------------------------
 
@@ -194,13 +142,13 @@ class SQLStore:
         check_key(key)
         check_key(new_key)
         check_optional_int(at=at)
-        self._write(lifecycle.fork, key, new_key, at=at)
+        self._run_write(lifecycle.fork, key, new_key, at=at)
         self._dialect.notify(self._namespace, new_key)
 
     def delete(self, key: str) -> Trashed:
         """Move the session into the trash."""
         check_key(key)
-        trashed = self._write(lifecycle.delete, key)
+        trashed = self._run_write(lifecycle.delete, key)
         self._dialect.notify(self._namespace, key)
         return trashed
 
@@ -209,12 +157,12 @@ class SQLStore:
         check_key(key)
         target = key if as_key is None else as_key
         check_key(target)
-        self._write(lifecycle.restore, key, uid=uid, as_key=target)
+        self._run_write(lifecycle.restore, key, uid=uid, as_key=target)
         self._dialect.notify(self._namespace, target)
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
-        return self._read(lifecycle.list_trash, self._dialect.damage)
+        return self._run_read(lifecycle.list_trash, self._dialect.damage)
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete a session or its messages permanently, and erase their bytes.
@@ -232,16 +180,16 @@ class SQLStore:
                 removed = lifecycle.purge_before(transaction, namespace, key, before=before)
             return removed, bool(transaction.unfinished_purges())
 
-        removed, unfinished = self._write(work)
-        if removed is None and not unfinished:
+        removed, has_unfinished = self._run_write(work)
+        if removed is None and not has_unfinished:
             raise NoSuchSession(key)
         self._dialect.notify(self._namespace, key)
         return self._purge_result(removed or RemovedMessages(0, 0, 0, ()))
 
-    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
         check_key(key)
-        removed = self._write(lifecycle.purge_trash, key, entries)
+        removed = self._run_write(lifecycle.purge_trash, key, entries)
         if removed is None:
             raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
         self._dialect.notify(self._namespace, key)
@@ -249,12 +197,12 @@ class SQLStore:
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the interrupted purges of all namespaces; their keys are unknown."""
-        started = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
-        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in started]
+        start_times = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
+        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in start_times]
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purges of this database; their uids are unknown."""
-        if uid or not self._write(lambda transaction, _: transaction.unfinished_purges()):
+        if uid or not self._run_write(lambda transaction, _: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "it has no interrupted purge")
         return self._purge_result(RemovedMessages(0, 0, 0, ()))
 
@@ -264,7 +212,7 @@ class SQLStore:
             messages=removed.messages,
             first=removed.first,
             last=removed.last,
-            not_reached=removed.not_reached + self._dialect.erase(),
+            not_reached=removed.not_reached + self._dialect.erase_purged_bytes(),
         )
 
     # --- leases ------------------------------------------------------------------------------
@@ -297,12 +245,7 @@ class SQLStore:
     # --- reading -----------------------------------------------------------------------------
 
     def get_history(
-        self,
-        key: str,
-        *,
-        last: int | None = None,
-        after: int | None = None,
-        full: bool = False,
+        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the visible messages by seq, or with `full` all messages."""
         check_key(key)
@@ -326,13 +269,13 @@ class SQLStore:
     def get_summary(self, key: str) -> str:
         """Return the summary, or an empty text."""
         check_key(key)
-        session = self._read(session_rows.find_session, key)
+        session = self._run_read(session_rows.find_session, key)
         return session.state.summary if session is not None else ""
 
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
         check_key(key)
-        session = self._read(lifecycle.require_session, key)
+        session = self._run_read(lifecycle.require_session, key)
         return session_info(session, self._dialect.damage.lost_seqs(session.state.uid))
 
     def view(self, key: str, last: int | None = None) -> SessionView:
@@ -350,7 +293,7 @@ class SQLStore:
         def read(transaction: Transaction, damage: DamageReports | None) -> SessionView:
             session = lifecycle.require_session(transaction, self._namespace, key)
             state = session.state
-            unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
+            unchanged = old is not None and old.matches(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
             messages = session_rows.visible_messages(
                 transaction, session, damage, last=last, after=after
@@ -373,30 +316,25 @@ class SQLStore:
         if limit is not None and limit < 0:
             raise UsageError(f"limit must be 0 or more, not {limit}")
         check_text(prefix=prefix, after=after)
-        return self._read(
+        return self._run_read(
             session_rows.list_keys, self._dialect.damage, prefix=prefix, limit=limit, after=after
         )
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session; every change changes the stamp."""
-        return self._read(session_rows.session_stamps, self._dialect.damage)
+        return self._run_read(session_rows.session_stamps, self._dialect.damage)
 
-    def mark(self, name: str) -> str:
+    def read_marker(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
-        rows = self._read(lambda transaction, space: transaction.run("find_mark", space, name))
+        rows = self._run_read(lambda tx, namespace: tx.run("find_mark", namespace, name))
         return "".join(str(number) for (number,) in rows)
 
-    def change_mark(self, name: str) -> None:
+    def update_marker(self, name: str) -> None:
         """Give the change marker `name` a new value."""
-        self._write(lambda transaction, space: transaction.run("change_mark", space, name))
+        self._run_write(lambda tx, namespace: tx.run("change_mark", namespace, name))
 
     def follow(
-        self,
-        key: str,
-        *,
-        after: int = 0,
-        uid: str | None = None,
-        timeout: float | None = None,
+        self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yield each message after seq `after` once, as it arrives."""
         check_key(key)
@@ -409,10 +347,10 @@ class SQLStore:
     ) -> Iterator[Message]:
         def read_new(last_seq: int) -> NewMessages | None:
             return self._dialect.run_message_read(
-                lambda transaction, damage: self._new_messages(transaction, damage, key, last_seq)
+                partial(self._new_messages, key=key, after=last_seq)
             )
 
-        with self._dialect.listening(self._namespace, key) as (wait, poll):
+        with self._dialect.listen_for_changes(self._namespace, key) as (wait, poll):
             yield from poll_messages(
                 read_new, wait, key, after=after, uid=uid, timeout=timeout, poll=poll
             )
@@ -439,13 +377,13 @@ class SQLStore:
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return every session of this namespace, deleted sessions first."""
-        return self._read(snapshots.list_snapshots)
+        return self._run_read(snapshots.list_snapshots)
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session."""
-        with self._dialect.read() as transaction:
-            yield snapshots.read(transaction, self._namespace, mark, after=after)
+        with self._dialect.read_transaction() as transaction:
+            yield snapshots.read_snapshot(transaction, self._namespace, mark, after=after)
 
     @contextmanager
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
@@ -454,14 +392,14 @@ class SQLStore:
             with self.read_snapshot(mark) as reading:
                 yield reading
             return
-        with self._dialect.write() as transaction:
-            yield snapshots.read(transaction, self._namespace, mark, lock=True)
+        with self._dialect.write_transaction() as transaction:
+            yield snapshots.read_snapshot(transaction, self._namespace, mark, lock=True)
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several sessions in one transaction."""
         with (
-            self._dialect.write() as transaction,
+            self._dialect.write_transaction() as transaction,
             nullcontext() if self._lease is None else self._lease.fenced(transaction),
         ):
             yield snapshots.SQLSnapshotWriter(transaction, self._namespace)
@@ -474,7 +412,10 @@ class SQLStore:
 
     def close(self) -> None:
         """Release every lease and the database; a second call does nothing."""
-        release_all(self._dialect, self._leases)
+        epochs = self._leases.close()
+        with suppress(StenologError):
+            if epochs:
+                self._dialect.release_leases(epochs)
         self._dialect.close()
 
     def __enter__(self) -> Self:
@@ -483,23 +424,13 @@ class SQLStore:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _read(
-        self,
-        work: Callable[Concatenate[Transaction, str, P], T],
-        *args: P.args,
-        **options: P.kwargs,
-    ) -> T:
+    def _run_read(self, work: _Work[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call `work` with a read transaction, the namespace and these arguments."""
         return self._dialect.run_read(
             lambda transaction: work(transaction, self._namespace, *args, **options)
         )
 
-    def _write(
-        self,
-        work: Callable[Concatenate[Transaction, str, P], T],
-        *args: P.args,
-        **options: P.kwargs,
-    ) -> T:
+    def _run_write(self, work: _Work[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call `work` with a write transaction, fenced by the lease of this store, if any."""
         lease = self._lease
         if lease is not None:

@@ -11,15 +11,22 @@ from stenolog.stores import state as states
 from stenolog.stores.findings import (
     Finding,
     RepairResult,
-    damaged_changes,
-    damaged_state,
-    lost_before,
-    past_the_end,
-    unreadable,
+    damaged_changes_finding,
+    damaged_state_finding,
+    lost_messages_finding,
+    stray_rows_finding,
+    unreadable_findings,
 )
 from stenolog.stores.sql.changes import add_change
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.rows import Session, check_state, encode, parse_time, repaired_state
+from stenolog.stores.sql.rows import (
+    Session,
+    StateCheck,
+    check_state,
+    encode,
+    parse_time,
+    repaired_state,
+)
 from stenolog.stores.sql.session_rows import decode_text, printable_text, recorded_changes, to_bytes
 
 _TEXT_COLUMNS: Final = ("key", "uid", "namespace", "fork_of")
@@ -28,27 +35,27 @@ _TIME_COLUMNS: Final = ("created", "updated", "deleted")
 
 
 def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
-    """Return the number of sessions and the findings. `advice`: advice for lost data."""
+    """Return the number of sessions and the findings. `advice`: how to recover lost data."""
     findings: list[Finding] = []
     sessions = transaction.run("every_session")
     for number, last_seq, body, *columns in sessions:
         texts = dict(zip(_TEXT_COLUMNS + _TIME_COLUMNS, columns, strict=True))
         key, where = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
         findings += _examine_texts(key, where, texts, advice)
-        findings += _examine_session(
-            transaction,
-            number,
-            where,
-            key,
-            last_seq,
-            None if body is None else to_bytes(body),
-            advice,
-        )
+        state = _check_state(transaction, number, key, body)
+        findings += _examine_session(transaction, number, where, state, last_seq, advice)
     return len(sessions), findings
 
 
+def _check_state(
+    transaction: Transaction, number: int, key: str, body: str | bytes | None
+) -> StateCheck:
+    stored = None if body is None else to_bytes(body)
+    return check_state(stored, key, partial(recorded_changes, transaction, number))
+
+
 def _examine_texts(
-    key: str, where: str, texts: Mapping[str, str | bytes | None], advice: str
+    key: str, place: str, texts: Mapping[str, str | bytes | None], advice: str
 ) -> Iterator[Finding]:
     for name, value in texts.items():
         try:
@@ -60,43 +67,38 @@ def _examine_texts(
             yield Finding(
                 kind="damaged session",
                 key=key,
-                where=where,
+                where=place,
                 meaning=f"Its {name} cannot be read: {printable_text(value)!r}.",
                 advice=advice,
             )
 
 
 def _examine_session(
-    transaction: Transaction,
-    number: int,
-    where: str,
-    key: str,
-    last_seq: int,
-    body: bytes | None,
-    advice: str,
+    transaction: Transaction, number: int, place: str, check: StateCheck, last_seq: int, advice: str
 ) -> Iterator[Finding]:
-    check = check_state(body, key, partial(recorded_changes, transaction, number))
-    state = check.state
-    if check.rebuilt:
-        yield damaged_state(key, where)
+    state, key = check.state, check.state.key
+    if check.is_rebuilt:
+        yield damaged_state_finding(key, place)
     if check.damaged_steps:
-        yield damaged_changes(key, where, check.damaged_steps)
-    readable: list[Span] = []
-    broken: list[Span] = []
-    beyond_end = 0
+        yield damaged_changes_finding(key, place, check.damaged_steps)
+    intact_seqs: list[Span] = []
+    damaged_seqs: list[Span] = []
+    stray_count = 0
     for seq, is_intact in transaction.examine_messages(number):
         if not 1 <= seq <= last_seq:
-            beyond_end += 1
+            stray_count += 1
         else:
-            (readable if is_intact else broken).append((seq, seq))
-    missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
-    if check.rebuilt:
+            (intact_seqs if is_intact else damaged_seqs).append((seq, seq))
+    missing = spans.minus(
+        states.present_seqs(state, last_seq), spans.union(intact_seqs, damaged_seqs)
+    )
+    if check.is_rebuilt:
         missing = []  # messages without a row may have been purged
     if state.lost:
-        yield lost_before(key, where, state.lost)
-    yield from unreadable(key, where, missing, spans.union(broken), advice=advice)
-    if beyond_end:
-        yield past_the_end(key, where, beyond_end, last_seq, advice=advice)
+        yield lost_messages_finding(key, place, state.lost)
+    yield from unreadable_findings(key, place, missing, spans.union(damaged_seqs), advice=advice)
+    if stray_count:
+        yield stray_rows_finding(key, place, stray_count, last_seq, advice=advice)
 
 
 def repair_sessions(
@@ -117,9 +119,9 @@ def repair_sessions(
 def _repair_session(transaction: Transaction, *, finding: Finding) -> str:
     key, uid = finding.key or "", finding.where.removeprefix("session ")
     for number, last_seq, stored_body in transaction.run("lock_states", uid):
-        body = None if stored_body is None else to_bytes(stored_body)
-        check = check_state(body, key, partial(recorded_changes, transaction, number))
-        if check.rebuilt or check.damaged_steps:
+        check = _check_state(transaction, number, key, stored_body)
+        if check.is_rebuilt or check.damaged_steps:
+            body = None if stored_body is None else to_bytes(stored_body)
             seqs = [seq for (seq,) in transaction.run("seqs", number)]
             state, change = repaired_state(check, body, last_seq=last_seq, seqs=seqs)
             add_change(transaction, Session(number, "", 0, 0, state), change)

@@ -41,9 +41,9 @@ SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlit
 """Values of `synchronous`. NORMAL may lose the last commits in a power cut, but no other data."""
 
 _CHECKPOINT_PAGES: Final = 1_000
-_RESTART_PAGES: Final = 16_000
-_CHECKPOINT_TIMEOUT: Final = 0.25
-_BUSY_POLL: Final = 0.002
+_LOG_RESTART_PAGES: Final = 16_000
+_CHECKPOINT_SECONDS: Final = 0.25
+_BUSY_POLL_SECONDS: Final = 0.002
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -62,9 +62,9 @@ class Settings(Struct, frozen=True, kw_only=True):
 class WriteConnection:
     """The write connection, used only by the thread whose turn it is."""
 
-    def __init__(self, place: DatabasePath, settings: Settings) -> None:
-        self._path = place
-        self._file = place.path
+    def __init__(self, path: DatabasePath, settings: Settings) -> None:
+        self._path = path
+        self._file = path.path
         self._settings = settings
         self._lock = ProcessLock(self._file)
         self._connection: apsw.Connection | None = None
@@ -72,20 +72,21 @@ class WriteConnection:
         """Whether a thread has called `enter` and not yet `leave`."""
         self.lock_waits = 0
         """Number of times that SQLite itself had to wait, although the gate admits one writer."""
-        self._deadline = 0.0
+        self.deadline = 0.0
+        """Time until which the current thread may wait for other programs."""
         self.commit_attempted = False
         """Whether a commit of the last transaction was attempted."""
         self._data_version = -1
-        self._pages = 0
-        self._next_checkpoint = _CHECKPOINT_PAGES
+        self._log_pages = 0
+        self._next_checkpoint_pages = _CHECKPOINT_PAGES
 
-    def prepare(self, deadline: float) -> None:
+    def prepare_database(self, deadline: float) -> None:
         """Create the database if the file does not exist, or migrate an older database."""
         try:
             self._lock.lock(deadline)
             if not read_header(self._file):
                 rename_orphaned_log(self._file)  # guard: sqlite-foreign-log-set-aside
-                # Catalogs of a removed database quote its messages.
+                # Delete the catalogs of a removed database, because they quote its messages.
                 delete_catalogs(self._file, seconds=max(0.0, deadline - time.monotonic()))
                 create_file(self._file, schema.empty_database())
             connection = self.enter(deadline)
@@ -100,15 +101,11 @@ class WriteConnection:
 
     def enter(self, deadline: float) -> apsw.Connection:
         """Acquire the gate and return the connection. Raises StoreBusy, apsw.Error, OSError."""
-        self._deadline = deadline
+        self.deadline = deadline
         self.is_entered = True
         self._lock.lock(deadline)
-        self._path.check()
+        self._path.check_same_file()
         return self._connection or self._connect()
-
-    def extend_deadline(self, deadline: float) -> None:
-        """Set the time until which the current thread may wait for readers."""
-        self._deadline = deadline
 
     def begin(self, deadline: float) -> Transaction:
         """Begin a transaction. Raises StoreBusy, NewerFormat, apsw.Error, OSError."""
@@ -127,7 +124,7 @@ class WriteConnection:
         self.commit_attempted = True
         connection.execute("COMMIT")
         self._data_version = connection.data_version()
-        if self._pages >= self._next_checkpoint:
+        if self._log_pages >= self._next_checkpoint_pages:
             self._checkpoint(connection)
 
     @property
@@ -146,7 +143,7 @@ class WriteConnection:
             and not isinstance(error, StenologError)
         ):
             failure = commit_failure(error, action, system_errno=connection.system_errno)
-            self._discard()
+            self._close_connection()
         else:
             failure = write_failure(error, action)
         if failure is not error:
@@ -160,26 +157,26 @@ class WriteConnection:
             if connection is not None and connection.in_transaction:
                 connection.execute("ROLLBACK")
         except apsw.Error:
-            self._discard()
+            self._close_connection()
         finally:
             self._lock.unlock()
             self.is_entered = False
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
         """Checkpoint the log into the database; a failure only costs disk space."""
-        pages = self._pages
+        pages = self._log_pages
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
-        if pages >= _RESTART_PAGES:
+        if pages >= _LOG_RESTART_PAGES:
             # Overlapping readers prevent a restart of the log: wait for these readers.
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # guard: sqlite-log-bounded
-        self._deadline = time.monotonic() + _CHECKPOINT_TIMEOUT
+        self.deadline = time.monotonic() + _CHECKPOINT_SECONDS
         try:
             connection.wal_checkpoint(mode=mode)
         except apsw.BusyError:
             pass
         except apsw.Error as error:
             log_reports.warning("%s: the log could not be checkpointed: %s", self._file, error)
-        self._next_checkpoint = pages + _CHECKPOINT_PAGES
+        self._next_checkpoint_pages = pages + _CHECKPOINT_PAGES
 
     def _connect(self) -> apsw.Connection:
         connection = connect(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
@@ -199,25 +196,25 @@ class WriteConnection:
             close_quietly(connection)
             raise
         self._data_version = -1
-        self._pages, self._next_checkpoint = 0, _CHECKPOINT_PAGES
+        self._log_pages, self._next_checkpoint_pages = 0, _CHECKPOINT_PAGES
         self._connection = connection
         return connection
 
-    def _on_busy(self, _times: int) -> bool:
+    def _on_busy(self, _attempts: int) -> bool:
         """Wait for a lock. SQLite calls this only if another program writes or uses the log."""
         self.lock_waits += 1
-        if time.monotonic() >= self._deadline:
+        if time.monotonic() >= self.deadline:
             return False
-        time.sleep(_BUSY_POLL)
+        time.sleep(_BUSY_POLL_SECONDS)
         return True
 
     def _on_log_growth(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        if pages < self._pages:
-            self._next_checkpoint = _CHECKPOINT_PAGES
-        self._pages = pages
+        if pages < self._log_pages:
+            self._next_checkpoint_pages = _CHECKPOINT_PAGES
+        self._log_pages = pages
         return apsw.SQLITE_OK
 
-    def _discard(self) -> None:
+    def _close_connection(self) -> None:
         """Close the connection; the next turn opens a new connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -225,10 +222,10 @@ class WriteConnection:
 
     def close(self) -> None:
         """Close the connection and the gate."""
-        self._discard()
+        self._close_connection()
         self._lock.close()
 
-    def abandon(self) -> None:
+    def abandon_in_child(self) -> None:
         """In a forked child: keep the parent's connection open, without using it."""
         if self._connection is not None:
             keep_forever(self._connection)
@@ -262,14 +259,12 @@ def read_version(connection: apsw.Connection, file: Path) -> int:
 
 
 MAX_READERS: Final = 8
-_PERMIT_POLL: Final = 0.001
+_PERMIT_POLL_SECONDS: Final = 0.001
 """Poll interval of a thread that waits for a connection, in seconds."""
 
 
 class ReadConnection:
     """A read connection."""
-
-    __slots__ = ("_file", "_opened_state", "_version", "connection")
 
     def __init__(self, file: Path, settings: Settings) -> None:
         self._file = file
@@ -291,7 +286,8 @@ class ReadConnection:
             if not settings.leave_no_files:
                 return connect(self._file, settings, apsw.SQLITE_OPEN_READONLY)
             if _has_log(self._file):
-                # A reader of the log would create its index, and write its position there.
+                # A normal reader of the log would create its index (`-shm`) and write its position
+                # there.
                 address = f"file:{quote(str(self._file))}?readonly_shm=1"
                 return connect(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         except apsw.IOError as error:
@@ -324,7 +320,7 @@ class ReadConnection:
         """Return whether the connection sees all stored data. Raises OSError."""
         return self._opened_state is None or not (self._has_changed() or _has_log(self._file))
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise StoreUnavailable if the file changed during the read."""
         if self._opened_state is not None and self._has_changed():
             raise StoreUnavailable(f"{self._file} was changed while it was read; try again")
@@ -332,7 +328,7 @@ class ReadConnection:
     def _has_changed(self) -> bool:
         return _file_state(self._file) != self._opened_state
 
-    def end(self) -> None:
+    def end_transaction(self) -> None:
         """End the transaction. Raises apsw.Error."""
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
@@ -376,8 +372,8 @@ class _Permit:
 class ReadPool:
     """A pool of read connections."""
 
-    def __init__(self, place: DatabasePath, settings: Settings) -> None:
-        self._path = place
+    def __init__(self, path: DatabasePath, settings: Settings) -> None:
+        self._path = path
         self._settings = settings
         self._permits: set[weakref.ref[_Permit]] = set()
         self._idle: list[ReadConnection] = []
@@ -385,16 +381,16 @@ class ReadPool:
         self._paused = False
 
     @contextmanager
-    def reader(self) -> Iterator[ReadConnection]:
+    def lend_reader(self) -> Iterator[ReadConnection]:
         """Lend a connection to one thread. Raises StoreBusy, apsw.Error, OSError."""
         permit = self._acquire_permit()
         try:
-            self._path.check()
+            self._path.check_same_file()
             reader = self._idle_reader() or ReadConnection(self._path.path, self._settings)
             try:
                 yield reader
             finally:
-                self._return(reader)
+                self._take_back(reader)
         finally:
             permit.release()
             if self._closed:
@@ -410,7 +406,7 @@ class ReadPool:
             permit.release()
             if time.monotonic() >= deadline:
                 raise StoreBusy(f"{self._path.path}: too many reads at once")
-            time.sleep(_PERMIT_POLL)
+            time.sleep(_PERMIT_POLL_SECONDS)
 
     def _idle_reader(self) -> ReadConnection | None:
         with suppress(IndexError):  # no idle connection
@@ -421,9 +417,9 @@ class ReadPool:
                 close_quietly(reader.connection)
         return None
 
-    def _return(self, reader: ReadConnection) -> None:
+    def _take_back(self, reader: ReadConnection) -> None:
         try:
-            reader.end()
+            reader.end_transaction()
             self._idle.append(reader)
         except apsw.Error:
             close_quietly(reader.connection)
@@ -435,18 +431,18 @@ class ReadPool:
             with suppress(IndexError):
                 close_quietly(self._idle.pop().connection)
 
-    def pause(self, seconds: float) -> None:
+    def pause_lending(self, seconds: float) -> None:
         """Stop lending connections, and wait up to `seconds` until all are returned."""
         deadline = time.monotonic() + seconds
         self._paused = True
         while self._permits and time.monotonic() < deadline:
-            time.sleep(_PERMIT_POLL)
+            time.sleep(_PERMIT_POLL_SECONDS)
 
-    def resume(self) -> None:
+    def resume_lending(self) -> None:
         """Lend connections again."""
         self._paused = False
 
-    def abandon(self) -> None:
+    def abandon_in_child(self) -> None:
         """In a forked child: keep the parent's connections open, without using them."""
         for reader in self._idle:
             keep_forever(reader.connection)

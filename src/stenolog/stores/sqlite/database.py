@@ -26,7 +26,7 @@ from stenolog.errors import (
     copy_error,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.disk import make_private, write_problem
+from stenolog.stores.disk import create_private_folder, write_problem
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sqlite import database_file, schema
 from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
@@ -35,7 +35,7 @@ from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
 from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
 from stenolog.stores.sqlite.transactions import Transaction
 
-_FORK_TIMEOUT: Final = 1.0
+_FORK_WAIT_SECONDS: Final = 1.0
 _DRIVER_ERRORS: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)
 
 T = TypeVar("T")
@@ -53,9 +53,9 @@ class Database:
         self.closed = False
         self._create_connections()
         try:
-            self._open()
+            self._prepare_file()
         except BaseException:
-            self._release()
+            self._close_connections()
             raise
         for problem in self.problems():
             log_reports.warning("%s", problem)
@@ -69,7 +69,7 @@ class Database:
         self._writer = WriteConnection(self._path, self.settings)
         self._readers = ReadPool(self._path, self.settings)
 
-    def _open(self) -> None:
+    def _prepare_file(self) -> None:
         action = f"opening {self.file}"
         # Check the header first, so that no file is created next to another program's file.
         header = database_file.read_header(self.file)
@@ -79,9 +79,9 @@ class Database:
             raise StoreUnavailable(f"{action}: there is no such file")
         try:
             if not self.settings.read_only:
-                make_private(self.file.parent)
-                self._writer.prepare(self._deadline())
-            with self.read():
+                create_private_folder(self.file.parent)
+                self._writer.prepare_database(self._deadline())
+            with self.read_transaction():
                 pass
         except (apsw.Error, OSError) as error:
             raise read_failure(error, action) from error
@@ -89,14 +89,14 @@ class Database:
     def problems(self) -> list[str]:
         """Return warnings about problems that do not prevent the use of the database."""
         try:
-            return database_file.problems(self.file) + known_bugs(self.settings.sqlite_version)
+            return database_file.find_problems(self.file) + known_bugs(self.settings.sqlite_version)
         except OSError as error:
             return [str(read_failure(error, f"looking at {self.file}"))]
 
     # --- writing -----------------------------------------------------------------------------
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def write_transaction(self) -> Iterator[Transaction]:
         """Open a write transaction, committed at the end or rolled back after any error.
 
         Raises StoreBusy, NotStored, MaybeStored, and any error raised inside the `with`.
@@ -121,7 +121,7 @@ class Database:
                 connection = self._writer.enter(deadline)
                 connection.execute("VACUUM")  # guard: sqlite-purge-vacuum
                 # The rewrite may have taken long; wait for readers with a full timeout.
-                self._writer.extend_deadline(self._deadline())
+                self._writer.deadline = self._deadline()
                 # guard: sqlite-purge-log
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except (apsw.Error, OSError) as error:
@@ -129,7 +129,7 @@ class Database:
 
     @contextmanager
     def _exclusive_turn(self) -> Iterator[float]:
-        """Hold a turn; yield the deadline of the turn."""
+        """Hold the right to write, which no other caller shares; yield the deadline."""
         self.check_writable()
         deadline = self._deadline()
         try:
@@ -154,31 +154,31 @@ class Database:
         """
         if self.closed or self.settings.read_only:
             self.check_writable()
-        queue, mine = self._queue, QueuedWrite(work)
+        queue, caller = self._queue, QueuedWrite(work)
         acquired = False
         try:
-            queue.waiting.append(mine)
-            if queue.is_first(mine):
+            queue.waiting.append(caller)
+            if queue.is_first(caller):
                 # guard: sqlite-queue-lock-not-awaited
                 (acquired,) = map(queue.lock.acquire, (False,))
             if acquired:
-                if queue.withdraw(mine):  # guard: sqlite-shared-work-done-once
+                if queue.withdraw(caller):  # guard: sqlite-shared-work-done-once
                     return self._run_alone(work)
                 # Another thread has done this work since the queue was checked.
                 acquired = False
                 queue.lock.release()
-            result: T = self._run_queued(mine)
+            result: T = self._run_queued(caller)
             return result
         finally:
             if acquired:
                 queue.lock.release()
             if queue.waiting or self.commit_events or self.closed:
-                mine.done = True
-                # Ctrl-C may have left `mine` in the queue. The code is inline, as in
+                caller.done = True
+                # Ctrl-C may have left `caller` in the queue. The code is inline, as in
                 # `WriteQueue.wait_for_turn`.
-                if mine in queue.waiting:
+                if caller in queue.waiting:
                     try:  # noqa: SIM105
-                        queue.waiting.remove(mine)
+                        queue.waiting.remove(caller)
                     except ValueError:
                         pass
                 self._after_turn()
@@ -203,13 +203,13 @@ class Database:
                 writer.leave()
         return result
 
-    def _run_queued(self, mine: QueuedWrite) -> Any:
+    def _run_queued(self, caller: QueuedWrite) -> Any:
         """Wait in the queue, and share a transaction with other callers if possible."""
-        mine.deadline = self._deadline()
-        self._queue.wait_for_turn(mine, self._run_group, mine.deadline)
-        if mine.error is not None:
-            raise mine.error
-        return mine.result
+        caller.deadline = self._deadline()
+        self._queue.wait_for_turn(caller, self._run_group, caller.deadline)
+        if caller.error is not None:
+            raise caller.error
+        return caller.result
 
     def _run_group(self, group: list[QueuedWrite]) -> None:
         """Do the work of all callers. Unfinished callers have stored nothing."""
@@ -242,7 +242,7 @@ class Database:
                 # waited.
                 transaction = writer.begin(min(group[0].deadline, self._deadline()))
                 for caller in group:
-                    caller.run(transaction)
+                    caller.run_work(transaction)
                 writer.commit()
             except (apsw.Error, OSError, UnicodeDecodeError, StenologError) as error:
                 failure = writer.convert_error(error)
@@ -257,8 +257,8 @@ class Database:
             return False
         if isinstance(failure, StoreBusy) and not writer.commit_attempted:
             # The other callers continue to wait until their deadlines.
-            present = time.monotonic()
-            group = [caller for caller in group if caller is group[0] or caller.deadline <= present]
+            now = time.monotonic()
+            group = [caller for caller in group if caller is group[0] or caller.deadline <= now]
         if interruption is None or writer.commit_attempted:
             _finish_group(group, failure)
         if interruption is not None:
@@ -270,7 +270,7 @@ class Database:
         for signal in self.commit_events:
             signal.set()
         if self.closed:
-            self._release()
+            self._close_connections()
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
@@ -288,7 +288,7 @@ class Database:
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
         problems = [] if reason is None else [reason]
-        if free < database_file.LOW_DISK:
+        if free < database_file.LOW_DISK_BYTES:
             problems.append(f"only {free:,} bytes are free at {self.file}; free some space")
         return free, problems
 
@@ -306,16 +306,16 @@ class Database:
     # --- reading -----------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[Transaction]:
+    def read_transaction(self) -> Iterator[Transaction]:
         """Open a read transaction on one moment's data. Raises StoreUnavailable, DamagedStore."""
         self.check_open()
         try:
-            with self._readers.reader() as reader:
+            with self._readers.lend_reader() as reader:
                 try:
                     yield reader.begin()
-                    reader.check()
+                    reader.check_unchanged()
                 except (apsw.Error, StenologError):
-                    reader.check()
+                    reader.check_unchanged()
                     raise
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise read_failure(error, f"reading {self.file}") from error
@@ -323,7 +323,7 @@ class Database:
     @property
     def is_outdated(self) -> bool:
         """Whether the tables have an older schema, which only a writable store migrates."""
-        with self.read() as transaction:
+        with self.read_transaction() as transaction:
             [(version,)] = transaction.execute("PRAGMA user_version")
             return bool(version < schema.newest_version())
 
@@ -336,7 +336,7 @@ class Database:
             _databases.discard(self)
             self._after_turn()
 
-    def _release(self) -> None:
+    def _close_connections(self) -> None:
         self._readers.close()
         # If another thread has the turn, that thread calls this method afterwards.
         if self._queue.lock.acquire(blocking=False):
@@ -351,19 +351,19 @@ class Database:
         Return whether the writers' queue was stopped. A thread that forks within its own
         transaction does not stop the queue, because it would wait for itself.
         """
-        self._readers.pause(_FORK_TIMEOUT)
-        return self._queue.lock.acquire(timeout=_FORK_TIMEOUT)
+        self._readers.pause_lending(_FORK_WAIT_SECONDS)
+        return self._queue.lock.acquire(timeout=_FORK_WAIT_SECONDS)
 
     def after_fork_in_parent(self, *, stopped: bool) -> None:
         """Resume the writers and readers."""
         if stopped:
             self._queue.lock.release()
-        self._readers.resume()
+        self._readers.resume_lending()
 
     def after_fork_in_child(self) -> None:
         """Open new connections, because a connection belongs to the process that opened it."""
-        self._writer.abandon()
-        self._readers.abandon()
+        self._writer.abandon_in_child()
+        self._readers.abandon_in_child()
         # A thread of the parent may have held locks inside the old objects.
         self.closed = False
         self._create_connections()
@@ -406,7 +406,5 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )

@@ -16,11 +16,11 @@ import apsw
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import find_catalogs
-from stenolog.stores.disk import network_kind, open_descriptor, replace_file
+from stenolog.stores.disk import network_filesystem, open_descriptor, replace_file
 from stenolog.stores.sqlite.sqlite_errors import read_failure
 
 APPLICATION_ID: Final = 0x53544E4F  # the bytes "STNO"
-LOW_DISK: Final = 64 * 1024 * 1024
+LOW_DISK_BYTES: Final = 64 * 1024 * 1024
 """Free bytes below which `health` reports a problem, before writes fail."""
 COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-gate", "-next")
 """Suffixes of the files next to the database."""
@@ -87,11 +87,11 @@ def read_header(file: Path) -> bytes | None:
         raise DamagedStore(f"opening {file}: it is not a regular file")
     try:
         flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
-        opened = apsw.VFSFile("", str(file), flags)
+        vfs_file = apsw.VFSFile("", str(file), flags)
         try:
-            return opened.xRead(min(100, opened.xFileSize()), 0)
+            return vfs_file.xRead(min(100, vfs_file.xFileSize()), 0)
         finally:
-            opened.xClose()
+            vfs_file.xClose()
     except apsw.Error as error:
         raise read_failure(error, f"opening {file}") from error
 
@@ -131,7 +131,7 @@ class DatabasePath:
         self._name = str(path)
         self._identity: tuple[int, int] | None = None
 
-    def check(self) -> None:
+    def check_same_file(self) -> None:
         """Raise StoreUnavailable if the path is another file now, OSError if the file is missing.
 
         Writes to the removed file would be lost, and the log next to the new file belongs to the
@@ -150,12 +150,8 @@ class DatabasePath:
 # --- warnings --------------------------------------------------------------------------------
 
 
-def problems(file: Path) -> list[str]:
+def find_problems(file: Path) -> list[str]:
     """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
-    return [*_permission_problems(file), *_network_problems(file)]
-
-
-def _permission_problems(file: Path) -> list[str]:
     # The folder may be shared, for example a project folder. Only the database files must be
     # private.
     problems = []
@@ -168,28 +164,22 @@ def _permission_problems(file: Path) -> list[str]:
                     f"{path} has mode {mode:04o}, so other users can read your sessions; "
                     f"run: chmod 600 {path}"
                 )
+    kind = network_filesystem(file.parent)
+    if kind:
+        problems.append(
+            f"{file} is on a network file system ({kind}): SQLite's write-ahead log does "
+            "not work there; use a local disk, or PostgreSQL for many machines"
+        )
     return problems
-
-
-def _network_problems(file: Path) -> list[str]:
-    kind = network_kind(file.parent)
-    if not kind:
-        return []
-    return [
-        f"{file} is on a network file system ({kind}): SQLite's write-ahead log does "
-        "not work there; use a local disk, or PostgreSQL for many machines"
-    ]
 
 
 def free_bytes(file: Path) -> int:
     """Return the free space in bytes. Raises OSError."""
-    room = os.statvfs(file.parent)
-    return room.f_bavail * room.f_frsize
+    file_system = os.statvfs(file.parent)
+    return file_system.f_bavail * file_system.f_frsize
 
 
-_Version = tuple[int, int, int]
-
-_WAL_RESET: Final = (
+_WAL_RESET_WARNING: Final = (
     "SQLite {} can lose committed transactions when a checkpoint meets a writer (the WAL-reset "
     "bug, fixed in 3.51.3, 3.50.7 and 3.44.6); install a newer apsw"
 )
@@ -197,15 +187,10 @@ _WAL_RESET: Final = (
 
 def known_bugs(version: str) -> list[str]:
     """Return the known bugs of this version of SQLite, as sentences."""
-    number = _number(version)
+    number = (*map(int, version.split(".")), 0, 0)[:3]
     is_fixed = (
         number >= (3, 51, 3)
         or (3, 50, 7) <= number < (3, 51, 0)
         or (3, 44, 6) <= number < (3, 45, 0)
     )
-    return [] if is_fixed or number < (3, 7, 0) else [_WAL_RESET.format(version)]
-
-
-def _number(version: str) -> _Version:
-    major, minor, patch, *_ = (*map(int, version.split(".")), 0, 0)
-    return major, minor, patch
+    return [] if is_fixed or number < (3, 7, 0) else [_WAL_RESET_WARNING.format(version)]

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -27,15 +27,15 @@ from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import create_session
 from stenolog.stores.sqlite import processes
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
-from stenolog.stores.state import blank
+from stenolog.stores.state import blank_state
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.database import Database
 
-FOLLOW_POLL: Final = 0.03
+FOLLOW_POLL_SECONDS: Final = 0.03
 """Interval at which a follower polls for commits of other processes, in seconds."""
-_LEASE_POLL: Final = 0.005
-_CLOCK_TOLERANCE: Final = 2.0
+_LEASE_POLL_SECONDS: Final = 0.005
+_CLOCK_TOLERANCE_SECONDS: Final = 2.0
 """Seconds by which the clock may be set back without freeing earlier leases."""
 _ALLOCATE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
 
@@ -47,45 +47,30 @@ class SQLiteDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
+        self.settings = database.settings
         self.damage: DamageReports = database.damage
         self.check_open = database.check_open
         self.check_writable = database.check_writable
+        self.read_transaction = database.read_transaction
+        self.write_transaction = database.write_transaction
         self.close = database.close
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the database was opened read-only."""
-        return self.database.settings.read_only
-
-    @property
-    def busy_timeout(self) -> float:
-        """Maximum time that a call waits for other writers, in seconds."""
-        return self.database.settings.busy_timeout
 
     # --- transactions ------------------------------------------------------------------------
 
     def run_read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work`, which only reads, on the data of one moment."""
-        with self.database.read() as transaction:
+        with self.read_transaction() as transaction:
             return work(transaction)
 
     def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on the data of one moment."""
-        with self.database.read() as transaction:
+        with self.read_transaction() as transaction:
             return work(transaction, self.damage)
-
-    def read(self) -> AbstractContextManager[Transaction]:
-        """Open a read transaction."""
-        return self.database.read()
 
     def run_write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a write transaction."""
-        with self.database.write() as transaction:
+        with self.write_transaction() as transaction:
             return work(transaction)
-
-    def write(self) -> AbstractContextManager[Transaction]:
-        """Open a write transaction."""
-        return self.database.write()
 
     # --- appends -----------------------------------------------------------------------------
 
@@ -108,7 +93,7 @@ class SQLiteDialect:
 
         def work(transaction: Transaction) -> int:
             if lease is not None:
-                lease.check(transaction)
+                lease.check_held(transaction)
             return _append(transaction, namespace, key, batch)
 
         return self.database.run_shared(work)
@@ -125,7 +110,7 @@ class SQLiteDialect:
 
         def work(transaction: Transaction) -> None:
             if lease is not None:
-                lease.check(transaction)
+                lease.check_held(transaction)
             for index, batch in group:
                 try:
                     first = _append(transaction, namespace, key, batch)
@@ -145,7 +130,7 @@ class SQLiteDialect:
         """Do nothing: each commit wakes the followers of this process; other processes poll."""
 
     @contextmanager
-    def listening(
+    def listen_for_changes(
         self, _namespace: str, _key: str, /
     ) -> Iterator[tuple[Callable[[float], object], float]]:
         """Return a function that waits for a commit of this process, and the maximum wait.
@@ -153,8 +138,8 @@ class SQLiteDialect:
         By default a commit is on the disk before readers see it, so a power cut cannot remove
         messages that were yielded.
         """
-        signal, bells = threading.Event(), self.database.commit_events
-        bells.append(signal)
+        signal, events = threading.Event(), self.database.commit_events
+        events.append(signal)
 
         def wait(seconds: float) -> None:
             signal.wait(seconds)
@@ -162,9 +147,9 @@ class SQLiteDialect:
             signal.clear()
 
         try:
-            yield wait, FOLLOW_POLL
+            yield wait, FOLLOW_POLL_SECONDS
         finally:
-            bells.remove(signal)
+            events.remove(signal)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -173,15 +158,7 @@ class SQLiteDialect:
         self, _namespace: str, _key: str, /
     ) -> Iterator[Callable[[float], object]]:
         """Return a function that waits for a few milliseconds."""
-        yield lambda seconds: time.sleep(min(_LEASE_POLL, seconds))
-
-    def lease_holder(self, row: Row) -> str | None:
-        """Return a description of the holder of a lease; None if the lease is free."""
-        name, *lease = row
-        if not _is_held(*lease):
-            return None
-        since = lease[1]
-        return f"{name.decode(errors='replace')}, since {since.decode(errors='replace')}"
+        yield lambda seconds: time.sleep(min(_LEASE_POLL_SECONDS, seconds))
 
     def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row is held."""
@@ -191,9 +168,9 @@ class SQLiteDialect:
         """Acquire the lease and return its epoch; 0 if another holder was faster."""
         epoch = 0
         try:
-            with self.database.write() as transaction:
+            with self.database.write_transaction() as transaction:
                 # guard: sqlite-one-lease-holder
-                if find_holder(self, transaction, namespace, key) is not None:
+                if find_holder(transaction, self, namespace, key) is not None:
                     return 0
                 transaction.run("end_lease_of", namespace, key)
                 [(epoch,)] = transaction.run(
@@ -205,33 +182,33 @@ class SQLiteDialect:
                     time.time() + ttl,
                     _format_holder(leases.name, ttl),
                 )
-                leases.add(key, epoch)
+                leases.add_lease(key, epoch)
         except BaseException:
             # The lease was not committed, and another lease may get its epoch.
-            leases.forget(key, epoch)
+            leases.forget_lease(key, epoch)
             raise
         return int(epoch)
 
     def renew_lease(self, leases: StoreLeases, key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
-        with self.database.write() as transaction:
+        with self.database.write_transaction() as transaction:
             until, holder = time.time() + ttl, _format_holder(leases.name, ttl)
-            renewed = transaction.run("renew_lease", epoch, now(), until, holder)
-            if not renewed or not leases.confirm(key, epoch):
+            renewed_rows = transaction.run("renew_lease", epoch, now(), until, holder)
+            if not renewed_rows or not leases.confirm_renewal(key, epoch):
                 raise LeaseLost(key, epoch)
 
     def release_leases(self, epochs: Sequence[int]) -> None:
         """Release these leases."""
-        with self.database.write() as transaction:
+        with self.database.write_transaction() as transaction:
             transaction.run_many("end_leases", ((epoch,) for epoch in epochs))
 
     # --- purge and health --------------------------------------------------------------------
 
-    def erase(self) -> tuple[str, ...]:
+    def erase_purged_bytes(self) -> tuple[str, ...]:
         """Rewrite the file and empty its log after a purge; return where bytes remain."""
         database = self.database
         try:
-            with database.read() as transaction:
+            with database.read_transaction() as transaction:
                 [(last_purge,)] = transaction.run("last_purge")
             if last_purge is None:
                 return ()
@@ -243,7 +220,7 @@ class SQLiteDialect:
             except (OSError, StoreBusy) as error:
                 return (f"the catalog of {database.file} still contains it: {error}; purge again",)
             database.rewrite()
-            with database.write() as transaction:
+            with database.write_transaction() as transaction:
                 # Keep the rows of purges that other processes have started since then.
                 transaction.run("end_purge", last_purge)
         except StoreBusy:
@@ -255,26 +232,26 @@ class SQLiteDialect:
     def health(self) -> Health:
         """Return whether writes are expected to work."""
         problems = self.database.problems()
-        with self.database.read() as transaction:
+        with self.database.read_transaction() as transaction:
             if transaction.unfinished_purges():
                 problems.append("a purge was interrupted; purge again to finish it")
-        free, errors = self.database.disk_space()
-        return Health(ok=not errors, free_bytes=free, problems=(*errors, *problems))
+        free_bytes, errors = self.database.disk_space()
+        return Health(ok=not errors, free_bytes=free_bytes, problems=(*errors, *problems))
 
 
 def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:
     """Append a batch and return its first seq. Raises OnceConflict before it writes."""
     once, payloads = batch.once, batch.payloads
     if once is not None:
-        known = _find_stored(transaction, namespace, key, once, payloads)
-        if known:
-            return known
+        stored_seq = _find_stored(transaction, namespace, key, once, payloads)
+        if stored_seq:
+            return stored_seq
     at, count, size = now(), len(payloads), sum(map(len, payloads))
     rows = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, count, size)))
     if rows:
         [(session, last)] = rows
     else:
-        state = blank(key, os.urandom(8).hex(), 1, at)
+        state = blank_state(key, os.urandom(8).hex(), 1, at)
         session, last = create_session(transaction, namespace, state, count, size), count
     first: int = last - count + 1
     times = batch.times or [at] * count
@@ -291,8 +268,8 @@ def _find_stored(
     for session, first, count in transaction.execute(
         SQL["find_token"], (namespace, key, token_bytes(once))
     ):
-        stored = transaction.execute(SQL["bodies"], (session, first, first + count - 1))
-        if [body for (body,) in stored] != list(payloads):
+        bodies = transaction.execute(SQL["bodies"], (session, first, first + count - 1))
+        if [body for (body,) in bodies] != list(payloads):
             raise OnceConflict(key, once, first)
         return int(first)
     return 0
@@ -324,22 +301,22 @@ class _LeaseHolder(Struct, frozen=True):
 
 def _parse_holder(text: bytes) -> _LeaseHolder | None:
     process, _, store = text.decode(errors="replace").rpartition(" ")
-    parsed = processes.parse(process)
-    if parsed is None:
+    holder_process = processes.parse_process(process)
+    if holder_process is None:
         return None
     name, _, until = store.partition("@")
     try:
-        return _LeaseHolder(parsed, name, float(until) if until else None)
+        return _LeaseHolder(holder_process, name, float(until) if until else None)
     except ValueError:
-        return _LeaseHolder(parsed, name, None)
+        return _LeaseHolder(holder_process, name, None)
 
 
 def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
     """Return whether the holder certainly no longer uses an unexpired lease."""
-    here = processes.current()
-    if holder is None or here is None or not here.can_check(holder.process):
+    current = processes.current_process()
+    if holder is None or current is None or not current.can_check(holder.process):
         return False
-    if holder.process == here:
+    if holder.process == current:
         leases = LEASES_BY_STORE.get(holder.name)
         return leases is None or not leases.is_active(epoch)
     return processes.has_ended(holder.process)
@@ -353,21 +330,21 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
     """
     if isinstance(expires, float) and expires <= 0:
         return False  # the lease was released
-    here = processes.current()
-    is_local = holder is not None and here is not None and here.shares_clock(holder.process)
+    current = processes.current_process()
+    is_local = holder is not None and current is not None and current.shares_clock(holder.process)
     until = holder.until if holder is not None and is_local else None
     if until is not None:  # guard: sqlite-lease-clock
         return time.monotonic() < until
     wall_time = time.time()
     try:
         # A time in the future means that the clock was ahead, perhaps by years.
-        acquired = datetime.fromisoformat(since.decode()).timestamp()
-        return acquired - _CLOCK_TOLERANCE < wall_time < expires
+        acquired_at = datetime.fromisoformat(since.decode()).timestamp()
+        return acquired_at - _CLOCK_TOLERANCE_SECONDS < wall_time < expires
     except (ValueError, TypeError):  # the row is damaged
         return False
 
 
 def _format_holder(name: str, ttl: float) -> str:
     """Return the row's description of a store that acquires a lease now."""
-    here = processes.current()
-    return "" if here is None else f"{here} {name}@{time.monotonic() + ttl:.6f}"
+    current = processes.current_process()
+    return "" if current is None else f"{current} {name}@{time.monotonic() + ttl:.6f}"

@@ -35,10 +35,10 @@ def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) 
     except DamagedStore as error:
         return Report(sessions=0, findings=(_opening_finding(error),))
     try:
-        with database.read() as transaction:
+        with database.read_transaction() as transaction:
             findings = list(_file_findings(database.file, transaction, version))
-            sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-        return Report(sessions=sessions, findings=(*findings, *damaged))
+            sessions, damage_findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
+        return Report(sessions=sessions, findings=(*findings, *damage_findings))
     except DamagedStore as error:
         return Report(sessions=0, findings=(_damage_finding(str(error)),))
     finally:
@@ -61,20 +61,17 @@ def repair(file: str | os.PathLike[str]) -> list[RepairResult]:
 
 
 def _opening_finding(error: DamagedStore) -> Finding:
-    match error:
-        case ForeignLog():
-            kind, advice = "foreign file", "Name another file."
-        case NewerFormat():
-            kind, advice = "newer format", "Upgrade stenolog."
-        case _:
-            return _damage_finding(str(error))
-    return Finding(kind=kind, meaning=str(error), advice=advice)
+    if isinstance(error, ForeignLog):
+        return Finding(kind="foreign file", meaning=str(error), advice="Name another file.")
+    if isinstance(error, NewerFormat):
+        return Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog.")
+    return _damage_finding(str(error))
 
 
 def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterator[Finding]:
     for meaning in known_bugs(version):
         yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
-    for meaning in database_file.problems(file):
+    for meaning in database_file.find_problems(file):
         yield Finding(
             kind="wide permissions",
             meaning=meaning,

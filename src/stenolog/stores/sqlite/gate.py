@@ -27,12 +27,12 @@ from stenolog.errors import MaybeStored, StenologError, StoreBusy
 from stenolog.stores.disk import CLOSED, open_descriptor
 
 _RECHECK_SECONDS: Final = 0.02
-_MAX_COMMIT_WAIT: Final = 30.0
-_MAX_GROUP: Final = 256
-_GATE_POLL: Final = 0.0001
-_NEXT_POLL: Final = 0.001
+_MAX_COMMIT_SECONDS: Final = 30.0
+_MAX_GROUP_SIZE: Final = 256
+_GATE_POLL_SECONDS: Final = 0.0001
+_NEXT_POLL_SECONDS: Final = 0.001
 _OVERTAKE_SECONDS: Final = 0.2
-"""Seconds after which a waiting process may overtake the next process, which may be stopped."""
+"""Seconds after which a process overtakes the first in the queue, which may be suspended."""
 
 
 class QueuedWrite:
@@ -51,7 +51,7 @@ class QueuedWrite:
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
 
-    def run(self, transaction: Any) -> None:
+    def run_work(self, transaction: Any) -> None:
         """Do the work of this caller. An error concerns only this caller."""
         self.error = None
         if self.work is not None:
@@ -84,87 +84,82 @@ class WriteQueue:
         self._group: list[QueuedWrite] = []
         """Callers whose work a thread is doing now."""
 
-    def enter(
-        self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None], deadline: float
-    ) -> None:
-        """Join the queue, and return when the work is done. Raises StoreBusy, MaybeStored.
-
-        Either another thread does the work, or this thread calls `run_group` with a group whose
-        first member is `mine`. `run_group` must finish all members.
-        """
-        self.waiting.append(mine)
-        self.wait_for_turn(mine, run_group, deadline)
-
     def wait_for_turn(
-        self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None], deadline: float
+        self, caller: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None], deadline: float
     ) -> None:
-        """Do the same as `enter` for a caller that is already in the queue."""
+        """Wait in the queue until the work is done. Raises StoreBusy, MaybeStored.
+
+        `caller` is already in `waiting`. Either another thread does the work, or this thread calls
+        `run_group` with a group whose first member is `caller`; it must finish all members.
+        """
         try:
-            while not mine.done:
-                if not (self.is_first(mine) and self._try_to_run_group(mine, run_group)):
-                    mine.wait()
-                    self._check(mine, deadline)
+            while not caller.done:
+                if not (self.is_first(caller) and self._try_to_run_group(caller, run_group)):
+                    caller.wait()
+                    self._check_deadline(caller, deadline)
         finally:
-            # The code is inline: Ctrl-C may strike on the way into a function, and `mine` would
-            # stay first.
-            if not mine.done and mine in self.waiting:
+            # The code is inline: Ctrl-C may strike on the way into a function, and `caller`
+            # would stay first.
+            if not caller.done and caller in self.waiting:
                 try:  # noqa: SIM105
-                    self.waiting.remove(mine)
+                    self.waiting.remove(caller)
                 except ValueError:
                     pass
-            mine.done = True  # no thread does the work of a caller that has left
+            caller.done = True  # no thread does the work of a caller that has left
             self.wake_next()
 
     def _try_to_run_group(
-        self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]
+        self, caller: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]
     ) -> bool:
         """Run a group; return False if another thread acquired the lock first."""
         acquired = False
         try:
             (acquired,) = map(self.lock.acquire, (False,))
-            if acquired and not mine.done:
-                self._run_group(mine, run_group)
+            if acquired and not caller.done:
+                self._run_group(caller, run_group)
         finally:
             if acquired:
                 self.lock.release()
         return acquired
 
-    def _run_group(self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]) -> None:
+    def _run_group(
+        self, caller: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]
+    ) -> None:
         """Do the work of a group.
 
         Callers that were not finished return to the head of the queue.
         """
         try:
-            self._form_group(mine)
+            self._form_group(caller)
             run_group(self._group)
         finally:
-            unfinished = [write for write in self._group if write is not mine and not write.done]
+            unfinished = [write for write in self._group if write is not caller and not write.done]
             self.waiting[:0] = [write for write in unfinished if write not in self.waiting]
             self._group = []
 
     @contextmanager
     def exclusive_turn(self, deadline: float) -> Iterator[None]:
         """Hold a turn that no other caller shares. Raises StoreBusy."""
-        mine = QueuedWrite()
+        caller = QueuedWrite()
         acquired = False
         try:
-            self.waiting.append(mine)
+            self.waiting.append(caller)
             while True:
-                if self.is_first(mine):
+                if self.is_first(caller):
                     (acquired,) = map(self.lock.acquire, (False,))
                 if acquired:
                     break
-                mine.wait()
-                self._check(mine, deadline)
-            self.withdraw(mine)
+                caller.wait()
+                self._check_deadline(caller, deadline)
+            self.withdraw(caller)
             yield
         finally:
             if acquired:
                 self.lock.release()
             # The code is inline, as in `wait_for_turn`.
-            if mine in self.waiting:
+            if caller in self.waiting:
                 try:  # noqa: SIM105
-                    self.waiting.remove(mine)
+                    self.waiting.remove(caller)
                 except ValueError:
                     pass
             self.wake_next()
@@ -174,20 +169,20 @@ class WriteQueue:
         with suppress(IndexError):  # the queue is empty
             self.waiting[0].wake()
 
-    def is_first(self, mine: QueuedWrite) -> bool:
-        """Return whether `mine` is first in the queue and no thread is working."""
+    def is_first(self, caller: QueuedWrite) -> bool:
+        """Return whether `caller` is first in the queue and no thread is working."""
         # Serve callers in order of arrival: otherwise a caller that returns immediately would
         # always be first.
-        return self.waiting[:1] == [mine] and not self.lock.locked()
+        return self.waiting[:1] == [caller] and not self.lock.locked()
 
-    def _form_group(self, mine: QueuedWrite) -> None:
-        """Take `mine` and the next callers whose work can be shared.
+    def _form_group(self, caller: QueuedWrite) -> None:
+        """Take `caller` and the next callers whose work can be shared.
 
         Each caller is recorded before it leaves the queue, so that Ctrl-C cannot lose a caller.
         """
-        self._group = [mine]
-        self.withdraw(mine)
-        while self.waiting and len(self._group) < _MAX_GROUP:
+        self._group = [caller]
+        self.withdraw(caller)
+        while self.waiting and len(self._group) < _MAX_GROUP_SIZE:
             following = self.waiting[0]
             if following.work is None:
                 break
@@ -203,13 +198,13 @@ class WriteQueue:
             return False
         return True
 
-    def _check(self, mine: QueuedWrite, deadline: float) -> None:
-        late = time.monotonic() - deadline
-        if mine.done or late < 0:
+    def _check_deadline(self, caller: QueuedWrite, deadline: float) -> None:
+        late_seconds = time.monotonic() - deadline
+        if caller.done or late_seconds < 0:
             return
-        if self.withdraw(mine):
+        if self.withdraw(caller):
             raise StoreBusy("other writers of this process held the database too long")
-        if late > _MAX_COMMIT_WAIT and not mine.done:
+        if late_seconds > _MAX_COMMIT_SECONDS and not caller.done:
             raise MaybeStored("its transaction has not finished")
 
 
@@ -236,7 +231,7 @@ class ProcessLock:
             return  # do not queue again: the next process waits for this process
         try:
             if self._become_next(deadline):
-                self._gate.acquire(_GATE_POLL, deadline)  # guard: sqlite-gate
+                self._gate.acquire(_GATE_POLL_SECONDS, deadline)  # guard: sqlite-gate
             self._is_locked = True
         finally:
             self._next.release()
@@ -246,15 +241,15 @@ class ProcessLock:
 
         Raises the errors of `lock`.
         """
-        started = time.monotonic()
-        overtake_at = started + min(_OVERTAKE_SECONDS, (deadline - started) / 2)
-        while not self._next.run():
+        start_time = time.monotonic()
+        overtake_at = start_time + min(_OVERTAKE_SECONDS, (deadline - start_time) / 2)
+        while not self._next.try_acquire():
             now = time.monotonic()
             if now >= deadline:
                 raise self._next.timeout_error()
-            if now >= overtake_at and self._gate.run():
+            if now >= overtake_at and self._gate.try_acquire():
                 return False
-            time.sleep(_NEXT_POLL)
+            time.sleep(_NEXT_POLL_SECONDS)
         return True
 
     def unlock(self) -> None:
@@ -271,20 +266,18 @@ class ProcessLock:
 class _FileLock:
     """A flock on one file, which is created at the first use."""
 
-    __slots__ = ("_descriptor", "_path")
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = CLOSED
 
     def acquire(self, pause: float, deadline: float) -> None:
         """Poll until the lock is acquired. Raises StoreBusy, OSError."""
-        while not self.run():
+        while not self.try_acquire():
             if time.monotonic() >= deadline:
                 raise self.timeout_error()
             time.sleep(pause)
 
-    def run(self) -> bool:
+    def try_acquire(self) -> bool:
         """Try once to acquire the lock; return whether that worked. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
-_PROC: Final = Path("/proc")
+_PROC_FOLDER: Final = Path("/proc")
 _NAMESPACE_PIDS: Final = re.compile(r"^NSpid:\t(.*)$", re.MULTILINE)
 _ENDED_STATES: Final = ("Z", "X", "x")
 """States in /proc of a process that has ended, even if its parent has not collected it yet."""
@@ -31,28 +32,23 @@ class Process(Struct, frozen=True):
     """Number of the PID namespace."""
     time_namespace: str
     """Number of the time namespace."""
-    number: int
-    started: int
+    pid: int
+    start_time: int
+    """Start time in clock ticks since the boot."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.boot} {self.pid_namespace} {self.time_namespace} {self.number} {self.started}"
-        )
+        return " ".join(map(str, astuple(self)))
 
     def can_check(self, other: "Process") -> bool:
         """Return whether this process can find out whether another process has ended."""
-        return (self.boot, self.pid_namespace, self.time_namespace) == (
-            other.boot,
-            other.pid_namespace,
-            other.time_namespace,
-        )
+        return self.shares_clock(other) and self.pid_namespace == other.pid_namespace
 
     def shares_clock(self, other: "Process") -> bool:
         """Return whether two processes share a monotonic clock: same boot and time namespace."""
         return (self.boot, self.time_namespace) == (other.boot, other.time_namespace)
 
 
-def current() -> Process | None:
+def current_process() -> Process | None:
     """Return the current process; None if the system does not provide enough information."""
     try:
         return _current()
@@ -62,17 +58,17 @@ def current() -> Process | None:
 
 @cache
 def _current() -> Process:
-    number = os.getpid()
+    pid = os.getpid()
     # If /proc belongs to other namespaces, /proc has another number for this process, or several.
-    [numbers] = _NAMESPACE_PIDS.findall((_PROC / "self/status").read_text(errors="replace"))
-    if numbers != str(number):
-        raise ValueError(numbers)
+    [pids] = _NAMESPACE_PIDS.findall((_PROC_FOLDER / "self/status").read_text(errors="replace"))
+    if pids != str(pid):
+        raise ValueError(pids)
     return Process(
-        boot=(_PROC / "sys/kernel/random/boot_id").read_text().strip(),
-        pid_namespace=str((_PROC / "self/ns/pid").readlink()),
+        boot=(_PROC_FOLDER / "sys/kernel/random/boot_id").read_text().strip(),
+        pid_namespace=str((_PROC_FOLDER / "self/ns/pid").readlink()),
         time_namespace=_time_namespace(),
-        number=number,
-        started=_read_stat(number)[0],
+        pid=pid,
+        start_time=_read_stat(pid)[0],
     )
 
 
@@ -82,16 +78,16 @@ os.register_at_fork(after_in_child=_current.cache_clear)
 
 def _time_namespace() -> str:
     try:
-        return str((_PROC / "self/ns/time").readlink())
+        return str((_PROC_FOLDER / "self/ns/time").readlink())
     except FileNotFoundError:  # a kernel without time namespaces
         return "-"
 
 
-def parse(text: str) -> Process | None:
+def parse_process(text: str) -> Process | None:
     """Parse the text form of a process; None if it is invalid."""
     try:
-        boot, pid_namespace, time_namespace, number, started = text.split(" ")
-        return Process(boot, pid_namespace, time_namespace, int(number), int(started))
+        boot, pid_namespace, time_namespace, pid, start_time = text.split(" ")
+        return Process(boot, pid_namespace, time_namespace, int(pid), int(start_time))
     except ValueError:
         return None
 
@@ -99,27 +95,27 @@ def parse(text: str) -> Process | None:
 def has_ended(process: Process) -> bool:
     """Return whether a process that the current process can check has certainly ended."""
     try:
-        os.kill(process.number, 0)
+        os.kill(process.pid, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
         pass  # another user owns the process
     try:
-        started, ended = _read_stat(process.number)
+        start_time, is_ended = _read_stat(process.pid)
     except (OSError, ValueError, IndexError):
         return False  # the system hides the process
-    return ended or started != process.started
+    return is_ended or start_time != process.start_time
 
 
-def _read_stat(number: int) -> tuple[int, bool]:
+def _read_stat(pid: int) -> tuple[int, bool]:
     """Return the start time of a process and whether it has ended.
 
     Raises OSError, ValueError, IndexError.
     """
-    text = (_PROC / str(number) / "stat").read_text(errors="replace")
+    text = (_PROC_FOLDER / str(pid) / "stat").read_text(errors="replace")
     # The process name, in brackets, may contain any characters. The field after the name is the
     # third field.
     fields = text.rpartition(")")[2].split()
-    state, threads, started = fields[0], int(fields[17]), int(fields[19])
+    state, thread_count, start_time = fields[0], int(fields[17]), int(fields[19])
     # If only the first thread has ended, the process looks ended, but its other threads still run.
-    return started, state in _ENDED_STATES and threads <= 1
+    return start_time, state in _ENDED_STATES and thread_count <= 1

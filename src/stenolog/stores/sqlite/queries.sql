@@ -1,4 +1,4 @@
--- Every statement on sessions, under the names by which the code asks for it.
+-- The statements on sessions. The code runs them by name.
 
 -- --- one session -------------------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ WHERE id = ?1;
 INSERT INTO state (session, body) VALUES (?1, ?5)
 ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
--- A blob is above every text.
+-- Every blob is greater than every text.
 -- name: list_keys
 SELECT CAST(key AS BLOB)
 FROM session
@@ -34,15 +34,15 @@ WHERE namespace = ?1 AND deleted IS NULL AND key >= ?2 AND key > ?3 AND key < if
 ORDER BY key
 LIMIT ?5;
 
--- `updated` tells apart two databases of one origin, of which one was put in the other's place: the
--- catalog lies beside the file.
+-- `updated` is part of the stamp because the file may be replaced by an older copy of itself. The
+-- catalog is a separate file and must notice the replacement.
 -- name: stamps
 SELECT CAST(key AS BLOB),
        CAST(uid || ':' || version || ':' || updated AS BLOB)  -- guard: sqlite-stamp-has-time
 FROM session
 WHERE namespace = ?1 AND deleted IS NULL;
 
--- One step in each index for each: there may be many sessions in a namespace.
+-- One index lookup per namespace, because a namespace may have many sessions.
 -- name: namespaces
 WITH RECURSIVE step (namespace) AS (
     VALUES ('')
@@ -87,7 +87,7 @@ SELECT body FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY s
 -- name: messages
 SELECT seq, at, body, crc FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY seq;
 
--- The same where a time may be damaged: text that is none cannot be read as text.
+-- The same for messages whose time may be damaged: the driver cannot return invalid UTF-8 as text.
 -- name: raw_messages
 SELECT seq, CAST(at AS BLOB), body, crc
 FROM message
@@ -178,7 +178,9 @@ DELETE FROM purge WHERE id <= ?1;
 -- --- leases ------------------------------------------------------------------------------------
 
 -- name: find_lease
-SELECT CAST(holder AS BLOB), epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease
+SELECT CAST(holder AS BLOB), CAST(since AS BLOB),
+       epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB)
+FROM lease
 WHERE namespace = ?1 AND key = ?2;
 
 -- name: leases
@@ -242,7 +244,8 @@ ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
 -- --- snapshots ---------------------------------------------------------------------------------
 
--- In the stamp the versions begin again with each row, and the ids with each new file.
+-- The stamp has four values, because versions restart with each new row, and ids with each new
+-- file.
 -- name: list_snapshots
 SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB),
        CAST(uid || ':' || id || ':' || version || ':' || updated AS BLOB), last_seq,
@@ -257,7 +260,7 @@ FROM session
 WHERE namespace = ?1 AND deleted IS NULL
 ORDER BY living, 1, id;
 
--- A uid is there once in all namespaces of the file.
+-- A uid is unique in the file, across all namespaces.
 -- name: find_uid, lock_uid
 SELECT session.id, session.key, session.created, session.updated, session.last_seq, session.bytes,
        session.fork_of, state.body, NULL, session.namespace, session.version, session.deleted,

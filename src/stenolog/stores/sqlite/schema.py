@@ -6,44 +6,36 @@ temporary views that show older tables in the newest form. Only that connection 
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 import apsw
 
 from stenolog.stores import log_reports
+from stenolog.stores.sql.scripts import numbered_scripts
 from stenolog.stores.sqlite.database_file import APPLICATION_ID
 
-_WAL: Final = b"\2\2"
-_FORMAT: Final = slice(18, 20)
+_FOLDER: Final = Path(__file__).parent
+_WAL_FORMAT: Final = b"\2\2"
+_FORMAT_BYTES: Final = slice(18, 20)
 """Position of the format bytes in a header: 2 and 2 mean write-ahead log."""
-_CATALOG_FILE: Final = 6
+_CATALOG_FILE_VERSION: Final = 6
 """Number of the schema that moved the catalog to a file; its script returns DROP statements."""
-_VIEWS: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
+_LIST_VIEWS_SQL: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
 @cache
 def migrations() -> Sequence[str]:
     """Return the migration scripts in order; the last number is the schema version."""
-    scripts = _numbered("schema")
-    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "a number is missing"
-    return [scripts[number] for number in sorted(scripts)]
+    return list(numbered_scripts(_FOLDER / "schema").values())
 
 
 @cache
 def views() -> Mapping[int, str]:
     """Return, for each schema number except the first, the views that replace its migration."""
-    scripts = _numbered("older")
-    assert sorted(scripts) == list(range(2, newest_version() + 1)), "a number is missing"
+    scripts = numbered_scripts(_FOLDER / "older", first=2)
+    assert max(scripts) == newest_version(), "a number is missing"
     return scripts
-
-
-def _numbered(folder: str) -> dict[int, str]:
-    return {
-        int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
-        for entry in (files(__package__) / folder).iterdir()
-        if entry.name.endswith(".sql")
-    }
 
 
 def newest_version() -> int:
@@ -60,13 +52,13 @@ def empty_database() -> bytes:
     """
     connection = apsw.Connection(":memory:")
     try:
-        run_script(connection, (files(__package__) / "schema.sql").read_text(encoding="utf-8"))
+        run_script(connection, (_FOLDER / "schema.sql").read_text(encoding="utf-8"))
         run_script(connection, f"PRAGMA user_version = {newest_version()}")
         run_script(connection, f"PRAGMA application_id = {APPLICATION_ID}")
         image = bytearray(connection.serialize("main"))
     finally:
         connection.close()
-    image[_FORMAT] = _WAL
+    image[_FORMAT_BYTES] = _WAL_FORMAT
     return bytes(image)
 
 
@@ -82,9 +74,9 @@ def drop_catalog(connection: apsw.Connection, version: int) -> None:
 
     A damaged table stays. It does not prevent opening the store or dropping the other tables.
     """
-    if version >= _CATALOG_FILE:
+    if version >= _CATALOG_FILE_VERSION:
         return
-    for (statement,) in list(connection.execute(migrations()[_CATALOG_FILE - 1])):
+    for (statement,) in list(connection.execute(migrations()[_CATALOG_FILE_VERSION - 1])):
         try:
             run_script(connection, statement)
         except (apsw.CorruptError, apsw.SQLError) as error:
@@ -100,7 +92,7 @@ def show_as_newest(connection: apsw.Connection, version: int) -> None:
     program may still use it.
     """
     run_script(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
-    for (name,) in list(connection.execute(_VIEWS)):
+    for (name,) in list(connection.execute(_LIST_VIEWS_SQL)):
         run_script(connection, f"DROP VIEW temp.{name}")
     for number in range(version + 1, newest_version() + 1):
         run_script(connection, views()[number])

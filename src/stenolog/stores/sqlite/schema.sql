@@ -1,8 +1,7 @@
--- The schema of a new database: what all numbered files together make of an empty one. A test
--- compares the two.
+-- The schema of a new database. It equals the result of all numbered files. A test compares both.
 
--- One row for each life of a session. It is small, because every append rewrites it; what is long
--- stands in `state`. Keys are compared by their bytes. `version` grows with every change.
+-- One row per session, including deleted ones. It is small, because every append rewrites it; long
+-- values are in `state`. Keys are compared by their bytes. `version` grows with every change.
 CREATE TABLE session (
     id        INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace TEXT    NOT NULL,
@@ -17,7 +16,7 @@ CREATE TABLE session (
     fork_of   TEXT
 ) STRICT;
 
--- A key lives at most once; of the deleted there may be many.
+-- At most one live session has a key; any number of deleted sessions may have it.
 CREATE UNIQUE INDEX session_live ON session (namespace, key) WHERE deleted IS NULL;
 CREATE INDEX session_deleted ON session (namespace, key) WHERE deleted IS NOT NULL;
 CREATE INDEX session_fork ON session (namespace, fork_of) WHERE fork_of IS NOT NULL;
@@ -28,9 +27,10 @@ CREATE TABLE state (
     body    BLOB NOT NULL
 ) STRICT;
 
--- The caller's object, byte for byte. With a rowid, because without one a message of 1,500 bytes
--- takes three times its size; and with a name for it, or VACUUM would give out new ones. `crc` is
--- that of seq and body (damage.py); NULL where the message is older than this column.
+-- The caller's message, byte for byte. The table has a rowid, because without one a message of 1,500
+-- bytes takes three times its size. The rowid has a name, because VACUUM would change unnamed ones.
+-- `crc` is the checksum of seq and body (transactions.py); NULL for a message that is older than this
+-- column.
 CREATE TABLE message (
     id      INTEGER PRIMARY KEY,
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
@@ -41,7 +41,7 @@ CREATE TABLE message (
     UNIQUE (session, seq)
 ) STRICT;
 
--- A token may hold a lone surrogate, which no text of SQLite's can: hence bytes.
+-- Idempotency keys. They are bytes, because a text of SQLite cannot contain a lone surrogate.
 CREATE TABLE token (
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
     token   BLOB    NOT NULL,
@@ -50,8 +50,8 @@ CREATE TABLE token (
     PRIMARY KEY (session, token)
 ) STRICT, WITHOUT ROWID;
 
--- Every operation on what is in sight, as JSON: the summaries before, and what undo needs where it
--- is too long for `state`.
+-- Every change of visibility, summary or meta, as JSON: earlier summaries, and the values that undo
+-- needs and that are too long for `state`.
 CREATE TABLE change (
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
     number  INTEGER NOT NULL,
@@ -60,16 +60,16 @@ CREATE TABLE change (
     PRIMARY KEY (session, number)
 ) STRICT;
 
--- A row stands here from the moment that something is purged until its bytes are gone.
+-- A row exists from the start of a purge until the purged bytes are erased from the file.
 CREATE TABLE purge (
     id    INTEGER PRIMARY KEY,
     begun TEXT NOT NULL
 ) STRICT;
 
--- Whose turn it is in a session. By key and not by life: a turn outlasts a session that is deleted
--- and made anew. An epoch is never given out twice, in the whole database, so that a holder has
--- lost its lease exactly when the row of its epoch is gone. `process` says by which others see that
--- the holder itself is gone (processes.py); empty where nothing can be said.
+-- Leases. A lease belongs to a key, because a turn may outlast a session that is deleted and created
+-- again. An epoch is never used twice in the database: a holder has lost its lease exactly if the row
+-- of its epoch is gone. `process` identifies the holder's process, so that other processes notice its
+-- end (processes.py); empty if it is unknown.
 CREATE TABLE lease (
     epoch     INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace TEXT NOT NULL,
@@ -81,8 +81,7 @@ CREATE TABLE lease (
     UNIQUE (namespace, key)
 ) STRICT;
 
--- Whoever keeps something beside the sessions sees by a number that it is out of date, without a
--- look at all of them.
+-- Change markers. A cache of session data compares their numbers to notice that it is outdated.
 CREATE TABLE mark (
     namespace TEXT    NOT NULL,
     name      TEXT    NOT NULL,

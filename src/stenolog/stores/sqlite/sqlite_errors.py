@@ -6,19 +6,12 @@ from typing import Final
 
 import apsw
 
-from stenolog.errors import (
-    DamagedStore,
-    MaybeStored,
-    NotStored,
-    StenologError,
-    StoreBusy,
-    StoreUnavailable,
-)
+from stenolog.errors import DamagedStore, MaybeStored, StenologError, StoreBusy, StoreUnavailable
 from stenolog.stores.disk import READ_ONLY_DISK
+from stenolog.stores.sql.dialect import RETRY_ADVICE, not_stored
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FULL: Final = "the disk is full; free some space, then try again"
-_RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
+_DISK_FULL_REASON: Final = "the disk is full; free some space, then try again"
 
 
 def read_failure(error: Exception, action: str) -> StenologError:
@@ -37,19 +30,16 @@ def read_failure(error: Exception, action: str) -> StenologError:
                 f"{action}: the tables are damaged or were changed ({error}); "
                 "run `steno doctor` for details"
             )
-    return StoreUnavailable(f"{action}: {_reason(error)}")
+    return StoreUnavailable(f"{action}: {_reason_text(error)}")
 
 
 def write_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a failure before the commit, which stored nothing."""
-    failure = read_failure(error, action)
-    if type(failure) is StoreUnavailable:
-        return NotStored(f"{failure}. Nothing of it was stored")
-    return failure
+    return not_stored(read_failure(error, action))
 
 
 def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> StenologError:
-    """Return the error for a failed commit; `number` is the system's errno.
+    """Return the error for a failed commit; `system_errno` is the errno of the failed call.
 
     A commit that failed for lack of space, or because of a lock, stored nothing. After any other
     error, above all a failed sync, the next reader of the log may find the transaction complete.
@@ -59,7 +49,7 @@ def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> S
     if system_errno in _NO_SPACE and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE:
         return write_failure(OSError(system_errno, os.strerror(system_errno)), action)
     # guard: sqlite-failed-commit-unknown
-    return MaybeStored(f"{action}: {_reason(error)}. {_RETRY}")
+    return MaybeStored(f"{action}: {_reason_text(error)}. {RETRY_ADVICE}")
 
 
 def is_no_space_for_index(error: apsw.Error) -> bool:
@@ -68,16 +58,16 @@ def is_no_space_for_index(error: apsw.Error) -> bool:
     return code in (apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMOPEN)
 
 
-def _reason(error: Exception) -> str:
+def _reason_text(error: Exception) -> str:
     match error:
         case apsw.FullError():
-            return _FULL
+            return _DISK_FULL_REASON
         case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
             return f"{error}; check the permissions of the file and its folder"
         case apsw.CantOpenError():
             return "the file cannot be opened; check that it exists, and its permissions"
         case apsw.IOError() if is_no_space_for_index(error):
-            return f"{_FULL} ({_error_code(error)})"
+            return f"{_DISK_FULL_REASON} ({_error_code(error)})"
         case apsw.IOError():
             return f"{error} ({_error_code(error)}); check the disk and the system log"
         case OSError():

@@ -16,7 +16,7 @@ from stenolog.stores.sqlite.dialect import SQLiteDialect
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.database import Database
 
-BUSY_TIMEOUT: Final = 5.0
+BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KB: Final = 2048
 MAX_CACHE_KB: Final = 2**31 - 1
 """Largest cache size in KiB that SQLite accepts."""
@@ -28,7 +28,7 @@ class SQLiteStore(SQLStore):
     `busy_timeout`: maximum wait for other writers, in seconds. `synchronous`: with "normal", a
     power cut may lose the last messages, but no other data. `cache_kb`: page cache of each of at
     most nine connections, in KiB. `read_only`: change no data. SQLite may still need to create its
-    log files next to the database. `leave_no_files`: with `read_only`, create none of them either.
+    log files next to the database. `leave_no_files`: with `read_only`, SQLite creates none.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SQLiteStore(SQLStore):
         namespace: str = "sessions",
         read_only: bool = False,
         leave_no_files: bool = False,
-        busy_timeout: float = BUSY_TIMEOUT,
+        busy_timeout: float = BUSY_TIMEOUT_SECONDS,
         synchronous: Literal["full", "normal"] = "full",
         cache_kb: int = CACHE_KB,
     ) -> None:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.resources import files
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
@@ -21,28 +21,20 @@ from msgspec import Raw
 from stenolog.records import Message, Span, State, decode_object
 from stenolog.stores import spans
 from stenolog.stores.sql.rows import MAX_SEQ, now, parse_iso, parse_time
+from stenolog.stores.sql.scripts import named_statements
 
 if TYPE_CHECKING:
     import apsw
 
-_NAMES: Final = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILINE)
 _PARAMETER: Final = re.compile(r"\?(\d+)")
 
 
-def _load() -> dict[str, list[str]]:
-    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
-    _, *parts = _NAMES.split(text)
-    return {
-        name: [statement.strip() for statement in statements.split(";")[:-1]]
-        for names, statements in zip(parts[::2], parts[1::2], strict=True)
-        for name in names.split(", ")
-    }
-
-
-_STATEMENTS: Final = _load()
+_STATEMENTS: Final = named_statements(
+    Path(__file__).with_name("queries.sql").read_text(encoding="utf-8")
+)
 SQL: Final = {name: statements[0] for name, statements in _STATEMENTS.items()}
 """The first statement of each name."""
-FURTHER_SQL: Final = {name: found[1:] for name, found in _STATEMENTS.items() if found[1:]}
+FURTHER_SQL: Final = {name: sql[1:] for name, sql in _STATEMENTS.items() if sql[1:]}
 """Further statements of the names that have several statements."""
 PARAMETER_COUNTS: Final = {
     statement: max(map(int, _PARAMETER.findall(statement)), default=0)
@@ -54,12 +46,10 @@ PARAMETER_COUNTS: Final = {
 
 Row = tuple[Any, ...]
 
+# The function is `crc32` itself: every message is checked when it is read, and a wrapper would
+# double the time. The checksum does not cover the time of the message.
 checksum = crc32
-"""`checksum(body, seq)` is stored with each message.
-
-The function is `crc32` itself: every message is checked when it is read, and a wrapper would double
-the time. The checksum does not cover the time of the message.
-"""
+"""Function whose result `checksum(body, seq)` is stored with each message."""
 
 _MESSAGES, _RAW_MESSAGES, _ADD_MESSAGE = SQL["messages"], SQL["raw_messages"], SQL["add_message"]
 
@@ -122,12 +112,12 @@ class Transaction:
         """Return the intact messages with these seqs, with `hidden` set according to `state`."""
         build = _visible_messages if state is None else partial(_messages_with_hidden, state=state)
         try:
-            return build(self._rows(_MESSAGES, session, seqs))
+            return build(self._message_rows(_MESSAGES, session, seqs))
         except (ValueError, TypeError):  # guard: sqlite-bad-time
             # A damaged row cannot be read as text.
-            return build(readable_rows(self._rows(_RAW_MESSAGES, session, seqs)))
+            return build(readable_rows(self._message_rows(_RAW_MESSAGES, session, seqs)))
 
-    def _rows(self, sql: str, session: int, seqs: Sequence[Span]) -> Iterable[Row]:
+    def _message_rows(self, sql: str, session: int, seqs: Sequence[Span]) -> Iterable[Row]:
         return chain.from_iterable(self.execute(sql, (session, first, end)) for first, end in seqs)
 
     def intact_messages(
@@ -148,8 +138,7 @@ class Transaction:
     def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body."""
         self.executemany(
-            _ADD_MESSAGE,
-            ((session, seq, at, body, checksum(body, seq)) for seq, at, body in rows),
+            _ADD_MESSAGE, ((session, seq, at, body, checksum(body, seq)) for seq, at, body in rows)
         )
 
     # --- savepoints and purges ---------------------------------------------------------------

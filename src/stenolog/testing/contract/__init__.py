@@ -5,7 +5,7 @@ contract and the tests of each engine cover them. P3 has a separate contract, be
 engine knows how to damage a record.
 """
 
-from stenolog.testing.contract.append_contract import Appends, Tokens, UnknownKeys
+from stenolog.testing.contract.append_contract import Appends, IdempotencyKeys, UnknownKeys
 from stenolog.testing.contract.concurrency_contract import Following, Writers
 from stenolog.testing.contract.damage_contract import DamageContract, DamagedRecord
 from stenolog.testing.contract.history_contract import Checkpoints, Hiding, Reading, Replacing
@@ -28,7 +28,7 @@ class StoreContract(
     Replacing,
     Checkpoints,
     Undoing,
-    Tokens,
+    IdempotencyKeys,
     Lossless,
     Keys,
     Writers,

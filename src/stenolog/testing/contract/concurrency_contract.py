@@ -2,39 +2,33 @@
 
 # ruff: noqa: D102 - the name of a test describes it
 
-import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
-from threading import Barrier, Event, Semaphore, Thread
+from threading import Barrier, Semaphore, Thread
 from typing import Any
 
 import pytest
 
 from stenolog.errors import SessionDeleted, StaleCheckpoint, UsageError
 from stenolog.stores.base import Store
-from stenolog.testing.contract.open_store_base import Opened, hidden, say, shown, user
+from stenolog.testing.contract.open_store_base import (
+    ContractPart,
+    append,
+    assert_session,
+    hidden_seqs,
+    repeating,
+    thread_pool,
+    user_message,
+    user_messages,
+    visible_texts,
+)
 
 THREADS = 64
-EACH = 40
-PATIENCE = 20
+MESSAGES_PER_THREAD = 40
+HANG_SECONDS = 20
 """Seconds after which a follower that yields nothing counts as hanging."""
 
 
-@contextmanager
-def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool with a very short switch interval."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            yield pool
-    finally:
-        sys.setswitchinterval(before)
-
-
-class Writers(Opened):
+class Writers(ContractPart):
     """Many concurrent callers."""
 
     def test_p7_messages_of_64_threads_are_stored_in_order(self, store: Store) -> None:
@@ -42,93 +36,80 @@ class Writers(Opened):
 
         def write(writer: int) -> list[int]:
             start.wait()
-            return [store.add_message("a", "user", [writer, number]) for number in range(EACH)]
+            return [
+                store.add_message("a", "user", [writer, number])
+                for number in range(MESSAGES_PER_THREAD)
+            ]
 
-        with threads(THREADS) as pool:
+        with thread_pool(THREADS) as pool:
             seqs = list(pool.map(write, range(THREADS)))
 
         by_seq = {message.seq: message.content for message in store.get_history("a")}
-        assert sorted(by_seq) == list(range(1, THREADS * EACH + 1))
-        for writer, own in enumerate(seqs):
-            assert own == sorted(own)
-            assert [by_seq[seq] for seq in own] == [[writer, number] for number in range(EACH)]
+        assert sorted(by_seq) == list(range(1, THREADS * MESSAGES_PER_THREAD + 1))
+        for writer, writer_seqs in enumerate(seqs):
+            assert writer_seqs == sorted(writer_seqs)
+            assert [by_seq[seq] for seq in writer_seqs] == [
+                [writer, number] for number in range(MESSAGES_PER_THREAD)
+            ]
 
     def test_p7_readers_see_complete_batches_in_order_during_writes_and_compaction(
         self, store: Store
     ) -> None:
-        done = Event()
         writers = 8
 
         def write(writer: int) -> None:
             for number in range(20):
-                store.add_messages("a", [user(f"{writer}.{number}.{part}") for part in "abc"])
+                store.add_messages(
+                    "a", [user_message(f"{writer}.{number}.{part}") for part in "abc"]
+                )
 
-        def read() -> int:
-            rounds = 0
-            while not done.is_set() or not rounds:
-                seqs = [message.seq for message in store.get_history("a", full=True)]
-                assert seqs == list(range(1, len(seqs) + 1))
-                assert len(seqs) % 3 == 0
-                rounds += 1
-            return rounds
+        def read() -> None:
+            seqs = [message.seq for message in store.get_history("a", full=True)]
+            assert seqs == list(range(1, len(seqs) + 1))
+            assert len(seqs) % 3 == 0
 
-        def tidy() -> int:
-            rounds = 0
-            while not done.is_set() or not rounds:
-                end = len(store.get_history("a", full=True))
-                store.checkpoint("a", summary=f"up to {end}", upto=end)
-                store.compact("a")
-                rounds += 1
-            return rounds
+        def summarize_and_compact() -> None:
+            end = len(store.get_history("a", full=True))
+            store.checkpoint("a", summary=f"up to {end}", upto=end)
+            store.compact("a")
 
-        with threads(writers + 3) as pool:
-            beside = [pool.submit(read), pool.submit(read), pool.submit(tidy)]
-            try:
-                list(pool.map(write, range(writers)))
-            finally:
-                done.set()
-            assert all(future.result() for future in beside)
+        with repeating(read, read, summarize_and_compact), thread_pool(writers) as pool:
+            list(pool.map(write, range(writers)))
 
-        found = [message.content for message in store.get_history("a", full=True)]
-        assert len(found) == writers * 20 * 3
+        texts = [message.content for message in store.get_history("a", full=True)]
+        assert len(texts) == writers * 20 * 3
         for writer in range(writers):
-            own = [text for text in found if text.startswith(f"{writer}.")]
-            assert own == [f"{writer}.{number}.{part}" for number in range(20) for part in "abc"]
+            assert [text for text in texts if text.startswith(f"{writer}.")] == [
+                f"{writer}.{number}.{part}" for number in range(20) for part in "abc"
+            ]
 
     def test_p5_checkpoints_during_writes_hide_only_messages_up_to_their_seq(
         self, store: Store
     ) -> None:
-        done = Event()
+        floor = 0
 
         def write(writer: int) -> None:
             for number in range(25):
                 store.add_message("a", "user", f"{writer}.{number}")
 
-        def summarise() -> int:
-            floor = 0
-            while not done.is_set():
-                read = store.get_history("a")
-                if len(read) > 3:
-                    upto = read[-3].seq
-                    store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=floor)
-                    floor = upto
-                    assert store.get_history("a")[:2] == read[-2:]
-            return floor
+        def summarize() -> None:
+            nonlocal floor
+            read = store.get_history("a")
+            if len(read) > 3:
+                upto = read[-3].seq
+                store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=floor)
+                floor = upto
+                assert store.get_history("a")[:2] == read[-2:]
 
-        with threads(5) as pool:
-            summariser = pool.submit(summarise)
-            try:
-                list(pool.map(write, range(4)))
-            finally:
-                done.set()
-            floor = summariser.result()
+        with repeating(summarize), thread_pool(4) as pool:
+            list(pool.map(write, range(4)))
 
-        assert hidden(store, "a") == list(range(1, floor + 1))
+        assert hidden_seqs(store, "a") == list(range(1, floor + 1))
         assert store.info("a").count == 100
         assert store.get_summary("a") == (f"to {floor}" if floor else "")
 
     def test_p7_one_of_several_checkpoints_on_the_same_floor_succeeds(self, store: Store) -> None:
-        store.add_messages("a", [user(str(number)) for number in range(10)])
+        store.add_messages("a", [user_message(str(number)) for number in range(10)])
         start = Barrier(8)
 
         def checkpoint(upto: int) -> bool:
@@ -139,12 +120,11 @@ class Writers(Opened):
                 return False
             return True
 
-        with threads(8) as pool:
+        with thread_pool(8) as pool:
             won = list(pool.map(checkpoint, range(1, 9)))
         assert won.count(True) == 1
         floor = won.index(True) + 1
-        assert store.info("a").floor == floor
-        assert store.get_summary("a") == f"to {floor}"
+        assert_session(store, "a", floor=floor, summary=f"to {floor}")
 
     def test_p12_message_with_one_idempotency_key_from_many_threads_is_stored_once(
         self, store: Store
@@ -156,9 +136,9 @@ class Writers(Opened):
             start.wait()
             return store.add_message("a", "user", "x", once="t")
 
-        with threads(16) as pool:
+        with thread_pool(16) as pool:
             assert list(pool.map(write, range(16))) == [2] * 16
-        assert shown(store, "a") == ["before", "x"]
+        assert visible_texts(store, "a") == ["before", "x"]
 
     def test_p6_threads_on_different_sessions_do_not_affect_each_other(self, store: Store) -> None:
         def write(number: int) -> None:
@@ -167,109 +147,109 @@ class Writers(Opened):
                 store.add_message(key, "user", f"{text}{number}")
             store.set_summary(key, f"about {number}")
 
-        with threads(32) as pool:
+        with thread_pool(32) as pool:
             list(pool.map(write, range(64)))
         for number in range(64):
-            assert shown(store, f"user:{number}") == [f"{text}{number}" for text in "abc"]
+            assert visible_texts(store, f"user:{number}") == [f"{text}{number}" for text in "abc"]
             assert store.get_summary(f"user:{number}") == f"about {number}"
         assert len(store.list_sessions(prefix="user:")) == 64
 
 
 class _Follower:
-    """A thread that reads messages until it has enough, or no more arrive.
+    """A thread that follows a session until it has received `count` messages.
 
-    It is a daemon, so that a hanging thread fails its test and not the complete run.
+    The thread is a daemon, so that a hanging thread fails its test and not the complete run.
     """
 
     def __init__(self, store: Store, key: str, count: int | None = None, *, after: int = 0) -> None:
         self._messages = store.follow(key, after=after)
         self._seqs: list[int] = []
         self._got = Semaphore(0)
-        self._thread = Thread(target=self._take, args=[count], daemon=True)
+        self._thread = Thread(target=self._receive, args=[count], daemon=True)
         self._thread.start()
 
-    def _take(self, count: int | None) -> None:
+    def _receive(self, count: int | None) -> None:
         for message in islice(self._messages, count):
             self._seqs.append(message.seq)
             self._got.release()
 
-    def has_got(self, count: int) -> None:
-        """Wait until it received `count` messages."""
+    def wait_for_messages(self, count: int) -> None:
+        """Wait until the thread has received `count` messages."""
         for _ in range(count):
-            assert self._got.acquire(timeout=PATIENCE), "nothing came"
+            assert self._got.acquire(timeout=HANG_SECONDS), "no message arrived"
 
     def seqs(self) -> list[int]:
-        """Return the received seqs, after it has ended."""
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "it is still waiting"
+        """Wait for the end of the thread, and return the received seqs."""
+        self._thread.join(HANG_SECONDS)
+        assert not self._thread.is_alive(), "the follower is still waiting"
         return self._seqs
 
 
-class Following(Opened):
+class Following(ContractPart):
     """`follow`."""
 
     def test_follow_starts_with_stored_messages_after_the_given_seq(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
-        found = list(store.follow("a", timeout=0))
-        assert [(m.seq, m.content) for m in found] == [(1, "1"), (2, "2"), (3, "3")]
+        append(store, "a", "1", "2", "3")
+        messages = [(m.seq, m.content) for m in store.follow("a", timeout=0)]
+        assert messages == [(1, "1"), (2, "2"), (3, "3")]
         assert [m.seq for m in store.follow("a", after=2, timeout=0)] == [3]
         assert list(store.follow("a", after=3, timeout=0)) == []
 
     @pytest.mark.parametrize("after", [None, 1.5, "1", True])
     def test_follow_requires_an_integer_for_after(self, store: Store, after: Any) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         with pytest.raises(UsageError, match="after must be"):
             store.follow("a", after=after, timeout=0)
 
     def test_follow_includes_hidden_and_archived_messages(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4", "5")
+        append(store, "a", "1", "2", "3", "4", "5")
         store.truncate_history("a", 3)
         store.compact("a")
         store.hide("a", 4, 4)
-        found = list(store.follow("a", timeout=0))
-        assert [(m.seq, m.content) for m in found] == [(n, str(n)) for n in range(1, 6)]
+        messages = [(m.seq, m.content) for m in store.follow("a", timeout=0)]
+        assert messages == [(seq, str(seq)) for seq in range(1, 6)]
         assert [m.seq for m in store.follow("a", after=1, timeout=0)] == [2, 3, 4, 5]
 
     def test_follow_ends_after_the_timeout_without_new_messages(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         assert [m.seq for m in store.follow("a", timeout=0.05)] == [1]
         assert list(store.follow("nobody", timeout=0.05)) == []
 
     def test_follow_returns_messages_appended_while_it_waits(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         follower = _Follower(store, "a", 4, after=1)
-        say(store, "a", "2")
-        store.add_messages("a", [user("3"), user("4")])
-        store.set_history("a", [user("5")])
+        append(store, "a", "2")
+        store.add_messages("a", user_messages("3", "4"))
+        store.set_history("a", user_messages("5"))
         assert follower.seqs() == [2, 3, 4, 5]
 
     def test_follow_waits_for_a_missing_session(self, store: Store) -> None:
         follower = _Follower(store, "later", 1)
-        say(store, "other", "not this one")
-        say(store, "later", "1")
+        append(store, "other", "not this one")
+        append(store, "later", "1")
         assert follower.seqs() == [1]
 
     def test_follow_waits_for_the_first_message_of_an_empty_session(self, store: Store) -> None:
         store.set_summary("a", "nothing was said yet")
         follower = _Follower(store, "a", 1)
-        say(store, "a", "1")
+        append(store, "a", "1")
         assert follower.seqs() == [1]
 
     def test_follow_with_a_uid_follows_only_that_session(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         uid = store.info("a").uid
         assert [m.seq for m in store.follow("a", after=1, uid=uid, timeout=0)] == [2]
         store.delete("a")
         with pytest.raises(SessionDeleted, match=r"was deleted$"):
             next(store.follow("a", after=1, uid=uid, timeout=0))
-        say(store, "a", "new 1", "new 2", "new 3")
+        append(store, "a", "new 1", "new 2", "new 3")
         with pytest.raises(SessionDeleted, match="another one has its key"):
             next(store.follow("a", after=2, uid=uid, timeout=0))
         assert [m.content for m in store.follow("a", timeout=0)] == ["new 1", "new 2", "new 3"]
 
     def test_several_followers_receive_all_messages(self, store: Store) -> None:
         followers = [_Follower(store, "a", 3) for _ in range(3)]
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         assert [follower.seqs() for follower in followers] == [[1, 2, 3]] * 3
 
     def test_p7_follow_returns_each_message_once_across_compaction(self, store: Store) -> None:
@@ -284,16 +264,16 @@ class Following(Opened):
         assert follower.seqs() == list(range(1, 101))
 
     def test_close_ends_every_follow(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         followers = [_Follower(store, "a", after=1), _Follower(store, "nobody")]
         listening = _Follower(store, "a")
-        listening.has_got(1)
+        listening.wait_for_messages(1)
         store.close()
         assert [follower.seqs() for follower in followers] == [[], []]
         assert listening.seqs() == [1]
 
     def test_follow_can_be_continued_after_the_last_received_seq(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4")
+        append(store, "a", "1", "2", "3", "4")
         first = [m.seq for m in islice(store.follow("a", timeout=0), 2)]
         rest = [m.seq for m in store.follow("a", after=first[-1], timeout=0)]
         assert first + rest == [1, 2, 3, 4]

@@ -10,14 +10,22 @@ from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo
 from stenolog.records import Trashed
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import SnapshotStore
-from stenolog.testing.contract.open_store_base import Opened, everything, hidden, say, shown
+from stenolog.testing.contract.open_store_base import (
+    ContractPart,
+    all_messages,
+    append,
+    assert_raises,
+    assert_session,
+    hidden_seqs,
+    visible_texts,
+)
 
 DamagedRecord = Literal["state", "change", "trash", "message"]
-"""What is damaged: the state of a session, the change that `undo` needs next, the state of a
+"""The damaged record: the state of a session, the change that `undo` needs next, the state of a
 deleted session, or message 2."""
 
 
-class DamageContract(Opened):
+class DamageContract(ContractPart):
     """A damaged record affects only itself, is reported, and can be deleted and purged."""
 
     @abstractmethod
@@ -27,9 +35,9 @@ class DamageContract(Opened):
         If the engine keeps copies of a record, all of them are damaged.
         """
 
-    def _damaged(self, store: Store, record: DamagedRecord) -> Store:
-        say(store, "a", *"12345")
-        say(store, "b", "other")
+    def _make_damaged(self, store: Store, record: DamagedRecord) -> Store:
+        append(store, "a", *"12345")
+        append(store, "b", "other")
         store.set_meta("a", title="A talk")
         store.set_summary("a", "long " * 2_000)
         store.hide("a", 2, 3)
@@ -45,79 +53,81 @@ class DamageContract(Opened):
     def test_p3_session_with_damaged_state_stays_readable(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with self._damaged(store, "state") as damaged:
-            assert [content for _, content, _ in everything(damaged, "a")] == [*"12345"]
-            assert (shown(damaged, "a"), hidden(damaged, "a")) == ([*"145"], [2, 3])
-            assert damaged.get_summary("a") == "so far"
+        with self._make_damaged(store, "state") as damaged:
+            assert [content for _, content, _ in all_messages(damaged, "a")] == [*"12345"]
+            assert_session(damaged, "a", visible=[*"145"], hidden=[2, 3], summary="so far")
             info = damaged.info("a")
             assert (info.last_seq, info.count, info.lost) == (5, 5, 0)
             assert info.meta == {"title": "A talk"}
             assert damaged.list_sessions() == ["a", "b"]
             assert [message.seq for message in damaged.follow("a", timeout=0)] == [1, 2, 3, 4, 5]
-            assert shown(damaged, "b") == ["other"]
+            assert visible_texts(damaged, "b") == ["other"]
         assert "steno doctor" in caplog.text
 
     def test_p3_append_to_session_with_damaged_state_is_readable(self, store: Store) -> None:
-        with self._damaged(store, "state") as damaged:
-            assert say(damaged, "a", "6") == [6]
+        with self._make_damaged(store, "state") as damaged:
+            assert append(damaged, "a", "6") == [6]
             assert damaged.add_message("a", "user", "7", once="seven") == 7
             assert damaged.add_message("a", "user", "7", once="seven") == 7
-            assert shown(damaged, "a") == [*"14567"]
+            assert visible_texts(damaged, "a") == [*"14567"]
 
     def test_p4_session_with_damaged_state_can_be_changed(self, store: Store) -> None:
-        with self._damaged(store, "state") as damaged:
+        with self._make_damaged(store, "state") as damaged:
             damaged.hide("a", 4, 4)
             damaged.set_meta("a", tags=["x"])
-            assert (shown(damaged, "a"), hidden(damaged, "a")) == (["1", "5"], [2, 3, 4])
+            assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == (
+                ["1", "5"],
+                [2, 3, 4],
+            )
             assert damaged.info("a").meta == {"title": "A talk", "tags": ["x"]}
             assert damaged.undo("a").op == "hide"
-            assert shown(damaged, "a") == [*"145"]
+            assert visible_texts(damaged, "a") == [*"145"]
 
     def test_p4_session_with_damaged_state_can_be_deleted_and_restored(self, store: Store) -> None:
-        with self._damaged(store, "state") as damaged:
+        with self._make_damaged(store, "state") as damaged:
             trashed = damaged.delete("a")
             assert (trashed.key, trashed.count) == ("a", 5)
             assert damaged.list_sessions() == ["b"]
             assert damaged.list_trash() == [trashed]
             damaged.restore("a")
-            assert (shown(damaged, "a"), hidden(damaged, "a")) == ([*"145"], [2, 3])
+            assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == ([*"145"], [2, 3])
 
     def test_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
-        with self._damaged(store, "state") as damaged:
+        with self._make_damaged(store, "state") as damaged:
             assert damaged.purge("a").messages == 5
             assert (damaged.list_sessions(), damaged.list_trash()) == (["b"], [])
-            assert everything(damaged, "a") == []
-            assert say(damaged, "a", "new") == [1]
+            assert all_messages(damaged, "a") == []
+            assert append(damaged, "a", "new") == [1]
 
     def test_messages_of_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
-        with self._damaged(store, "state") as damaged:
+        with self._make_damaged(store, "state") as damaged:
             assert damaged.purge("a", before=4).messages == 3
-            assert [seq for seq, _, _ in everything(damaged, "a")] == [4, 5]
+            assert [seq for seq, _, _ in all_messages(damaged, "a")] == [4, 5]
 
     def test_p4_damaged_state_of_a_fork_is_rebuilt(self, store: Store) -> None:
-        say(store, "source", *"12345")
+        append(store, "source", *"12345")
         store.checkpoint("source", summary="so far", upto=2)
         store.set_meta("source", title="A talk")
         store.fork("source", "a")
         with self.damage(store, "state", "a") as damaged:
-            assert shown(damaged, "a") == [*"345"]
+            assert visible_texts(damaged, "a") == [*"345"]
 
     def test_p4_damaged_state_after_a_purge_is_rebuilt(self, store: Store) -> None:
-        say(store, "a", *"123456")
+        append(store, "a", *"123456")
         store.set_summary("a", "so far")
         store.hide("a", 4, 4)
         store.purge("a", before=3)
         with self.damage(store, "state", "a") as damaged:
-            assert [seq for seq, _, _ in everything(damaged, "a")] == [3, 4, 5, 6]
+            assert [seq for seq, _, _ in all_messages(damaged, "a")] == [3, 4, 5, 6]
 
     def test_session_with_damaged_state_can_be_forked(self, store: Store) -> None:
-        with self._damaged(store, "state") as damaged:
+        with self._make_damaged(store, "state") as damaged:
             damaged.fork("a", "fork")
-            assert shown(damaged, "fork") == [*"145"]
+            assert visible_texts(damaged, "fork") == [*"145"]
 
     @pytest.mark.parametrize("record", ["state", "change"])
     def test_damaged_session_can_be_copied(self, store: Store, record: DamagedRecord) -> None:
-        with self._damaged(store, record) as damaged:
+        with self._make_damaged(store, record) as damaged:
             if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             [mark] = [mark for mark in damaged.list_snapshots() if mark.key == "a"]
@@ -129,59 +139,57 @@ class DamageContract(Opened):
     # --- changes -----------------------------------------------------------------------------
 
     def test_p8_undo_of_damaged_change_raises_damaged_store(self, store: Store) -> None:
-        with self._damaged(store, "change") as damaged:
+        with self._make_damaged(store, "change") as damaged:
             for _ in range(2):
                 with pytest.raises(DamagedStore, match=r"'a'.*steno doctor"):
                     damaged.undo("a")
-            assert (shown(damaged, "a"), hidden(damaged, "a")) == ([*"145"], [2, 3])
+            assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == ([*"145"], [2, 3])
 
     def test_purge_of_messages_drops_undo_steps_that_are_damaged(self, store: Store) -> None:
-        with self._damaged(store, "change") as damaged:
+        with self._make_damaged(store, "change") as damaged:
             assert damaged.purge("a", before=2).messages == 1
-            assert shown(damaged, "a") == ["4", "5"]
-            with pytest.raises(NothingToUndo):
-                damaged.undo("a")
+            assert visible_texts(damaged, "a") == ["4", "5"]
+            assert_raises(NothingToUndo, damaged.undo, "a")
 
     def test_p3_session_with_damaged_change_works_otherwise(self, store: Store) -> None:
-        with self._damaged(store, "change") as damaged:
-            assert say(damaged, "a", "6") == [6]
+        with self._make_damaged(store, "change") as damaged:
+            assert append(damaged, "a", "6") == [6]
             damaged.hide("a", 6, 6)
             assert damaged.undo("a").op == "hide"
-            assert shown(damaged, "a") == [*"1456"]
+            assert visible_texts(damaged, "a") == [*"1456"]
             damaged.delete("a")
             damaged.restore("a")
-            assert shown(damaged, "a") == [*"1456"]
+            assert visible_texts(damaged, "a") == [*"1456"]
             assert damaged.purge("a").messages == 6
             assert damaged.list_sessions() == ["b"]
 
     # --- trash -------------------------------------------------------------------------------
 
     def _damaged_entry(self, damaged: Store) -> Trashed:
-        """Listed by its key, or by its uid if only the damaged record has the key."""
+        """Return the entry of the damaged session, which is listed by its key or its uid."""
         [entry] = [trashed for trashed in damaged.list_trash() if trashed.key != "b"]
         assert entry.key in ("a", entry.uid)
         assert entry.count == 5
         return entry
 
     def test_p3_damaged_trash_entry_is_listed_and_can_be_restored(self, store: Store) -> None:
-        with self._damaged(store, "trash") as damaged:
+        with self._make_damaged(store, "trash") as damaged:
             entry = self._damaged_entry(damaged)
             damaged.restore(entry.key, uid=entry.uid, as_key="a")
-            assert (shown(damaged, "a"), hidden(damaged, "a")) == ([*"145"], [2, 3])
-            assert damaged.info("a").uid == entry.uid
+            assert_session(damaged, "a", visible=[*"145"], hidden=[2, 3], uid=entry.uid)
             assert [trashed.key for trashed in damaged.list_trash()] == ["b"]
             damaged.restore("b")
-            assert shown(damaged, "b") == ["other"]
+            assert visible_texts(damaged, "b") == ["other"]
 
     def test_p8_damaged_trash_entry_can_be_purged(self, store: Store) -> None:
-        with self._damaged(store, "trash") as damaged:
+        with self._make_damaged(store, "trash") as damaged:
             assert damaged.purge(self._damaged_entry(damaged).key).messages == 5
             assert [trashed.key for trashed in damaged.list_trash()] == ["b"]
             assert damaged.purge("b").messages == 1
             assert damaged.list_trash() == []
 
     def test_damaged_trash_entry_can_be_copied(self, store: Store) -> None:
-        with self._damaged(store, "trash") as damaged:
+        with self._make_damaged(store, "trash") as damaged:
             if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             entry = self._damaged_entry(damaged)
@@ -194,22 +202,21 @@ class DamageContract(Opened):
     def test_p3_damaged_message_hides_only_itself(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with self._damaged(store, "message") as damaged:
-            assert [content for _, content, _ in everything(damaged, "a")] == [*"1345"]
+        with self._make_damaged(store, "message") as damaged:
+            assert [content for _, content, _ in all_messages(damaged, "a")] == [*"1345"]
             damaged.undo("a")
             damaged.undo("a")
-            assert shown(damaged, "a") == [*"1345"]
+            assert visible_texts(damaged, "a") == [*"1345"]
             info = damaged.info("a")
             assert (info.last_seq, info.count, info.lost, info.damaged) == (5, 4, 1, 1)
-            assert say(damaged, "a", "6") == [6]
-            assert shown(damaged, "a") == [*"13456"]
+            assert append(damaged, "a", "6") == [6]
+            assert visible_texts(damaged, "a") == [*"13456"]
         assert "steno doctor" in caplog.text
 
     def test_session_with_damaged_message_can_be_deleted_and_purged(self, store: Store) -> None:
-        with self._damaged(store, "message") as damaged:
+        with self._make_damaged(store, "message") as damaged:
             damaged.delete("a")
             damaged.restore("a")
-            assert [content for _, content, _ in everything(damaged, "a")] == [*"1345"]
+            assert [content for _, content, _ in all_messages(damaged, "a")] == [*"1345"]
             damaged.purge("a")
-            with pytest.raises(NoSuchSession):
-                damaged.info("a")
+            assert_raises(NoSuchSession, damaged.info, "a")

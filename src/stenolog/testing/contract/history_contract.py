@@ -8,20 +8,30 @@ import pytest
 
 from stenolog.errors import StaleCheckpoint, StaleHistory, UsageError
 from stenolog.stores.base import Store
-from stenolog.testing.contract.open_store_base import Opened, everything, hidden, say, shown, user
+from stenolog.testing.contract.open_store_base import (
+    ContractPart,
+    all_messages,
+    append,
+    assert_raises,
+    assert_session,
+    hidden_seqs,
+    user_message,
+    user_messages,
+    visible_texts,
+)
 
 
-class Reading(Opened):
+class Reading(ContractPart):
     """`get_history`."""
 
     def test_last_counts_from_the_end(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         for last, expected in [(0, []), (1, ["3"]), (2, ["2", "3"]), (3, ["1", "2", "3"])]:
             assert [m.content for m in store.get_history("a", last=last)] == expected
         assert len(store.get_history("a", last=99)) == 3
 
     def test_after_is_applied_before_last(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4")
+        append(store, "a", "1", "2", "3", "4")
         assert [m.seq for m in store.get_history("a", after=2)] == [3, 4]
         assert [m.seq for m in store.get_history("a", after=1, last=2)] == [3, 4]
         assert [m.seq for m in store.get_history("a", after=3, last=2)] == [4]
@@ -30,24 +40,23 @@ class Reading(Opened):
         assert store.get_history("a", after=99) == []
 
     def test_p8_negative_last_is_rejected(self, store: Store) -> None:
-        say(store, "a", "1")
-        with pytest.raises(UsageError):
-            store.get_history("a", last=-1)
+        append(store, "a", "1")
+        assert_raises(UsageError, store.get_history, "a", last=-1)
 
     def test_last_and_after_skip_hidden_messages(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4", "5")
+        append(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 3, 4)
         assert [m.seq for m in store.get_history("a", last=2)] == [2, 5]
         assert [m.seq for m in store.get_history("a", after=2)] == [5]
         assert [m.seq for m in store.get_history("a", after=3, last=1)] == [5]
 
     def test_p4_full_history_includes_hidden_messages_and_marks_them(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4")
+        append(store, "a", "1", "2", "3", "4")
         store.truncate_history("a", 3)
         store.hide("a", 3, 3)
-        store.set_history("a", [user("2"), user("new")])
-        assert shown(store, "a") == ["2", "new"]
-        assert everything(store, "a") == [
+        store.set_history("a", user_messages("2", "new"))
+        assert visible_texts(store, "a") == ["2", "new"]
+        assert all_messages(store, "a") == [
             (1, "1", True),
             (2, "2", False),
             (3, "3", True),
@@ -59,7 +68,7 @@ class Reading(Opened):
         assert [m.seq for m in store.get_history("a", full=True, after=1, last=1)] == [5]
 
     def test_hidden_flag_of_a_message_is_not_updated_after_its_read(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         [before] = store.get_history("a")
         store.clear("a")
         [after] = store.get_history("a", full=True)
@@ -68,7 +77,7 @@ class Reading(Opened):
         assert after.hidden is True
 
 
-class Hiding(Opened):
+class Hiding(ContractPart):
     """Truncate, clear, hide and pop."""
 
     @pytest.mark.parametrize(
@@ -85,51 +94,46 @@ class Hiding(Opened):
     def test_truncate_keeps_the_last_visible_messages(
         self, store: Store, keep_last: int, expected: list[str]
     ) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         store.truncate_history("a", keep_last)
-        assert shown(store, "a") == expected
-        assert len(everything(store, "a")) == 3
+        assert visible_texts(store, "a") == expected
+        assert len(all_messages(store, "a")) == 3
 
     def test_truncate_counts_only_visible_messages(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4", "5")
+        append(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 4, 4)
         store.truncate_history("a", 2)
-        assert shown(store, "a") == ["3", "5"]
+        assert visible_texts(store, "a") == ["3", "5"]
         store.truncate_history("a", 2)
-        assert shown(store, "a") == ["3", "5"]
-        assert store.info("a").floor == 2
+        assert_session(store, "a", visible=["3", "5"], floor=2)
 
     def test_clear_hides_all_and_empties_the_summary(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         store.set_summary("a", "so far")
         store.clear("a")
-        assert shown(store, "a") == []
-        assert store.get_summary("a") == ""
-        assert hidden(store, "a") == [1, 2]
-        assert store.info("a").floor == 2
-        assert say(store, "a", "3") == [3]
-        assert shown(store, "a") == ["3"]
+        assert_session(store, "a", visible=[], summary="", hidden=[1, 2], floor=2)
+        assert append(store, "a", "3") == [3]
+        assert visible_texts(store, "a") == ["3"]
 
     def test_hide_includes_both_ends_and_ignores_missing_seqs(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4", "5")
+        append(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 2, 3)
-        assert shown(store, "a") == ["1", "4", "5"]
+        assert visible_texts(store, "a") == ["1", "4", "5"]
         store.hide("a", 5, 99)
-        assert hidden(store, "a") == [2, 3, 5]
-        assert say(store, "a", "6") == [6]
-        assert shown(store, "a") == ["1", "4", "6"]
+        assert hidden_seqs(store, "a") == [2, 3, 5]
+        assert append(store, "a", "6") == [6]
+        assert visible_texts(store, "a") == ["1", "4", "6"]
         store.hide("a", 50, 60)
         store.hide("a", -5, 0)
-        assert shown(store, "a") == ["1", "4", "6"]
+        assert visible_texts(store, "a") == ["1", "4", "6"]
 
     def test_p8_hide_with_start_after_end_is_rejected(self, store: Store) -> None:
-        say(store, "a", "1", "2")
-        with pytest.raises(UsageError):
-            store.hide("a", 2, 1)
-        assert shown(store, "a") == ["1", "2"]
+        append(store, "a", "1", "2")
+        assert_raises(UsageError, store.hide, "a", 2, 1)
+        assert visible_texts(store, "a") == ["1", "2"]
 
     def test_a_hidden_range_that_touches_the_floor_becomes_the_floor(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4", "5", "6")
+        append(store, "a", "1", "2", "3", "4", "5", "6")
         store.hide("a", 2, 3)
         assert store.info("a").floor == 0
         store.hide("a", 1, 1)
@@ -137,27 +141,25 @@ class Hiding(Opened):
         store.hide("a", 5, 5)
         assert store.info("a").floor == 3
         store.checkpoint("a", summary="", upto=4)
-        assert store.info("a").floor == 5
-        assert shown(store, "a") == ["6"]
+        assert_session(store, "a", floor=5, visible=["6"])
 
     def test_pop_hides_the_last_visible_message_and_returns_it(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         store.hide("a", 3, 3)
         popped = store.pop("a")
         assert popped is not None
         assert (popped.seq, popped.content) == (2, "2")
-        assert shown(store, "a") == ["1"]
-        assert say(store, "a", "4") == [4]
+        assert visible_texts(store, "a") == ["1"]
+        assert append(store, "a", "4") == [4]
         assert [m and m.seq for m in (store.pop("a"), store.pop("a"))] == [4, 1]
         assert store.pop("a") is None
-        assert hidden(store, "a") == [1, 2, 3, 4]
+        assert hidden_seqs(store, "a") == [1, 2, 3, 4]
 
     def test_more_than_a_thousand_hidden_ranges_are_rejected(self, store: Store) -> None:
-        store.add_messages("a", [user(str(number)) for number in range(2003)])
+        store.add_messages("a", [user_message(str(number)) for number in range(2003)])
         for seq in range(2, 2002, 2):
             store.hide("a", seq, seq)
-        with pytest.raises(UsageError):
-            store.hide("a", 2002, 2002)
+        assert_raises(UsageError, store.hide, "a", 2002, 2002)
         assert store.info("a").visible == 1003
         store.hide("a", 1, 1)
         assert store.info("a").floor == 2
@@ -165,14 +167,14 @@ class Hiding(Opened):
         assert store.info("a").visible == 1001
 
 
-class Replacing(Opened):
+class Replacing(ContractPart):
     """`set_history`."""
 
     def test_set_history_keeps_the_common_prefix_and_appends_the_rest(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         store.set_summary("a", "so far")
-        store.set_history("a", [user("1"), user("x"), user("3"), user("y")])
-        assert everything(store, "a") == [
+        store.set_history("a", user_messages("1", "x", "3", "y"))
+        assert all_messages(store, "a") == [
             (1, "1", False),
             (2, "2", True),
             (3, "3", True),
@@ -183,41 +185,37 @@ class Replacing(Opened):
         assert store.get_summary("a") == "so far"
 
     def test_shorter_history_only_hides_messages(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
-        store.set_history("a", [user("1")])
-        assert everything(store, "a") == [(1, "1", False), (2, "2", True), (3, "3", True)]
+        append(store, "a", "1", "2", "3")
+        store.set_history("a", user_messages("1"))
+        assert all_messages(store, "a") == [(1, "1", False), (2, "2", True), (3, "3", True)]
 
     def test_longer_history_only_appends_messages(self, store: Store) -> None:
-        say(store, "a", "1", "2")
-        store.set_history("a", [*store.get_history("a"), user("3"), user("4")])
+        append(store, "a", "1", "2")
+        store.set_history("a", [*store.get_history("a"), user_message("3"), user_message("4")])
         assert [m.seq for m in store.get_history("a")] == [1, 2, 3, 4]
-        assert hidden(store, "a") == []
-        assert store.info("a").undoable == 1
+        assert_session(store, "a", hidden=[], undoable=1)
 
     def test_set_history_with_the_same_messages_changes_nothing(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         before = store.info("a")
         store.set_history("a", store.get_history("a"))
-        store.set_history("a", [user("1"), user("2")])
+        store.set_history("a", user_messages("1", "2"))
         assert store.info("a") == before
-        assert hidden(store, "a") == []
+        assert hidden_seqs(store, "a") == []
 
     def test_an_empty_history_hides_all_and_keeps_the_summary(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         store.set_summary("a", "so far")
         store.set_history("a", [])
-        assert shown(store, "a") == []
-        assert hidden(store, "a") == [1, 2]
-        assert store.get_summary("a") == "so far"
-        assert store.info("a").floor == 2
+        assert_session(store, "a", visible=[], hidden=[1, 2], summary="so far", floor=2)
 
     def test_common_prefix_is_computed_from_visible_messages(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4")
+        append(store, "a", "1", "2", "3", "4")
         store.hide("a", 1, 1)
         store.hide("a", 3, 3)
-        store.set_history("a", [user("2"), user("4"), user("5")])
+        store.set_history("a", user_messages("2", "4", "5"))
         assert [m.seq for m in store.get_history("a")] == [2, 4, 5]
-        store.set_history("a", [user("1"), user("2")])
+        store.set_history("a", user_messages("1", "2"))
         assert [m.seq for m in store.get_history("a")] == [6, 7]
         assert store.info("a").floor == 5
 
@@ -241,161 +239,144 @@ class Replacing(Opened):
         assert repr(message.content) == repr(new)
 
     def test_a_long_history_is_appended_in_order(self, store: Store) -> None:
-        say(store, "a", "old")
-        store.set_history("a", [user(str(number)) for number in range(500)])
-        assert shown(store, "a") == [str(number) for number in range(500)]
+        append(store, "a", "old")
+        store.set_history("a", [user_message(str(number)) for number in range(500)])
+        assert visible_texts(store, "a") == [str(number) for number in range(500)]
         assert [m.seq for m in store.get_history("a")] == list(range(2, 502))
 
 
-class Checkpoints(Opened):
+class Checkpoints(ContractPart):
     """Summaries, checkpoints, and P5: messages that arrive while a summary is written."""
 
     def test_set_summary_replaces_only_the_previous_summary(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         store.set_summary("a", "first")
         store.set_summary("a", "second")
         assert store.get_summary("a") == "second"
         assert store.info("a").summary == "second"
-        assert shown(store, "a") == ["1", "2"]
+        assert visible_texts(store, "a") == ["1", "2"]
         store.set_summary("a", "")
         assert store.get_summary("a") == ""
 
     def test_p8_summary_that_is_not_text_is_rejected(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         for wrong in (None, 1, b"x", ["x"]):
             with pytest.raises(UsageError):
                 store.set_summary("a", wrong)  # type: ignore[arg-type]
             with pytest.raises(UsageError):
                 store.checkpoint("a", summary=wrong, upto=1)  # type: ignore[arg-type]
-        with pytest.raises(UsageError):
-            store.set_summary("a", "a pair as two: \ud83d\ude00")
-        assert store.get_summary("a") == ""
-        assert shown(store, "a") == ["1"]
+        assert_raises(UsageError, store.set_summary, "a", "a pair as two: \ud83d\ude00")
+        assert_session(store, "a", summary="", visible=["1"])
 
     def test_a_checkpoint_moves_the_floor_and_replaces_the_summary(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="one and two", upto=2)
-        assert shown(store, "a") == ["3"]
-        assert store.get_summary("a") == "one and two"
-        assert store.info("a").floor == 2
-        assert store.info("a").undoable == 1
+        assert_session(store, "a", visible=["3"], summary="one and two", floor=2, undoable=1)
 
     def test_checkpoint_at_or_below_the_floor_changes_only_the_summary(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="first", upto=2)
         for upto in (2, 1, 0):
             store.checkpoint("a", summary=f"again {upto}", upto=upto)
-            assert store.get_summary("a") == f"again {upto}"
-            assert shown(store, "a") == ["3"]
-            assert store.info("a").floor == 2
+            assert_session(store, "a", summary=f"again {upto}", visible=["3"], floor=2)
 
     def test_p8_checkpoint_beyond_the_last_seq_is_rejected(self, store: Store) -> None:
-        say(store, "a", "1", "2")
-        with pytest.raises(UsageError):
-            store.checkpoint("a", summary="x", upto=3)
-        assert store.get_summary("a") == ""
-        assert shown(store, "a") == ["1", "2"]
-        with pytest.raises(UsageError):
-            store.checkpoint("nobody", summary="x", upto=1)
+        append(store, "a", "1", "2")
+        assert_raises(UsageError, store.checkpoint, "a", summary="x", upto=3)
+        assert_session(store, "a", summary="", visible=["1", "2"])
+        assert_raises(UsageError, store.checkpoint, "nobody", summary="x", upto=1)
 
     def test_p5_checkpoint_with_an_outdated_floor_is_rejected(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="first", upto=1, expect_floor=0)
         with pytest.raises(StaleCheckpoint) as raised:
             store.checkpoint("a", summary="late", upto=2, expect_floor=0)
         assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", 0, 1)
-        assert store.get_summary("a") == "first"
-        assert shown(store, "a") == ["2", "3"]
+        assert_session(store, "a", summary="first", visible=["2", "3"])
         store.checkpoint("a", summary="second", upto=2, expect_floor=1)
-        assert shown(store, "a") == ["3"]
+        assert visible_texts(store, "a") == ["3"]
         with pytest.raises(StaleCheckpoint):
             store.checkpoint("nobody", summary="x", upto=0, expect_floor=1)
 
     def test_p5_clear_upto_keeps_later_messages_visible(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         store.set_summary("a", "before")
-        say(store, "a", "3")
+        append(store, "a", "3")
         store.clear("a", upto=2)
-        assert (shown(store, "a"), store.get_summary("a")) == (["3"], "")
+        assert (visible_texts(store, "a"), store.get_summary("a")) == (["3"], "")
         assert store.undo("a").op == "clear"
-        assert (shown(store, "a"), store.get_summary("a")) == (["1", "2", "3"], "before")
+        assert (visible_texts(store, "a"), store.get_summary("a")) == (["1", "2", "3"], "before")
 
     def test_clear_upto_beyond_the_end_hides_all(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         store.clear("a", upto=3)
-        assert shown(store, "a") == []
+        assert visible_texts(store, "a") == []
         store.clear("nobody", upto=3)
         assert store.list_sessions() == ["a"]
 
     def test_p5_set_history_is_rejected_if_a_message_was_appended_since(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         kept = store.get_history("a")[:1]
-        say(store, "a", "3")
+        append(store, "a", "3")
         with pytest.raises(StaleHistory) as raised:
             store.set_history("a", kept, expect_last=2)
         assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", 2, 3)
-        assert shown(store, "a") == ["1", "2", "3"]
-        assert store.info("a").undoable == 0
+        assert_session(store, "a", visible=["1", "2", "3"], undoable=0)
         store.set_history("a", kept, expect_last=3)
-        assert shown(store, "a") == ["1"]
+        assert visible_texts(store, "a") == ["1"]
 
     def test_p5_set_history_expects_the_last_seq_also_if_it_is_hidden(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         store.pop("a")
         kept = store.get_history("a")
-        with pytest.raises(StaleHistory):
-            store.set_history("a", kept, expect_last=1)
+        assert_raises(StaleHistory, store.set_history, "a", kept, expect_last=1)
         store.set_history("a", [*kept, {"role": "user", "content": "new"}], expect_last=2)
-        assert shown(store, "a") == ["1", "new"]
+        assert visible_texts(store, "a") == ["1", "new"]
 
     def test_set_history_expects_0_if_there_is_no_session(self, store: Store) -> None:
         new = [{"role": "user", "content": "new"}]
-        with pytest.raises(StaleHistory):
-            store.set_history("a", new, expect_last=1)
+        assert_raises(StaleHistory, store.set_history, "a", new, expect_last=1)
         assert store.list_sessions() == []
         store.set_history("a", new, expect_last=0)
-        assert shown(store, "a") == ["new"]
+        assert visible_texts(store, "a") == ["new"]
 
     def test_set_history_of_no_messages_expects_0_if_there_is_no_session(
         self, store: Store
     ) -> None:
-        with pytest.raises(StaleHistory):
-            store.set_history("a", [], expect_last=1)
+        assert_raises(StaleHistory, store.set_history, "a", [], expect_last=1)
         store.set_history("a", [], expect_last=0)
         assert store.list_sessions() == []
 
     def test_rejected_change_creates_no_session(self, store: Store) -> None:
-        with pytest.raises(UsageError):
-            store.checkpoint("a", summary="of one", upto=1)
-        with pytest.raises(UsageError):
-            store.set_meta("a", long="x" * 65_537)
+        assert_raises(UsageError, store.checkpoint, "a", summary="of one", upto=1)
+        assert_raises(UsageError, store.set_meta, "a", long="x" * 65_537)
         assert store.list_sessions() == []
 
     def test_p5_late_checkpoint_hides_only_the_summarized_messages(self, store: Store) -> None:
-        say(store, "a", *(f"old {number}" for number in range(10)))
+        append(store, "a", *(f"old {number}" for number in range(10)))
         read = store.get_history("a")
         covered, kept = read[:-4], read[-4:]
-        say(store, "a", "new 1", "new 2", "new 3", "new 4")
+        append(store, "a", "new 1", "new 2", "new 3", "new 4")
         store.checkpoint("a", summary="six of them", upto=covered[-1].seq, expect_floor=0)
         assert store.get_history("a", last=8)[:4] == kept
-        assert shown(store, "a")[4:] == ["new 1", "new 2", "new 3", "new 4"]
-        assert hidden(store, "a") == [message.seq for message in covered]
+        assert visible_texts(store, "a")[4:] == ["new 1", "new 2", "new 3", "new 4"]
+        assert hidden_seqs(store, "a") == [message.seq for message in covered]
         assert store.get_summary("a") == "six of them"
 
     def test_p5_summary_then_truncate_then_compact_loses_nothing(self, store: Store) -> None:
-        say(store, "a", *(f"old {number}" for number in range(10)))
+        append(store, "a", *(f"old {number}" for number in range(10)))
         store.set_summary("a", "all but the last four")
         store.truncate_history("a", 4)
-        say(store, "a", "new 1", "new 2", "new 3", "new 4")
+        append(store, "a", "new 1", "new 2", "new 3", "new 4")
         store.compact("a")
         expected = [f"old {number}" for number in range(6, 10)] + [f"new {n}" for n in range(1, 5)]
-        assert shown(store, "a") == expected
+        assert visible_texts(store, "a") == expected
         assert store.get_summary("a") == "all but the last four"
-        assert hidden(store, "a") == [1, 2, 3, 4, 5, 6]
+        assert hidden_seqs(store, "a") == [1, 2, 3, 4, 5, 6]
 
     @pytest.mark.parametrize("number", [2.5, True, "3"])
     def test_p8_number_that_is_not_an_integer_is_rejected(self, store: Store, number: Any) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         calls: tuple[Callable[[], object], ...] = (
             lambda: store.get_history("a", last=number),
             lambda: store.get_history("a", after=number),
@@ -412,10 +393,10 @@ class Checkpoints(Opened):
         for call in calls:
             with pytest.raises(UsageError, match="must be an integer"):
                 call()
-        assert shown(store, "a") == ["1", "2", "3"]
+        assert visible_texts(store, "a") == ["1", "2", "3"]
 
     def test_p8_none_instead_of_a_required_number_is_rejected(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         nothing: Any = None
         with pytest.raises(UsageError, match="must be an integer"):
             store.truncate_history("a", nothing)
@@ -423,4 +404,4 @@ class Checkpoints(Opened):
             store.hide("a", nothing, 3)
         with pytest.raises(UsageError, match="must be an integer"):
             store.checkpoint("a", summary="s", upto=nothing)
-        assert shown(store, "a") == ["1", "2", "3"]
+        assert visible_texts(store, "a") == ["1", "2", "3"]

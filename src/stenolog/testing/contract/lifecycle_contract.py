@@ -2,8 +2,9 @@
 
 # ruff: noqa: D102 - the name of a test describes it
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from threading import Barrier, Thread
+from threading import Barrier
 
 import pytest
 
@@ -18,22 +19,25 @@ from stenolog.errors import (
 )
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.testing.contract.open_store_base import (
-    Opened,
-    clock_set,
-    everything,
-    say,
-    shown,
-    talk,
-    user,
+    ContractPart,
+    all_messages,
+    append,
+    append_conversation,
+    assert_raises,
+    assert_session,
+    shifted_clock,
+    thread_pool,
+    user_messages,
+    visible_texts,
 )
 from stenolog.testing.store_calls import Call, session_content, trash_content
 
 
-class Forks(Opened):
+class Forks(ContractPart):
     """`fork`."""
 
     def test_fork_copies_visible_messages_with_seqs_and_times(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b")
         assert [(m.seq, m.content, m.at) for m in store.get_history("b")] == [
             (m.seq, m.content, m.at) for m in store.get_history("a")
@@ -42,7 +46,7 @@ class Forks(Opened):
         assert store.list_sessions() == ["a", "b"]
 
     def test_fork_has_summary_meta_and_key_of_its_source(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         before = datetime.now(UTC) - timedelta(seconds=1)
         store.fork("a", "b")
         source, info = store.info("a"), store.info("b")
@@ -59,193 +63,184 @@ class Forks(Opened):
         answer = {"role": "assistant", "content": "a", "stenolog": {"seen": 1, "model": "m"}}
         store.add_full_message("a", question, once="update-1")
         store.add_full_message("a", answer)
-        kept = {"title": "A talk", "tags": ["x"], "chat_model": "m", "own": {"delivery": 1}}
-        done = {
+        copied_meta = {"title": "A talk", "tags": ["x"], "chat_model": "m", "own": {"delivery": 1}}
+        delivery_meta = {
             "delivery": {"seq": 2, "mark": "sent", "origin": {"channel": "telegram", "chat": 7}},
             "goes_on_in": {"key": "c", "before": "a", "chat": "", "number": 1},
             "last_response": 2,
             "requests": [["job-1", 1]],
             "tries": [1, 1],
         }
-        store.set_meta("a", **kept, **done)
+        store.set_meta("a", **copied_meta, **delivery_meta)
         store.fork("a", "b")
-        assert store.info("b").meta == {**kept, FORKED_AT: 2}
-        assert store.info("a").meta == {**kept, **done}
+        assert store.info("b").meta == {**copied_meta, FORKED_AT: 2}
+        assert store.info("a").meta == {**copied_meta, **delivery_meta}
         assert [m.to_json() for m in store.get_history("b")] == [
             m.to_json() for m in store.get_history("a")
         ]
-        # The idempotency key is the source's: in the fork it stores a new message.
+        # A fork has no idempotency keys of its source, so this key stores a new message.
         assert store.add_full_message("b", question, once="update-1") == 3
         store.fork("b", "c", at=2)
-        assert store.info("c").meta == {**kept, FORKED_AT: 2}
+        assert store.info("c").meta == {**copied_meta, FORKED_AT: 2}
 
     def test_p4_messages_left_out_of_a_fork_do_not_count_as_lost(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b")
         info = store.info("b")
         assert (info.count, info.visible, info.last_seq) == (4, 4, 7)
         assert (info.lost, info.damaged, info.void_bytes) == (0, 0, 0)
-        assert everything(store, "b") == [(n, str(n), False) for n in (3, 5, 6, 7)]
+        assert all_messages(store, "b") == [(n, str(n), False) for n in (3, 5, 6, 7)]
         assert [m.seq for m in store.follow("b", timeout=0)] == [3, 5, 6, 7]
         assert [m.seq for m in store.get_history("b", full=True, after=3, last=2)] == [6, 7]
         assert [m.seq for m in store.get_history("b", after=4)] == [5, 6, 7]
 
     def test_next_seq_of_a_fork_continues_that_of_the_source(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b")
-        assert say(store, "b", "8") == [8]
-        assert say(store, "a", "another 8") == [8]
+        assert append(store, "b", "8") == [8]
+        assert append(store, "a", "another 8") == [8]
 
     @pytest.mark.parametrize("at", [2, 3, 4, 5, 7])
     def test_fork_at_a_seq_ends_there_and_continues_with_the_next(
         self, store: Store, at: int
     ) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b", at=at)
         kept = [seq for seq in (3, 5, 6, 7) if seq <= at]
-        assert everything(store, "b") == [(seq, str(seq), False) for seq in kept]
+        assert all_messages(store, "b") == [(seq, str(seq), False) for seq in kept]
         info = store.info("b")
         assert (info.last_seq, info.count, info.lost, info.floor) == (at, len(kept), 0, 2)
         assert store.get_summary("b") == "so far"
-        assert say(store, "b", "next") == [at + 1]
+        assert append(store, "b", "next") == [at + 1]
 
     @pytest.mark.parametrize("at", [-1, 0, 1, 8, 99])
     def test_fork_below_the_floor_or_beyond_the_end_is_rejected(
         self, store: Store, at: int
     ) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         with pytest.raises(UsageError, match=str(at)):
             store.fork("a", "b", at=at)
         assert store.list_sessions() == ["a"]
-        with pytest.raises(NoSuchSession):
-            store.info("b")
+        assert_raises(NoSuchSession, store.info, "b")
 
     def test_fork_without_messages_is_a_session(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         store.fork("a", "b", at=0)
         assert store.list_sessions() == ["a", "b"]
-        assert everything(store, "b") == []
+        assert all_messages(store, "b") == []
         assert store.info("b").forked_from == "a"
         store.set_meta("empty", title="x")
         store.fork("empty", "c")
         assert store.info("c").meta == {"title": "x", FORKED_AT: 0}
-        assert say(store, "b", "one") == [1]
-        assert say(store, "c", "one") == [1]
+        assert append(store, "b", "one") == [1]
+        assert append(store, "c", "one") == [1]
 
     def test_fork_and_source_are_independent(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b")
         forked = session_content(store, "b")
-        say(store, "a", "more")
+        append(store, "a", "more")
         store.clear("a")
         store.set_meta("a", title="changed")
         store.compact("a")
         assert session_content(store, "b") == forked
         source = session_content(store, "a")
-        store.set_history("b", [user("other")])
+        store.set_history("b", user_messages("other"))
         store.set_summary("b", "changed")
         store.set_meta("b", title=None)
         store.compact("b")
         assert session_content(store, "a") == source
         store.purge("a")
-        assert shown(store, "b") == ["other"]
+        assert visible_texts(store, "b") == ["other"]
 
     def test_fork_has_no_idempotency_keys_and_no_undo_steps(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b")
         assert store.info("b").undoable == 0
-        with pytest.raises(NothingToUndo):
-            store.undo("b")
+        assert_raises(NothingToUndo, store.undo, "b")
         assert store.add_message("b", "user", "6", once="six") == 8
-        assert store.add_messages("b", [user("other")], once="batch") == [9]
+        assert store.add_messages("b", user_messages("other"), once="batch") == [9]
         assert store.add_message("a", "user", "6", once="six") == 6
 
     def test_fork_can_be_changed_undone_and_compacted(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b")
         store.truncate_history("b", 1)
-        assert shown(store, "b") == ["7"]
+        assert visible_texts(store, "b") == ["7"]
         store.compact("b")
-        assert everything(store, "b") == [(n, str(n), n < 7) for n in (3, 5, 6, 7)]
+        assert all_messages(store, "b") == [(n, str(n), n < 7) for n in (3, 5, 6, 7)]
         assert store.undo("b").shown == 3
-        assert shown(store, "b") == ["3", "5", "6", "7"]
+        assert visible_texts(store, "b") == ["3", "5", "6", "7"]
         store.hide("b", 1, 6)
-        assert (shown(store, "b"), store.info("b").floor) == (["7"], 6)
+        assert (visible_texts(store, "b"), store.info("b").floor) == (["7"], 6)
         store.clear("b")
         assert store.undo("b").shown == 1
         assert store.info("b").lost == 0
 
     def test_fork_includes_archived_messages_that_undo_made_visible(self, store: Store) -> None:
-        say(store, "a", *"12345")
+        append(store, "a", *"12345")
         store.truncate_history("a", 1)
         store.compact("a")
         store.undo("a")
         store.fork("a", "b", at=4)
-        assert shown(store, "b") == ["1", "2", "3", "4"]
+        assert visible_texts(store, "b") == ["1", "2", "3", "4"]
 
     def test_fork_of_a_fork_copies_its_visible_messages(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b", at=6)
         store.hide("b", 5, 5)
         store.fork("b", "c")
-        assert everything(store, "c") == [(3, "3", False), (6, "6", False)]
+        assert all_messages(store, "c") == [(3, "3", False), (6, "6", False)]
         info = store.info("c")
         assert (info.forked_from, info.last_seq, info.lost) == ("b", 6, 0)
 
     def test_p8_fork_requires_a_source_and_an_unused_key(self, store: Store) -> None:
-        say(store, "a", "1")
-        say(store, "b", "taken")
+        append(store, "a", "1")
+        append(store, "b", "taken")
         with pytest.raises(NoSuchSession) as raised:
             store.fork("nobody", "c")
         assert raised.value.key == "nobody"
         with pytest.raises(SessionExists) as taken:
             store.fork("a", "b")
         assert taken.value.key == "b"
-        with pytest.raises(SessionExists):
-            store.fork("a", "a")
-        with pytest.raises(InvalidKey):
-            store.fork("a", "")
-        assert (shown(store, "a"), shown(store, "b")) == (["1"], ["taken"])
+        assert_raises(SessionExists, store.fork, "a", "a")
+        assert_raises(InvalidKey, store.fork, "a", "")
+        assert (visible_texts(store, "a"), visible_texts(store, "b")) == (["1"], ["taken"])
         assert store.list_sessions() == ["a", "b"]
 
     def test_p7_one_of_many_concurrent_forks_to_a_key_succeeds(self, store: Store) -> None:
         for number in range(8):
-            say(store, f"a{number}", f"from {number}")
-        start, forked = Barrier(8), list[int]()
+            append(store, f"a{number}", f"from {number}")
+        start = Barrier(8)
 
-        def fork(number: int) -> None:
+        def fork(number: int) -> bool:
             start.wait()
             try:
                 store.fork(f"a{number}", "b")
             except SessionExists:
-                return
-            forked.append(number)
+                return False
+            return True
 
-        threads = [Thread(target=fork, args=[number]) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        [winner] = forked
-        assert shown(store, "b") == [f"from {winner}"]
+        with thread_pool(8) as pool:
+            [winner] = [number for number, won in enumerate(pool.map(fork, range(8))) if won]
+        assert visible_texts(store, "b") == [f"from {winner}"]
 
 
-class Trash(Opened):
+class Trash(ContractPart):
     """`delete`, `restore` and `list_trash`."""
 
     def test_deleted_session_is_not_listed_or_readable(self, store: Store) -> None:
-        talk(store, "a")
-        say(store, "b", "1")
+        append_conversation(store, "a")
+        append(store, "b", "1")
         store.delete("a")
         assert store.list_sessions() == ["b"]
         assert store.get_history("a") == store.get_history("a", full=True) == []
         assert store.get_summary("a") == ""
-        with pytest.raises(NoSuchSession):
-            store.info("a")
-        assert shown(store, "b") == ["1"]
+        assert_raises(NoSuchSession, store.info, "a")
+        assert visible_texts(store, "b") == ["1"]
 
     def test_delete_returns_the_trash_entry(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         uid, before = store.info("a").uid, datetime.now(UTC) - timedelta(seconds=1)
         trashed = store.delete("a")
         assert (trashed.key, trashed.uid, trashed.count) == ("a", uid, 7)
@@ -256,38 +251,35 @@ class Trash(Opened):
     def test_the_trash_lists_the_last_deleted_first(self, store: Store) -> None:
         assert store.list_trash() == []
         for key in ("b", "a", "c"):
-            say(store, key, key)
+            append(store, key, key)
         deleted = [store.delete(key) for key in ("c", "b", "a")]
         assert store.list_trash() == deleted[::-1]
 
     def test_p4_restore_recovers_the_complete_session(self, store: Store) -> None:
-        talk(store, "a")
-        before, info, whole = session_content(store, "a"), store.info("a"), everything(store, "a")
+        append_conversation(store, "a")
+        before, info = session_content(store, "a"), store.info("a")
+        messages = all_messages(store, "a")
         times = [message.at for message in store.get_history("a", full=True)]
         store.delete("a")
         store.restore("a")
-        again = store.info("a")
+        restored = store.info("a")
         assert session_content(store, "a") == before
-        assert everything(store, "a") == whole
-        assert (again.uid, again.created, again.archived) == (
-            info.uid,
-            info.created,
-            info.archived,
-        )
+        assert all_messages(store, "a") == messages
+        assert (restored.uid, restored.created) == (info.uid, info.created)
+        assert restored.archived == info.archived
         assert [message.at for message in store.get_history("a", full=True)] == times
         assert store.list_trash() == []
         # Undo steps, idempotency keys and the next seq are restored as well.
         assert store.add_message("a", "user", "6", once="six") == 6
-        assert store.add_messages("a", [*map(user, "345")], once="batch") == [3, 4, 5]
-        with pytest.raises(OnceConflict):
-            store.add_message("a", "user", "other", once="six")
+        assert store.add_messages("a", user_messages(*"345"), once="batch") == [3, 4, 5]
+        assert_raises(OnceConflict, store.add_message, "a", "user", "other", once="six")
         assert store.undo("a").op == "hide"
         assert store.undo("a").op == "checkpoint"
-        assert shown(store, "a") == [*"1234567"]
-        assert say(store, "a", "8") == [8]
+        assert visible_texts(store, "a") == [*"1234567"]
+        assert append(store, "a", "8") == [8]
 
     def test_session_can_be_deleted_and_restored_repeatedly(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         before = session_content(store, "a")
         for _ in range(3):
             store.delete("a")
@@ -298,7 +290,7 @@ class Trash(Opened):
             assert trash_content(store) == []
 
     def test_session_recreated_after_delete_has_a_new_uid(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         first = store.delete("a")
         assert store.add_message("a", "user", "new", once="six") == 1
         info = store.info("a")
@@ -311,60 +303,58 @@ class Trash(Opened):
     def test_restore_uses_the_last_deleted_session_or_the_given_uid(self, store: Store) -> None:
         trashed = []
         for text in ("first", "second", "third"):
-            say(store, "a", text)
+            append(store, "a", text)
             trashed.append(store.delete("a"))
         store.restore("a")
-        assert shown(store, "a") == ["third"]
+        assert visible_texts(store, "a") == ["third"]
         store.delete("a")
         store.restore("a", uid=trashed[0].uid)
-        assert shown(store, "a") == ["first"]
-        assert store.info("a").uid == trashed[0].uid
+        assert_session(store, "a", visible=["first"], uid=trashed[0].uid)
         assert [t.uid for t in store.list_trash()] == [trashed[2].uid, trashed[1].uid]
 
     def test_p4_restore_order_does_not_depend_on_the_clock(self, store: Store) -> None:
         uids = []
         for seconds in (0, 3600, -3600, -7200):
-            with clock_set(seconds):
-                say(store, "a", f"clock {seconds}")
+            with shifted_clock(seconds):
+                append(store, "a", f"clock {seconds}")
                 uids.append(store.delete("a").uid)
         assert [trashed.uid for trashed in store.list_trash()] == uids[::-1]
         times = [trashed.deleted for trashed in store.list_trash()]
         assert times == sorted(set(times), reverse=True)
         store.restore("a")
-        assert shown(store, "a") == ["clock -7200"]
+        assert visible_texts(store, "a") == ["clock -7200"]
         store.delete("a")
         store.restore("a", uid=uids[1])
-        assert shown(store, "a") == ["clock 3600"]
+        assert visible_texts(store, "a") == ["clock 3600"]
 
     def test_p8_restore_to_a_key_in_use_is_rejected(self, store: Store) -> None:
-        say(store, "a", "old")
+        append(store, "a", "old")
         store.delete("a")
-        say(store, "a", "new")
+        append(store, "a", "new")
         with pytest.raises(SessionExists) as raised:
             store.restore("a")
         assert raised.value.key == "a"
-        assert shown(store, "a") == ["new"]
+        assert visible_texts(store, "a") == ["new"]
         assert trash_content(store) == [("a", 1)]
-        say(store, "b", "taken")
-        with pytest.raises(SessionExists):
-            store.restore("a", as_key="b")
-        assert (shown(store, "b"), trash_content(store)) == (["taken"], [("a", 1)])
+        append(store, "b", "taken")
+        assert_raises(SessionExists, store.restore, "a", as_key="b")
+        assert (visible_texts(store, "b"), trash_content(store)) == (["taken"], [("a", 1)])
 
     def test_session_can_be_restored_under_another_key(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         before, uid = session_content(store, "a"), store.info("a").uid
         store.delete("a")
-        say(store, "a", "new")
+        append(store, "a", "new")
         store.restore("a", as_key="b")
         assert session_content(store, "b") == before
         info = store.info("b")
         assert (info.key, info.uid) == ("b", uid)
         assert store.list_sessions() == ["a", "b"]
-        assert shown(store, "a") == ["new"]
+        assert visible_texts(store, "a") == ["new"]
         assert store.list_trash() == []
         store.undo("b")
         store.undo("b")
-        assert shown(store, "b") == [*"1234567"]
+        assert visible_texts(store, "b") == [*"1234567"]
         assert store.add_message("b", "user", "6", once="six") == 6
         assert store.delete("b").key == "b"
         assert [t.key for t in store.list_trash()] == ["b"]
@@ -372,33 +362,23 @@ class Trash(Opened):
         assert store.info("b").uid == uid
 
     def test_p8_only_sessions_in_the_trash_can_be_restored(self, store: Store) -> None:
-        say(store, "a", "1")
-        say(store, "b", "1")
+        append(store, "a", "1")
+        append(store, "b", "1")
         uid = store.delete("b").uid
-        for call in (
-            Call("delete", ()),
-            Call("restore", ()),
-            Call("restore", (), {"as_key": "c"}),
-        ):
-            with pytest.raises(NoSuchSession):
-                call.make(store, "nobody")
-        with pytest.raises(NoSuchSession):
-            store.restore("a")
-        with pytest.raises(NoSuchSession):
-            store.restore("b", uid="0" * 16)
-        with pytest.raises(NoSuchSession):
-            store.restore("a", uid=uid, as_key="c")
-        with pytest.raises(InvalidKey):
-            store.restore("b", as_key="")
+        for call in (Call("delete"), Call("restore"), Call("restore", as_key="c")):
+            assert_raises(NoSuchSession, call.make, store, "nobody")
+        assert_raises(NoSuchSession, store.restore, "a")
+        assert_raises(NoSuchSession, store.restore, "b", uid="0" * 16)
+        assert_raises(NoSuchSession, store.restore, "a", uid=uid, as_key="c")
+        assert_raises(InvalidKey, store.restore, "b", as_key="")
         assert store.list_sessions() == ["a"]
         assert trash_content(store) == [("b", 1)]
 
     def test_a_deleted_session_cannot_be_deleted_or_forked(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.delete("a")
-        for call in (Call("delete"), Call("fork", ("b",)), Call("purge", (), {"before": 3})):
-            with pytest.raises(NoSuchSession):
-                call.make(store, "a")
+        for call in (Call("delete"), Call("fork", "b"), Call("purge", before=3)):
+            assert_raises(NoSuchSession, call.make, store, "a")
         assert (store.list_sessions(), trash_content(store)) == ([], [("a", 7)])
 
     def test_a_session_without_messages_can_be_deleted_and_restored(self, store: Store) -> None:
@@ -408,7 +388,7 @@ class Trash(Opened):
         assert store.get_summary("a") == "nothing was said yet"
 
     def test_deleted_fork_is_restored_without_lost_messages(self, store: Store) -> None:
-        talk(store, "a")
+        append_conversation(store, "a")
         store.fork("a", "b", at=6)
         before = session_content(store, "b")
         store.delete("b")
@@ -417,7 +397,7 @@ class Trash(Opened):
         assert store.info("b").lost == 0
 
     def test_follow_ends_when_the_session_is_deleted(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         following = store.follow("a", after=1)
         assert next(following).content == "2"
         store.delete("a")
@@ -426,42 +406,36 @@ class Trash(Opened):
         assert raised.value.key == "a"
 
     def test_follow_does_not_return_messages_of_a_recreated_session(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         following = store.follow("a")
         assert next(following).content == "1"
         store.delete("a")
-        say(store, "a", "new 1", "new 2")
-        with pytest.raises(SessionDeleted):
-            next(following)
+        append(store, "a", "new 1", "new 2")
+        assert_raises(SessionDeleted, next, following)
 
     def test_p7_messages_during_a_delete_are_in_the_deleted_or_the_new_session(
         self, store: Store
     ) -> None:
-        say(store, "a", "first")
-        start, told = Barrier(3), list[str]()
+        append(store, "a", "first")
+        start = Barrier(3)
 
         def write(name: str) -> None:
             start.wait()
             for number in range(20):
-                say(store, "a", f"{name}{number}")
-                told.append(f"{name}{number}")
+                append(store, "a", f"{name}{number}")
 
-        threads = [Thread(target=write, args=[name]) for name in "xy"]
-        for thread in threads:
-            thread.start()
-        start.wait()
-        restored = 0
-        for _ in range(5):
-            try:
-                store.delete("a")
-            except NoSuchSession:
-                continue
-            restored += 1
-        for thread in threads:
-            thread.join()
-        found = shown(store, "a")
+        with thread_pool(2) as pool:
+            writers = pool.map(write, "xy")
+            start.wait()
+            for _ in range(5):
+                with suppress(NoSuchSession):
+                    store.delete("a")
+            list(writers)
+        texts = visible_texts(store, "a")
+        assert store.list_trash()
         for trashed in store.list_trash():
             store.restore("a", uid=trashed.uid, as_key=f"restored {trashed.uid}")
-            found += shown(store, f"restored {trashed.uid}")
-        assert sorted(found) == sorted([*told, "first"])
-        assert restored >= 1
+            texts += visible_texts(store, f"restored {trashed.uid}")
+        assert sorted(texts) == sorted(
+            ["first", *(f"{name}{n}" for name in "xy" for n in range(20))]
+        )

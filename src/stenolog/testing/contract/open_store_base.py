@@ -1,18 +1,24 @@
 """The base of all parts of the contract: an open store, and helpers to use it."""
 
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, ParamSpec
 
 import pytest
 
 from stenolog.stores.base import Store
+from stenolog.testing.store_calls import Call
+
+P = ParamSpec("P")
 
 
-class Opened(ABC):
+class ContractPart(ABC):
     """A part of the contract. `make_store` makes the store under test."""
 
     @abstractmethod
@@ -29,7 +35,7 @@ class Opened(ABC):
 
 
 @contextmanager
-def clock_set(seconds: float) -> Iterator[None]:
+def shifted_clock(seconds: float) -> Iterator[None]:
     """Set the wall clock of this process ahead by this many seconds, or back if negative."""
     seconds_now, nanoseconds_now = time.time, time.time_ns
     with pytest.MonkeyPatch.context() as patch:
@@ -38,22 +44,91 @@ def clock_set(seconds: float) -> Iterator[None]:
         yield
 
 
-def say(store: Store, key: str, *texts: str) -> list[int]:
+@contextmanager
+def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a thread pool with a very short switch interval."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            yield pool
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextmanager
+def repeating(*actions: Callable[[], object]) -> Iterator[None]:
+    """Repeat each action in a thread until the block ends, at least once. Raises their errors."""
+    done = Event()
+
+    def repeat(action: Callable[[], object]) -> None:
+        action()
+        while not done.is_set():
+            action()
+
+    with thread_pool(len(actions)) as pool:
+        threads = [pool.submit(repeat, action) for action in actions]
+        try:
+            yield
+        finally:
+            done.set()
+        for thread in threads:
+            thread.result()
+
+
+def assert_raises(
+    error: type[Exception] | tuple[type[Exception], ...],
+    call: Callable[P, object],
+    *arguments: P.args,
+    **options: P.kwargs,
+) -> None:
+    """Assert that a call raises this error, or one of these errors."""
+    __tracebackhide__ = True
+    with pytest.raises(error):
+        call(*arguments, **options)
+
+
+def user_message(text: str) -> dict[str, Any]:
+    """Return the message that `append` appends."""
+    return {"role": "user", "content": text}
+
+
+def user_messages(*texts: str) -> list[dict[str, Any]]:
+    """Return one user message per text."""
+    return [user_message(text) for text in texts]
+
+
+WRITES = [
+    Call("add_message", "user", "late"),
+    Call("add_full_message", user_message("late")),
+    Call("add_messages", user_messages("late", "later")),
+    Call("set_summary", "late"),
+    Call("truncate_history", 1),
+    Call("clear"),
+    Call("set_history", user_messages("late")),
+    Call("hide", 1, 1),
+    Call("pop"),
+    Call("checkpoint", summary="late", upto=1),
+    Call("undo"),
+    Call("set_meta", title="late"),
+    Call("delete"),
+    Call("purge"),
+    Call("fork", "late"),
+]
+"""Every call that writes, with arguments for a session of one message."""
+
+
+def append(store: Store, key: str, *texts: str) -> list[int]:
     """Append one user message per text, each with a separate call, and return the seqs."""
     return [store.add_message(key, "user", text) for text in texts]
 
 
-def user(text: str) -> dict[str, Any]:
-    """Return the message that `say` appends."""
-    return {"role": "user", "content": text}
-
-
-def shown(store: Store, key: str) -> list[Any]:
+def visible_texts(store: Store, key: str) -> list[Any]:
     """Return the contents of the visible messages."""
     return [message.content for message in store.get_history(key)]
 
 
-def everything(store: Store, key: str) -> list[tuple[int, Any, bool]]:
+def all_messages(store: Store, key: str) -> list[tuple[int, Any, bool]]:
     """Return seq, content and hidden flag of every message."""
     return [
         (message.seq, message.content, message.hidden)
@@ -61,18 +136,33 @@ def everything(store: Store, key: str) -> list[tuple[int, Any, bool]]:
     ]
 
 
-def hidden(store: Store, key: str) -> list[int]:
+def hidden_seqs(store: Store, key: str) -> list[int]:
     """Return the seqs of the hidden messages."""
-    return [seq for seq, _, out_of_sight in everything(store, key) if out_of_sight]
+    return [seq for seq, _, hidden in all_messages(store, key) if hidden]
 
 
-def talk(store: Store, key: str) -> None:
+def append_conversation(store: Store, key: str) -> None:
     """Store seven messages: two archived, one hidden, a batch; summary, meta, keys, undo steps."""
-    say(store, key, "1", "2")
-    store.add_messages(key, [user("3"), user("4"), user("5")], once="batch")
+    append(store, key, "1", "2")
+    store.add_messages(key, user_messages("3", "4", "5"), once="batch")
     store.checkpoint(key, summary="so far", upto=2)
     store.compact(key)
     store.hide(key, 4, 4)
     store.add_message(key, "user", "6", once="six")
     store.add_message(key, "user", "7")
     store.set_meta(key, title="A talk", tags=["x"])
+
+
+def assert_session(store: Store, key: str, **expected: object) -> None:
+    """Assert facts of a session: `visible` texts, `hidden` seqs, or fields of its info."""
+    __tracebackhide__ = True
+    readers: dict[str, Callable[[Store, str], object]] = {
+        "visible": visible_texts,
+        "hidden": hidden_seqs,
+        "summary": lambda store, key: store.get_summary(key),
+    }
+
+    def read(name: str) -> object:
+        return readers[name](store, key) if name in readers else getattr(store.info(key), name)
+
+    assert {name: read(name) for name in expected} == expected

@@ -9,16 +9,25 @@ import pytest
 
 from stenolog.errors import InvalidKey, RefusedMessage, StoreClosed, UsageError
 from stenolog.stores.base import Store
-from stenolog.testing.contract.open_store_base import Opened, everything, hidden, say, shown, user
+from stenolog.testing.contract.open_store_base import (
+    WRITES,
+    ContractPart,
+    all_messages,
+    append,
+    assert_raises,
+    assert_session,
+    user_messages,
+    visible_texts,
+)
 from stenolog.testing.store_calls import Call
 from stenolog.testing.strategies import hostile_keys
 
 
-class Sessions(Opened):
+class Sessions(ContractPart):
     """`info`, `set_meta` and `compact`."""
 
     def test_info_describes_the_session(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4", "5")
+        append(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 4, 4)
         store.checkpoint("a", summary="so far", upto=2)
         store.set_meta("a", title="A talk", tags=["x"])
@@ -39,14 +48,14 @@ class Sessions(Opened):
         store.set_meta("a", title="empty")
         info = store.info("a")
         assert (info.last_seq, info.count, info.visible, info.floor) == (0, 0, 0, 0)
-        assert shown(store, "a") == []
-        assert say(store, "a", "1") == [1]
+        assert visible_texts(store, "a") == []
+        assert append(store, "a", "1") == [1]
 
     def test_info_follows_every_change(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         first = store.info("a")
         store.clear("a")
-        say(store, "a", "3")
+        append(store, "a", "3")
         second = store.info("a")
         assert (second.last_seq, second.count, second.visible, second.floor) == (3, 3, 1, 2)
         assert (second.uid, second.created) == (first.uid, first.created)
@@ -64,7 +73,7 @@ class Sessions(Opened):
         }
         store.set_meta("a", tags=None, nested=None, unheard_of=None)
         assert store.info("a").meta == {"title": "y", "pinned": True}
-        say(store, "a", "1")
+        append(store, "a", "1")
         store.compact("a")
         assert store.info("a").meta == {"title": "y", "pinned": True}
 
@@ -79,18 +88,15 @@ class Sessions(Opened):
 
     def test_p8_meta_above_64_kib_is_rejected(self, store: Store) -> None:
         store.set_meta("a", title="x")
-        with pytest.raises(UsageError):
-            store.set_meta("a", blob="x" * 70_000)
+        assert_raises(UsageError, store.set_meta, "a", blob="x" * 70_000)
         store.set_meta("a", one="x" * 40_000)
-        with pytest.raises(UsageError):
-            store.set_meta("a", two="x" * 40_000)
+        assert_raises(UsageError, store.set_meta, "a", two="x" * 40_000)
         assert set(store.info("a").meta) == {"title", "one"}
-        with pytest.raises(RefusedMessage):
-            store.set_meta("a", blob=b"bytes")
+        assert_raises(RefusedMessage, store.set_meta, "a", blob=b"bytes")
 
     def test_p4_compact_archives_only_messages_below_the_floor(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3", "4", "5")
-        before = everything(store, "a")
+        append(store, "a", "1", "2", "3", "4", "5")
+        before = all_messages(store, "a")
         assert store.compact("a").archived == 0
         store.hide("a", 3, 3)
         assert store.compact("a").archived == 0
@@ -98,112 +104,90 @@ class Sessions(Opened):
         store.checkpoint("a", summary="so far", upto=2)
         assert store.compact("a").archived == 2
         assert store.info("a").archived == 2
-        assert everything(store, "a") == [(seq, text, seq <= 2) for seq, text, _ in before]
+        assert all_messages(store, "a") == [(seq, text, seq <= 2) for seq, text, _ in before]
         assert store.compact("a").archived == 0
-        assert shown(store, "a") == ["3", "4", "5"]
-        assert store.get_summary("a") == "so far"
-        assert store.info("a").count == 5
+        assert_session(store, "a", visible=["3", "4", "5"], summary="so far", count=5)
 
     def test_p4_transcript_is_complete_after_many_compactions(self, store: Store) -> None:
         for number in range(1, 31):
-            say(store, "a", str(number))
+            append(store, "a", str(number))
             if number % 5 == 0:
                 store.checkpoint("a", summary=f"to {number - 2}", upto=number - 2)
                 store.compact("a")
-        assert everything(store, "a") == [
+        assert all_messages(store, "a") == [
             (number, str(number), number <= 28) for number in range(1, 31)
         ]
-        assert [m.seq for m in store.get_history("a", full=True, after=3, last=4)] == [
-            27,
-            28,
-            29,
-            30,
-        ]
+        last_four = [m.seq for m in store.get_history("a", full=True, after=3, last=4)]
+        assert last_four == [27, 28, 29, 30]
         assert [m.seq for m in store.get_history("a", full=True, last=25)] == list(range(6, 31))
-        assert say(store, "a", "31") == [31]
+        assert append(store, "a", "31") == [31]
 
     def test_p2_a_batch_across_the_floor_survives_compaction(self, store: Store) -> None:
-        say(store, "a", "1")
-        store.add_messages("a", [user("2"), user("3"), user("4")])
+        append(store, "a", "1")
+        store.add_messages("a", user_messages("2", "3", "4"))
         store.checkpoint("a", summary="half of the batch", upto=3)
         assert store.compact("a").archived <= 3
-        assert shown(store, "a") == ["4"]
-        assert hidden(store, "a") == [1, 2, 3]
+        assert_session(store, "a", visible=["4"], hidden=[1, 2, 3])
         assert store.info("a").archived <= 3
         store.undo("a")
-        assert shown(store, "a") == ["1", "2", "3", "4"]
+        assert visible_texts(store, "a") == ["1", "2", "3", "4"]
 
     def test_session_with_only_hidden_messages_can_be_compacted(self, store: Store) -> None:
-        say(store, "a", "1", "2", "3")
+        append(store, "a", "1", "2", "3")
         store.clear("a")
         assert store.compact("a").archived == 3
-        assert shown(store, "a") == []
-        assert hidden(store, "a") == [1, 2, 3]
-        assert say(store, "a", "4") == [4]
-        assert shown(store, "a") == ["4"]
+        assert_session(store, "a", visible=[], hidden=[1, 2, 3])
+        assert append(store, "a", "4") == [4]
+        assert visible_texts(store, "a") == ["4"]
         assert store.list_sessions() == ["a"]
 
 
 _AFTER_CLOSE = [
-    Call("add_message", ("user", "x")),
-    Call("add_full_message", (user("x"),)),
-    Call("add_messages", ([user("x")],)),
+    *WRITES,
     Call("get_history"),
     Call("get_summary"),
-    Call("set_summary", ("x",)),
-    Call("truncate_history", (1,)),
-    Call("clear"),
-    Call("set_history", ([],)),
-    Call("hide", (1, 1)),
-    Call("pop"),
-    Call("checkpoint", (), {"summary": "", "upto": 1}),
-    Call("undo"),
     Call("compact"),
     Call("info"),
-    Call("set_meta", (), {"title": "x"}),
-    Call("fork", ("b",)),
-    Call("delete"),
     Call("restore"),
-    Call("purge"),
-    Call("purge", (), {"before": 2}),
-    Call("lease", (), {"ttl": 60}),
+    Call("purge", before=2),
+    Call("lease", ttl=60),
 ]
 
 _CHANGES = [
-    Call("add_message", ("user", "x")),
-    Call("add_messages", ([user("x"), user("y")],)),
-    Call("set_summary", ("text",)),
-    Call("hide", (2, 2)),
+    Call("add_message", "user", "x"),
+    Call("add_messages", user_messages("x", "y")),
+    Call("set_summary", "text"),
+    Call("hide", 2, 2),
     Call("pop"),
     Call("undo"),
-    Call("set_meta", (), {"title": "x"}),
-    Call("set_history", ([user("x")],)),
-    Call("truncate_history", (0,)),
+    Call("set_meta", title="x"),
+    Call("set_history", user_messages("x")),
+    Call("truncate_history", 0),
     Call("undo"),
-    Call("checkpoint", (), {"summary": "other", "upto": 3}),
+    Call("checkpoint", summary="other", upto=3),
     Call("clear"),
     Call("compact"),
-    Call("purge", (), {"before": 3}),
+    Call("purge", before=3),
 ]
 
 
-class Stamps(Opened):
+class Stamps(ContractPart):
     """`stamps`, by which an index detects changes."""
 
     def test_stamp_of_a_session_differs_after_each_change(self, store: Store) -> None:
         assert store.stamps() == {}
-        say(store, "a", "1", "2", "3", "4")
-        say(store, "b", "1")
-        seen = [store.stamps()]
+        append(store, "a", "1", "2", "3", "4")
+        append(store, "b", "1")
+        all_stamps = [store.stamps()]
         for call in _CHANGES:
             call.make(store, "a")
-            seen.append(store.stamps())
-        assert all(sorted(stamps) == ["a", "b"] for stamps in seen)
-        assert len({stamps["a"] for stamps in seen}) == len(seen)
-        assert {stamps["b"] for stamps in seen} == {seen[0]["b"]}
+            all_stamps.append(store.stamps())
+        assert all(sorted(stamps) == ["a", "b"] for stamps in all_stamps)
+        assert len({stamps["a"] for stamps in all_stamps}) == len(all_stamps)
+        assert {stamps["b"] for stamps in all_stamps} == {all_stamps[0]["b"]}
 
     def test_reads_do_not_change_stamps(self, store: Store) -> None:
-        say(store, "a", "1", "2")
+        append(store, "a", "1", "2")
         before = store.stamps()
         store.get_history("a", full=True)
         store.info("a")
@@ -211,11 +195,11 @@ class Stamps(Opened):
         assert store.stamps() == before
 
     def test_stamps_exist_only_for_existing_sessions(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         first = store.stamps()["a"]
         store.delete("a")
         assert store.stamps() == {}
-        say(store, "a", "1")
+        append(store, "a", "1")
         assert store.stamps()["a"] != first
         store.restore("a", as_key="b")
         store.fork("a", "c")
@@ -224,14 +208,14 @@ class Stamps(Opened):
         assert sorted(store.stamps()) == ["b", "c"]
 
 
-class Closing(Opened):
+class Closing(ContractPart):
     """`health`, `close`, and the protocol itself."""
 
     def test_store_implements_the_protocol(self, store: Store) -> None:
         assert isinstance(store, Store)
 
     def test_working_store_is_healthy(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         health = store.health()
         assert health.ok
         assert health.problems == ()
@@ -239,13 +223,12 @@ class Closing(Opened):
 
     @pytest.mark.parametrize("call", _AFTER_CLOSE, ids=str)
     def test_p8_calls_on_a_closed_store_raise_store_closed(self, store: Store, call: Call) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         store.close()
-        with pytest.raises(StoreClosed):
-            call.make(store, "a")
+        assert_raises(StoreClosed, call.make, store, "a")
 
     def test_p8_lists_and_follow_on_a_closed_store_raise_store_closed(self, store: Store) -> None:
-        say(store, "a", "1")
+        append(store, "a", "1")
         store.close()
         for call in (
             store.list_sessions,
@@ -254,8 +237,7 @@ class Closing(Opened):
             store.health,
             lambda: next(store.follow("a", timeout=0)),
         ):
-            with pytest.raises(StoreClosed):
-                call()
+            assert_raises(StoreClosed, call)
 
     def test_closing_twice_does_nothing(self, store: Store) -> None:
         store.close()
@@ -263,12 +245,11 @@ class Closing(Opened):
 
     def test_with_block_closes_the_store(self, tmp_path: Path) -> None:
         with self.make_store(tmp_path) as store:
-            say(store, "a", "1")
-        with pytest.raises(StoreClosed):
-            store.get_history("a")
+            append(store, "a", "1")
+        assert_raises(StoreClosed, store.get_history, "a")
 
 
-class Keys(Opened):
+class Keys(ContractPart):
     """Session keys, and `list_sessions`."""
 
     def test_p6_three_hundred_hostile_keys_have_separate_sessions(
@@ -280,13 +261,12 @@ class Keys(Opened):
             assert store.add_message(key, "user", f"to {key}") == 1
             store.set_summary(key, f"about {key}")
         for key in keys:
-            assert shown(store, key) == [f"to {key}"]
-            assert store.get_summary(key) == f"about {key}"
+            assert_session(store, key, visible=[f"to {key}"], summary=f"about {key}")
             assert store.info(key).key == key
         assert store.list_sessions() == sorted(keys, key=str.encode)
         assert len({store.info(key).uid for key in keys}) == 300
         store.clear(keys[0])
-        assert all(shown(store, key) for key in keys[1:])
+        assert all(visible_texts(store, key) for key in keys[1:])
         assert [path.name for path in tmp_path.iterdir()] == ["workspace"]
 
     @pytest.mark.parametrize(
@@ -303,24 +283,23 @@ class Keys(Opened):
             lambda: store.compact(key),
             lambda: next(store.follow(key, timeout=0)),
         ):
-            with pytest.raises(InvalidKey):
-                call()
+            assert_raises(InvalidKey, call)
         assert store.list_sessions() == []
 
     def test_sessions_are_listed_in_byte_order_of_their_keys(self, store: Store) -> None:
         keys = ["b", "a", "B", "a:b", "a_b", "\u00e9", "e\u0301", "\uffff", "\U0001f600", "10", "9"]
         for key in keys:
-            say(store, key, "x")
+            append(store, key, "x")
         assert store.list_sessions() == sorted(keys, key=str.encode)
 
     def test_pages_of_sessions_have_no_gaps_or_duplicates(self, store: Store) -> None:
         keys = sorted((f"user:{number}" for number in range(25)), key=str.encode)
         for key in reversed(keys):
-            say(store, key, "x")
-        found: list[str] = []
-        while page := store.list_sessions(limit=7, after=found[-1] if found else None):
-            found += page
-        assert found == keys
+            append(store, key, "x")
+        listed_keys: list[str] = []
+        while page := store.list_sessions(limit=7, after=listed_keys[-1] if listed_keys else None):
+            listed_keys += page
+        assert listed_keys == keys
         assert store.list_sessions(limit=0) == []
         assert store.list_sessions(limit=99) == keys
         assert store.list_sessions(after="user:9") == []
@@ -330,7 +309,7 @@ class Keys(Opened):
     def test_prefix_is_matched_literally(self, store: Store) -> None:
         keys = ["a:1", "a:2", "a_1", "A:1", "a%1", "%", "a", "ab", "b:1"]
         for key in keys:
-            say(store, key, "x")
+            append(store, key, "x")
         assert store.list_sessions(prefix="a:") == ["a:1", "a:2"]
         assert store.list_sessions(prefix="a_") == ["a_1"]
         assert store.list_sessions(prefix="%") == ["%"]
@@ -339,5 +318,4 @@ class Keys(Opened):
         assert store.list_sessions(prefix="zz") == []
 
     def test_p8_negative_limit_is_rejected(self, store: Store) -> None:
-        with pytest.raises(UsageError):
-            store.list_sessions(limit=-1)
+        assert_raises(UsageError, store.list_sessions, limit=-1)

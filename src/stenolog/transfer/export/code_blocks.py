@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-_TICKS: Final = re.compile(r"`+")
+_BACKTICKS: Final = re.compile(r"`+")
 
 
 MAX_COLOURED: Final = 2_000
@@ -38,7 +38,7 @@ GIL all the time. Only lexers that tests/unit/test_colouring.py attacks are used
 
 
 def colour_language(info: str, code: str) -> str:
-    """Return the name of the lexer that may colour this code; empty if none may.
+    """Return the name of the lexer that may colour this code; empty if no lexer may.
 
     `info` is the text after the fence; its first word names the language.
     """
@@ -49,13 +49,13 @@ def colour_language(info: str, code: str) -> str:
 
 
 class ColourBudget:
-    """The number of characters of code that may still be coloured, by default in one message."""
+    """Number of characters of code that may still be coloured, on one page or in one message."""
 
     def __init__(self, left: int = MAX_COLOURED_IN_MESSAGE) -> None:
         self.left = left
 
     def take(self, code: str) -> bool:
-        """Return whether this code may be coloured, and count it if so."""
+        """Return whether this code may be coloured. If so, subtract its length from the budget."""
         if len(code) > self.left:  # guard: colour-total
             return False
         self.left -= len(code)
@@ -79,14 +79,14 @@ def split_blocks(text: str) -> Iterator[Block]:
     lines: list[str] = []
     fence, language = "", ""
     for line in text.split("\n"):
-        found = _FENCE.fullmatch(line)
-        if fence and found and found[1].startswith(fence) and not found[2].strip():
+        match = _FENCE.fullmatch(line)
+        if fence and match and match[1].startswith(fence) and not match[2].strip():
             yield Block("\n".join(lines), code=True, language=language)
             lines, fence = [], ""
-        elif not fence and found and not (found[1][0] == "`" and "`" in found[2]):
+        elif not fence and match and not (match[1][0] == "`" and "`" in match[2]):
             if lines:
                 yield Block("\n".join(lines))
-            lines, fence, language = [], found[1], found[2].strip()
+            lines, fence, language = [], match[1], match[2].strip()
         else:
             lines.append(line)
     if lines or fence:
@@ -94,6 +94,6 @@ def split_blocks(text: str) -> Iterator[Block]:
 
 
 def fence_for(text: str) -> str:
-    """Return a fence that no line of this text closes."""
-    longest = max((len(run) for run in _TICKS.findall(text)), default=0)
-    return "`" * max(3, longest + 1)
+    """Return a fence for a code block with this text. No line of the text closes the fence."""
+    longest_run = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
+    return "`" * max(3, longest_run + 1)

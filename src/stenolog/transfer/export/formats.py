@@ -8,7 +8,7 @@ import msgspec
 from stenolog.catalog.searchable_text import title_from
 from stenolog.messages import TextPart, has_text, read_content
 from stenolog.records import Message, SessionInfo
-from stenolog.transfer.export.message_parts import Conversation, cleaned, read_all
+from stenolog.transfer.export.message_parts import Conversation, readable_messages, redact_text
 
 TextFormat = Literal["jsonl", "openai", "markdown"]
 ExportFormat = TextFormat | Literal["html"]
@@ -16,14 +16,8 @@ ExportFormat = TextFormat | Literal["html"]
 DOCUMENT_FORMATS: Final = ("markdown", "html")
 """Formats for human readers."""
 _OPENAI_FIELDS: Final = (
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "refusal",
-    "audio",
-    "function_call",
+    *("role", "content", "name", "tool_calls", "tool_call_id"),
+    *("refusal", "audio", "function_call"),
 )
 """Fields of a message that OpenAI's API accepts."""
 
@@ -45,7 +39,7 @@ class Redactor(Protocol):
         ...
 
     def without_counting(self, text: str) -> str:
-        """Return the redacted text without counting; for a text that is counted elsewhere."""
+        """Return the redacted text without counting its secrets, which are counted elsewhere."""
         ...
 
 
@@ -55,54 +49,55 @@ def text_export_pieces(
     """Yield the export in pieces. `stenolog.gateway.viewer.export_page` exports HTML as well."""
     if format_ != "markdown":
         for message in messages:
-            yield _line(message, clean, only_openai=format_ == "openai") + b"\n"
+            yield _json_line(message, clean, only_openai=format_ == "openai") + b"\n"
         return
     # Only needed for documents.
-    from stenolog.transfer.export.markdown_export import as_markdown
+    from stenolog.transfer.export.markdown_export import markdown_pieces
 
     conversation = Conversation(
-        key=cleaned(info.key, clean),
+        key=redact_text(info.key, clean),
         title=document_title(info, messages, clean),
-        summary=cleaned(info.summary, clean),
-        # When the messages were said; a session may have been imported later.
+        summary=redact_text(info.summary, clean),
+        # Use the times of the messages, because the session may have been imported later.
         created=messages[0].at if messages else info.created,
         updated=messages[-1].at if messages else info.updated,
-        said=tuple(read_all(messages, clean)),
+        messages=tuple(readable_messages(messages, clean)),
         hidden=info.count - info.visible,
     )
-    for piece in as_markdown(conversation):
+    for piece in markdown_pieces(conversation):
         yield piece.encode()
 
 
-def _line(message: Message, clean: Redactor, *, only_openai: bool) -> bytes:
+def _json_line(message: Message, clean: Redactor, *, only_openai: bool) -> bytes:
     if not only_openai and not clean.enabled:
         return message.to_json()
     body = message.to_dict()
     if only_openai:
         body = {name: value for name, value in body.items() if name in _OPENAI_FIELDS}
-    shared = clean.data(body)
+    shared_fields = clean.data(body)
     try:
-        return msgspec.json.encode(shared)
+        return msgspec.json.encode(shared_fields)
     except UnicodeEncodeError:
-        # A lone surrogate is written as an escape, as in the store. Very rare.
+        # A lone surrogate, which is very rare, is written as an escape, as in the store.
         from json import dumps
 
-        return dumps(shared, separators=(",", ":")).encode()
+        return dumps(shared_fields, separators=(",", ":")).encode()
 
 
 def document_title(info: SessionInfo, messages: Iterable[Message], clean: Redactor) -> str:
     """Return the title of a document: the session's title, or the start of the first prompt."""
-    given = title_from(info.meta, "")
-    if given:
-        return cleaned(given, clean)
-    # Clean before cutting: half a secret is not recognized. The secret is counted in its message.
-    return title_from({}, cleaned(_prompt(messages), clean.without_counting)) or cleaned(
-        info.key, clean.without_counting
-    )
+    title = title_from(info.meta, "")
+    if title:
+        return redact_text(title, clean)
+    # Secrets are removed before the text is cut, because half a secret is not recognized. They are
+    # not counted, because they are counted in their message.
+    return title_from(
+        {}, redact_text(_first_prompt(messages), clean.without_counting)
+    ) or redact_text(info.key, clean.without_counting)
 
 
-def _prompt(messages: Iterable[Message]) -> str:
-    """Return the text of the first user message that has some."""
+def _first_prompt(messages: Iterable[Message]) -> str:
+    """Return the text of the first user message that has text."""
     for message in messages:
         body = message.to_dict()
         if has_text(body):

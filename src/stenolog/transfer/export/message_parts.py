@@ -1,4 +1,4 @@
-"""The readable parts of a message; every text is cleaned in one place."""
+"""The readable parts of a message. Secrets are removed from every text in this module."""
 
 import json
 import re
@@ -60,7 +60,7 @@ class Part(Struct, frozen=True, kw_only=True):
         return self.name
 
 
-class Said(Struct, frozen=True, kw_only=True):
+class ReadableMessage(Struct, frozen=True, kw_only=True):
     """A message, prepared for reading."""
 
     seq: int
@@ -82,107 +82,109 @@ class Conversation(Struct, frozen=True, kw_only=True):
     summary: str
     created: datetime
     updated: datetime
-    said: tuple[Said, ...]
+    messages: tuple[ReadableMessage, ...]
     hidden: int
-    """Number of hidden messages, whether `said` contains them or not."""
+    """Number of hidden messages, whether `messages` contains them or not."""
 
 
-def minute(at: datetime) -> str:
+def format_minute(at: datetime) -> str:
     """Return a time to the minute; years before 1000 have four digits too."""
     return f"{at.date()} {at:%H:%M}"
 
 
-def plain(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return the text without invisible characters; line ends and tabs stay."""
     return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
 
 
-def cleaned(text: str, clean: Clean) -> str:
-    """Return the text as it may be shown."""
-    # In this order: an invisible character inside a secret would hide it from `clean`.
-    return clean(plain(text))
+def redact_text(text: str, clean: Clean) -> str:
+    """Return the text without invisible characters and secrets."""
+    # Remove invisible characters first: such a character would hide a secret from `clean`.
+    return clean(printable_text(text))
 
 
-def read_all(messages: Iterable[Message], clean: Clean) -> Iterator[Said]:
-    """Yield the messages for reading, in order; tool results get the name of their tool."""
-    tools: dict[str | None, str] = {}
+def readable_messages(messages: Iterable[Message], clean: Clean) -> Iterator[ReadableMessage]:
+    """Yield the messages in readable form, in order; tool results get the name of their tool."""
+    tool_names: dict[str | None, str] = {}
     for message in messages:
         body = message.to_dict()
         role = body.get("role")
-        read = list(read_message(body))
-        calls = (part for part in read if isinstance(part, ToolCall) and part.name != UNNAMED)
-        tools.update({part.id: part.name for part in calls if part.id is not None})
-        parts = [made for part in read for made in _readable(part, body, tools, clean)]
-        yield Said(
+        read_parts = list(read_message(body))
+        calls = (part for part in read_parts if isinstance(part, ToolCall) and part.name != UNNAMED)
+        tool_names.update({part.id: part.name for part in calls if part.id is not None})
+        parts = [
+            view for part in read_parts for view in _readable_parts(part, body, tool_names, clean)
+        ]
+        yield ReadableMessage(
             seq=message.seq,
             at=message.at,
-            role=cleaned(role if isinstance(role, str) else _as_json(role), clean),
+            role=redact_text(role if isinstance(role, str) else _format_json(role), clean),
             hidden=message.hidden,
-            parts=(*parts, *_fields(unread_fields(body), clean)),
-            model=cleaned(model_of(body) or "", clean),
+            parts=(*parts, *_field_parts(unread_fields(body), clean)),
+            model=redact_text(model_of(body) or "", clean),
             seconds=seconds_of(body),
             failed=has_failed(body)
-            or any(isinstance(part, ToolResult) and part.is_error for part in read),
-            interrupted=cleaned(interruption(body), clean),
+            or any(isinstance(part, ToolResult) and part.is_error for part in read_parts),
+            interrupted=redact_text(interruption(body), clean),
         )
 
 
-def _readable(
-    part: AnyPart, body: Mapping[str, Any], tools: Mapping[str | None, str], clean: Clean
+def _readable_parts(
+    part: AnyPart, body: Mapping[str, Any], tool_names: Mapping[str | None, str], clean: Clean
 ) -> Iterator[Part]:
-    """Yield what a reader sees of a part; parts without readable form are shown as JSON."""
+    """Yield the readable form of a part; parts without a readable form become JSON."""
     match part:
         case TextPart():
-            yield Part(kind="text", text=cleaned(part.text, clean))
+            yield Part(kind="text", text=redact_text(part.text, clean))
         case ThinkingPart() if part.in_content or isinstance(part.value, str):
-            if text := cleaned(part.text, clean).strip():
+            if text := redact_text(part.text, clean).strip():
                 yield Part(kind="thought", text=text)
             elif part.in_content:
-                yield _as_field("content", part.value, clean)
+                yield _field_part("content", part.value, clean)
         case ThinkingPart():
-            yield from _fields({part.field: part.value}, clean)
+            yield from _field_parts({part.field: part.value}, clean)
         case ToolCall() if part.name != UNNAMED:
-            given = part.arguments
-            text = given if isinstance(given, str) else "" if given is None else _as_json(given)
-            name = cleaned(part.name, clean)
-            yield Part(kind="call", name=name, text=cleaned(text, clean))
+            args = part.arguments
+            text = args if isinstance(args, str) else "" if args is None else _format_json(args)
+            name = redact_text(part.name, clean)
+            yield Part(kind="call", name=name, text=redact_text(text, clean))
         case ToolCall():
-            yield Part(kind="call", name="tool", text=cleaned(_as_json(part.value), clean))
+            yield Part(kind="call", name="tool", text=redact_text(_format_json(part.value), clean))
         case ToolResult():
-            name = cleaned(tools.get(part.id, ""), clean)
-            inner = list(read_content(part.content))
-            for one in inner:
-                for made in _readable(one, body, tools, clean):
-                    yield replace(made, kind="result", name=name) if made.kind == "text" else made
-            if part.in_content and not inner:
+            name = redact_text(tool_names.get(part.id, ""), clean)
+            content_parts = list(read_content(part.content))
+            for content_part in content_parts:
+                for view in _readable_parts(content_part, body, tool_names, clean):
+                    yield replace(view, kind="result", name=name) if view.kind == "text" else view
+            if part.in_content and not content_parts:
                 yield Part(kind="result", name=name, text="")
         case FilePart() if part.value is body.get("audio"):
             if isinstance(part.content, str):
-                yield Part(kind="text", text=cleaned(part.content, clean))
-            yield from _fields({"audio": part.value}, clean)
-        # Only embedded images: showing others would cause a request.
+                yield Part(kind="text", text=redact_text(part.content, clean))
+            yield from _field_parts({"audio": part.value}, clean)
+        # Only embedded images are shown, because showing other images would cause a request.
         case ImagePart() if _IMAGE.fullmatch(part.url):
             yield Part(kind="image", text=part.url)
         case UnknownPart() if part.field in ("tool_calls", "function_call"):
-            yield Part(kind="call", name="tool", text=cleaned(_as_json(part.value), clean))
+            yield Part(kind="call", name="tool", text=redact_text(_format_json(part.value), clean))
         case UnknownPart() if part.field != "content":
-            yield from _fields({part.field: part.value}, clean)
+            yield from _field_parts({part.field: part.value}, clean)
         case UnknownPart() if part.text is not None:
-            yield Part(kind="text", text=cleaned(part.text, clean))
+            yield Part(kind="text", text=redact_text(part.text, clean))
         case _ if part.value is not body:
-            yield _as_field("content", part.value, clean)
+            yield _field_part("content", part.value, clean)
 
 
-def _fields(fields: Mapping[str, Any], clean: Clean) -> Iterator[Part]:
+def _field_parts(fields: Mapping[str, Any], clean: Clean) -> Iterator[Part]:
     for name, value in fields.items():
         if name != FIELD and value is not None:
-            # Clean name and value together: only the name may reveal that the value is a secret.
-            yield _as_field(cleaned(name, clean), {name: value}, clean)
+            # Clean name and value together, because the name may reveal that the value is a secret.
+            yield _field_part(redact_text(name, clean), {name: value}, clean)
 
 
-def _as_field(name: str, value: Any, clean: Clean) -> Part:
-    return Part(kind="field", name=name, text=cleaned(_as_json(value), clean))
+def _field_part(name: str, value: Any, clean: Clean) -> Part:
+    return Part(kind="field", name=name, text=redact_text(_format_json(value), clean))
 
 
-def _as_json(value: Any) -> str:
+def _format_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)

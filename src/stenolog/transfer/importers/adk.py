@@ -1,6 +1,7 @@
 """ADK's events as messages in the chat format: every event becomes at least one message.
 
-Rewound events are hidden, and so are compacted ones, which the summary covers.
+Events that the user rewound become hidden messages. Compacted events, which the summary covers,
+become hidden messages too.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,17 @@ from msgspec import Struct
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import (
     ImportProblems,
+    MessagePieces,
     NotAMessage,
     Part,
     as_id,
     as_object,
     as_text,
-    build_messages,
     image_part,
+    join_texts,
     make_call,
     non_empty,
+    omit,
     parse_time,
     text_part,
 )
@@ -30,7 +33,7 @@ FIELD: Final = "adk"
 
 
 class Event(Struct, frozen=True):
-    """One event, with its name in reports."""
+    """One event, and the name of the event in reports."""
 
     label: str
     fields: dict[str, Any]
@@ -43,96 +46,74 @@ class Event(Struct, frozen=True):
     @property
     def actions(self) -> dict[str, Any]:
         """Effects of the event besides its content."""
-        found = self.fields.get("actions")
-        return found if isinstance(found, dict) else {}
+        value = self.fields.get("actions")
+        return value if isinstance(value, dict) else {}
 
 
-class Conversation(Struct, frozen=True):
-    """The messages and the summary of a session."""
-
-    messages: list[JSONMessage]
-    summary: str
-
-
-def read_events(events: Sequence[Event], report: ImportProblems) -> Conversation:
-    """Return the messages of these events, in order, and the summary of the compacted ones."""
-    hidden = _rewound_indexes(events)
-    compactions = _compactions(events)
+def read_events(events: Sequence[Event], report: ImportProblems) -> tuple[list[JSONMessage], str]:
+    """Return the messages of these events, in order, and the summary of compacted events."""
+    rewound_indexes = _rewound_indexes(events)
+    compactions = _find_compactions(events)
     messages: list[JSONMessage] = []
-    for number, event in enumerate(events):
+    for index, event in enumerate(events):
         if event.fields.get("partial") is True:
             continue
         at = event.at
-        covered = at is not None and any(one.covers(at) for one in compactions)
+        covered = at is not None and any(compaction.covers(at) for compaction in compactions)
         try:
-            content_parts = messages_of(event.fields, report)
+            event_messages = messages_of(event.fields, report)
         except (ValueError, RecursionError) as error:
             report.report_dropped(f"{event.label} cannot be read: {error}")
             continue
-        for message in content_parts:
-            is_hidden = number in hidden or (covered and "compaction" not in event.actions)
+        for message in event_messages:
+            is_hidden = index in rewound_indexes or (covered and "compaction" not in event.actions)
             messages += report.encode(message, at, event.label, hidden=is_hidden)
-    return Conversation(messages, "\n\n".join(one.text for one in compactions))
+    return messages, "\n\n".join(compaction.text for compaction in compactions)
 
 
 def messages_of(event: dict[str, Any], report: ImportProblems) -> list[dict[str, Any]]:
     """Return the messages of one event. Raises NotAMessage, ValueError, RecursionError."""
-    content = event.get("content")
-    if content is None:
-        content = {}
-    role, parts = as_object(content, "its content").get("role"), content.get("parts") or []
+    content_value = event.get("content")
+    content = as_object({} if content_value is None else content_value, "its content")
+    role, parts = content.get("role"), content.get("parts") or []
     if not isinstance(parts, list):
         raise NotAMessage("its parts are not a list")
-    content_parts: list[Part] = []
-    calls: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    is_lossless = True
+    pieces = MessagePieces()
     for part in parts:
         fields = non_empty(as_object(part, "a part of it"))
         call = _first_object(fields, "function_call", "functionCall")
         result = _first_object(fields, "function_response", "functionResponse")
         data = _first_object(fields, "inline_data", "inlineData")
-        image = None if data is None else _image(data)
+        image = None if data is None else _image_part(data)
         text = fields.get("text")
         if call is not None:
-            calls.append(make_call(call.get("id"), call.get("name"), call.get("args")))
-            is_lossless = is_lossless and len(fields) == 1 and call.keys() <= {"id", "name", "args"}
+            pieces.calls.append(make_call(call.get("id"), call.get("name"), call.get("args")))
+            pieces.is_lossless &= len(fields) == 1 and call.keys() <= {"id", "name", "args"}
         elif result is not None:
-            results.append(_tool_result(result))
-            is_lossless = (
-                is_lossless and len(fields) == 1 and result.keys() <= {"id", "name", "response"}
-            )
+            pieces.results.append(_tool_result(result))
+            pieces.is_lossless &= len(fields) == 1 and result.keys() <= {"id", "name", "response"}
         elif isinstance(text, str):
             if fields.get("thought") is True:
-                thoughts.append(text)
+                pieces.thoughts.append(text)
             else:
-                content_parts.append(text_part(text))
-            is_lossless = is_lossless and fields.keys() <= {"text", "thought"}
+                pieces.parts.append(text_part(text))
+            pieces.is_lossless &= fields.keys() <= {"text", "thought"}
         elif image is not None:
-            content_parts.append(image)
-            is_lossless = is_lossless and len(fields) == 1
+            pieces.parts.append(image)
+            pieces.is_lossless &= len(fields) == 1
         elif fields:
-            is_lossless = False
+            pieces.is_lossless = False
             report.count_unseen(" and ".join(fields))
-    # An event that only changes a state is not a message of the user.
+    # An event without content only changes the state of a session. It is no user message.
     is_user = bool(parts) and event.get("author") == "user" and role in (None, "user")
-    found = build_messages(
-        "user" if is_user else "assistant", content_parts, calls, results, thoughts
-    )
-    found[-1][FIELD] = _remaining_fields(event, content, is_lossless=is_lossless)
-    return found
-
-
-def _remaining_fields(
-    event: dict[str, Any], content: dict[str, Any], *, is_lossless: bool
-) -> dict[str, Any]:
-    rest = {n: v for n, v in event.items() if n not in ("content", "actions", "timestamp")}
+    messages = pieces.messages("user" if is_user else "assistant")
+    other_fields = omit(event, "content", "actions", "timestamp")
     actions = event.get("actions")
-    rest["actions"] = non_empty(actions) if isinstance(actions, dict) else actions
-    if not is_lossless:
-        rest["content"] = content
-    return non_empty(rest)
+    other_fields["actions"] = non_empty(actions) if isinstance(actions, dict) else actions
+    if not pieces.is_lossless:
+        other_fields["content"] = content
+    messages[-1][FIELD] = non_empty(other_fields)
+    return messages
 
 
 def _tool_result(result: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +123,7 @@ def _tool_result(result: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": as_text(result.get("response", {}))}
 
 
-def _image(data: dict[str, Any]) -> Part | None:
+def _image_part(data: dict[str, Any]) -> Part | None:
     kind, text = data.get("mime_type", data.get("mimeType")), data.get("data")
     if not isinstance(kind, str) or not isinstance(text, str) or not kind.startswith("image/"):
         return None
@@ -151,23 +132,23 @@ def _image(data: dict[str, Any]) -> Part | None:
 
 
 def _first_object(fields: dict[str, Any], *names: str) -> dict[str, Any] | None:
-    found = (fields.get(name) for name in names)
-    return next((value for value in found if isinstance(value, dict)), None)
+    values = (fields.get(name) for name in names)
+    return next((value for value in values if isinstance(value, dict)), None)
 
 
 def _rewound_indexes(events: Sequence[Event]) -> set[int]:
     """Return the indexes of the rewound events and of the events that rewound them."""
-    hidden: set[int] = set()
+    hidden_indexes: set[int] = set()
     index = len(events) - 1
     while index >= 0:
-        before = events[index].actions.get("rewind_before_invocation_id")
-        first = index
-        if isinstance(before, str):
-            ids = (n for n in range(index) if events[n].fields.get("invocation_id") == before)
-            first = next(ids, index)
-            hidden.update(range(first, index + 1))
-        index = first - 1
-    return hidden
+        id = events[index].actions.get("rewind_before_invocation_id")
+        first_index = index
+        if isinstance(id, str):
+            indexes = (n for n in range(index) if events[n].fields.get("invocation_id") == id)
+            first_index = next(indexes, index)
+            hidden_indexes.update(range(first_index, index + 1))
+        index = first_index - 1
+    return hidden_indexes
 
 
 class _Compaction(Struct, frozen=True):
@@ -182,30 +163,25 @@ class _Compaction(Struct, frozen=True):
         return self.start <= other.start and other.end <= self.end
 
 
-def _compactions(events: Sequence[Event]) -> list[_Compaction]:
-    """Return the compactions, oldest first, without those that another one includes."""
-    found = [one for event in events if (one := _compaction(event)) is not None]
-    # Of two with the same range the later one counts.
-    found = list({(one.start, one.end): one for one in found}.values())
+def _find_compactions(events: Sequence[Event]) -> list[_Compaction]:
+    """Return the compactions, oldest first, without those that another compaction includes."""
+    all_compactions = filter(None, map(_read_compaction, events))
+    # If two compactions have the same range, the later compaction counts.
+    compactions = {(c.start, c.end): c for c in all_compactions}.values()
     outermost = [
-        one
-        for number, one in enumerate(found)
-        if not any(other.includes(one) and index != number for index, other in enumerate(found))
+        inner
+        for inner in compactions
+        if not any(outer.includes(inner) and outer is not inner for outer in compactions)
     ]
-    return sorted(outermost, key=lambda one: one.start)
+    return sorted(outermost, key=lambda compaction: compaction.start)
 
 
-def _compaction(event: Event) -> _Compaction | None:
+def _read_compaction(event: Event) -> _Compaction | None:
     compaction = event.actions.get("compaction")
     if not isinstance(compaction, dict):
         return None
-    start, end = (
-        parse_time(compaction.get("start_timestamp")),
-        parse_time(compaction.get("end_timestamp")),
-    )
+    start = parse_time(compaction.get("start_timestamp"))
+    end = parse_time(compaction.get("end_timestamp"))
     content = compaction.get("compacted_content")
-    parts = content.get("parts") if isinstance(content, dict) else None
-    listed = parts if isinstance(parts, list) else []
-    texts = [part.get("text") for part in listed if isinstance(part, dict)]
-    text = "\n\n".join(text for text in texts if isinstance(text, str))
+    text = join_texts(content.get("parts")) if isinstance(content, dict) else ""
     return None if start is None or end is None or not text else _Compaction(start, end, text)

@@ -1,26 +1,35 @@
 """Conversion of imported messages to OpenAI's chat format: contents, tool calls, times, problems.
 
-Fields that the format does not have are kept in a field named after the program, so that nothing is
-lost. Such fields are not sent to providers.
+Fields that do not exist in the chat format are kept in a field named after the program, so that
+nothing is lost. This field is not sent to providers.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from json import dumps, loads
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
-from stenolog.stores.json_file import NO_TIME, JSONMessage, NotASession, time_of
-from stenolog.transfer.importers.legacy_session import Layout, LegacySession, with_times
+from stenolog.stores.json_file import NO_TIME, JSONMessage, NotASession, parse_go_time
+from stenolog.transfer.importers.legacy_session import (
+    Layout,
+    LegacySession,
+    Source,
+    SourceContent,
+    time_of_nanoseconds,
+    with_times,
+    without_oversized_parts,
+)
 
 Part = dict[str, Any]
 
-_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+_EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one session that are reported individually."""
 MAX_PROBLEM_LENGTH: Final = 400
@@ -32,7 +41,7 @@ class NotAMessage(ValueError):
 
 
 class ImportProblems:
-    """Problems of one imported session: lost messages, lost parts, and parts no model sees."""
+    """Problems of one imported session: lost messages, lost parts, and parts hidden from models."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -43,22 +52,22 @@ class ImportProblems:
     def report_dropped(self, text: str, count: int = 1) -> None:
         """Report messages that are lost."""
         self.dropped += count
-        self._problems.append(_shortened(text, MAX_PROBLEM_LENGTH))
+        self._problems.append(_shorten(text, MAX_PROBLEM_LENGTH))
 
     def report_loss(self, text: str) -> None:
-        """Report another loss."""
-        self._problems.append(_shortened(text, MAX_PROBLEM_LENGTH))
+        """Report lost content that is not a whole message."""
+        self._problems.append(_shorten(text, MAX_PROBLEM_LENGTH))
 
     def count_unseen(self, kind: str) -> None:
         """Count a part that is kept in an additional field, which no model sees."""
-        self._unseen_parts[_shortened(kind, MAX_PROBLEM_LENGTH // 10)] += 1
+        self._unseen_parts[_shorten(kind, MAX_PROBLEM_LENGTH // 10)] += 1
 
     def count_converted(self, text: str) -> None:
         """Count a field that was converted to the chat format."""
-        self._converted[_shortened(text, MAX_PROBLEM_LENGTH // 10)] += 1
+        self._converted[_shorten(text, MAX_PROBLEM_LENGTH // 10)] += 1
 
     def notes(self) -> tuple[str, ...]:
-        """Return what was converted, each as a sentence."""
+        """Return a sentence for each kind of conversion."""
         return tuple(
             f"{text} in {count:,} message{'' if count == 1 else 's'}"
             for text, count in self._converted.most_common(MAX_PROBLEMS)
@@ -67,7 +76,7 @@ class ImportProblems:
     def encode(
         self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
     ) -> list[JSONMessage]:
-        """Return the message to store; if it cannot be stored, report it and return nothing."""
+        """Return a list with the encoded message, or report why it cannot be stored."""
         try:
             return [JSONMessage(encode_object(fields), at, hidden=hidden)]
         except RefusedMessage as error:
@@ -76,13 +85,13 @@ class ImportProblems:
 
     def problems(self) -> tuple[str, ...]:
         """Return the problems, each as a sentence."""
-        more = len(self._problems) - MAX_PROBLEMS
-        rest = (f"and {more:,} more like these",) if more > 0 else ()
+        more_count = len(self._problems) - MAX_PROBLEMS
+        more_text = (f"and {more_count:,} more like these",) if more_count > 0 else ()
         kinds = ", ".join(
             f"{count:,} {kind}" for kind, count in self._unseen_parts.most_common(MAX_PROBLEMS)
         )
-        count_unseen = (f"stored, but not shown to models: {kinds}",) if kinds else ()
-        return (*self._problems[:MAX_PROBLEMS], *rest, *count_unseen)
+        unseen_text = (f"stored, but not shown to models: {kinds}",) if kinds else ()
+        return (*self._problems[:MAX_PROBLEMS], *more_text, *unseen_text)
 
     def session(
         self,
@@ -90,15 +99,20 @@ class ImportProblems:
         key: str,
         messages: Sequence[JSONMessage],
         *,
-        changed: datetime,
+        mtime: datetime,
         created: datetime | None = None,
         updated: datetime | None = None,
         **more: Any,
     ) -> LegacySession:
-        """Return the session; missing times come from its messages, or else from its file."""
+        """Return the session. Missing times are taken from its messages, or else from its file.
+
+        Raises NotASession if there are no messages.
+        """
+        if not messages:
+            raise NotASession("; ".join(["it contains no messages", *self.problems()]))
         times = [message.at for message in messages if message.at is not None]
-        created = created or min(times, default=changed)
-        updated = updated or max(times, default=changed)
+        created = created or min(times, default=mtime)
+        updated = updated or max(times, default=mtime)
         return LegacySession(
             layout=layout,
             key=key,
@@ -111,14 +125,8 @@ class ImportProblems:
             **more,
         )
 
-    def check_not_empty(self, messages: list[JSONMessage]) -> None:
-        """Raise NotASession if there are no messages."""
-        if not messages:
-            text = "".join(f"; {text}" for text in self.problems())
-            raise NotASession(f"it contains no messages{text}")
 
-
-def _shortened(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -148,7 +156,7 @@ def as_message(value: Any, label: str) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text unchanged, other values as JSON. Raises ValueError, RecursionError."""
+    """Return a text unchanged and any other value as JSON. Raises ValueError, RecursionError."""
     if isinstance(value, str):
         return value
     return dumps(value, ensure_ascii=False, allow_nan=False)
@@ -165,30 +173,51 @@ def image_part(url: str, **more: Any) -> Part:
 
 
 def make_content(parts: Sequence[Part]) -> str | list[Part] | None:
-    """Return the content of these parts: a single text as a string, None for no parts."""
+    """Return the content with these parts: a string for a single text, None for no parts."""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         text: str = parts[0]["text"]
         return text
     return list(parts) or None
 
 
-def build_messages(
-    role: str,
-    parts: Sequence[Part],
-    calls: list[dict[str, Any]],
-    results: Sequence[dict[str, Any]],
-    thoughts: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Return the messages of these pieces: the tool results first, at least one message."""
-    found = list(results)
-    if parts or calls or thoughts or not found:
-        message: dict[str, Any] = {"role": role, "content": make_content(parts)}
-        if thoughts:
-            message["reasoning_content"] = "\n\n".join(thoughts)
-        if calls:
-            message["tool_calls"] = calls
-        found.append(message)
-    return found
+class MessagePieces:
+    """The converted pieces of one message of another program."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.calls: list[dict[str, Any]] = []
+        self.results: list[dict[str, Any]] = []
+        self.thoughts: list[str] = []
+        self.is_lossless = True
+        """Whether the original can be rebuilt from the pieces."""
+
+    def messages(self, role: str) -> list[dict[str, Any]]:
+        """Return at least one message with these pieces. Tool results come first."""
+        messages = list(self.results)
+        if self.parts or self.calls or self.thoughts or not messages:
+            message: dict[str, Any] = {"role": role, "content": make_content(self.parts)}
+            if self.thoughts:
+                message["reasoning_content"] = "\n\n".join(self.thoughts)
+            if self.calls:
+                message["tool_calls"] = self.calls
+            messages.append(message)
+        return messages
+
+
+def join_texts(blocks: Any) -> str:
+    """Return the texts of a list of blocks, without its other blocks."""
+    texts = (block.get("text") for block in as_objects(blocks))
+    return "\n\n".join(text for text in texts if isinstance(text, str))
+
+
+def as_objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; an empty list for any other value."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def omit(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the fields except those with these names."""
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def make_call(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
@@ -199,18 +228,18 @@ def make_call(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def as_id(id: Any) -> str | None:
-    """Return the id of a tool call as text; None if there is none."""
+    """Return the id of a tool call as text; None if the call has no id."""
     return None if id is None else as_text(id)
 
 
 def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are not empty."""
-    return {name: value for name, value in fields.items() if value not in _EMPTY}
+    return {name: value for name, value in fields.items() if value not in _EMPTY_VALUES}
 
 
-def with_extra(message: dict[str, Any], name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message with the remaining data, if any, in a field of this name."""
-    return {**message, name: dict(rest)} if rest else message
+def with_extra(message: dict[str, Any], name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with `extra` in the field `name`, or unchanged if `extra` is empty."""
+    return {**message, name: dict(extra)} if extra else message
 
 
 def _reject_constant(constant: str) -> Any:
@@ -220,23 +249,23 @@ def _reject_constant(constant: str) -> Any:
 def parse_time(value: Any) -> datetime | None:
     """Return a time given as ISO 8601 or as seconds since 1970; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return time_of(value)
+        return parse_go_time(value)
     try:
-        found = datetime.fromtimestamp(0, UTC) + timedelta(seconds=value)
+        time = datetime.fromtimestamp(0, UTC) + timedelta(seconds=value)
     except (OverflowError, ValueError):
         return None
-    return found if found > NO_TIME else None
+    return time if time > NO_TIME else None
 
 
 def parse_local_time(text: Any) -> datetime | None:
-    """Return a time given as ISO 8601; without an offset it is local time."""
+    """Return a time given as ISO 8601. A time without an offset is local time."""
     if not isinstance(text, str):
         return None
     try:
-        found = datetime.fromisoformat(text).astimezone(UTC)
+        time = datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         return None
-    return found if found > NO_TIME else None
+    return time if time > NO_TIME else None
 
 
 # --- plain messages ------------------------------------------------------------------------------
@@ -256,46 +285,41 @@ CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
     "reasoning_content",
     "thinking",
 }
-"""Fields of which a message has at least one: otherwise it says nothing."""
+"""A message has at least one of these fields; otherwise it is empty."""
 _MILLISECONDS: Final = 1e11
-"""Smallest number that counts as milliseconds since 1970, not as seconds: 5138 in seconds."""
+"""Smallest number that is read as milliseconds since 1970; as seconds it is the year 5138."""
 
 
 def read_plain_array(
-    found: list[Any],
-    rest: dict[str, Any],
-    *,
-    name: str,
-    changed: datetime,
-    time_field: str = "",
+    messages: list[Any], rest: dict[str, Any], *, name: str, mtime: datetime, time_field: str = ""
 ) -> LegacySession:
-    """Return the session in the array of a file of this name. Raises NotASession.
+    """Return the session in the message array of a file with this name. Raises NotASession.
 
-    The other fields of the file are kept with the session.
+    `rest` are the other fields of the file, which are kept with the session.
     """
-    given = ((f"message {number}", value) for number, value in enumerate(found, 1))
+    labelled_values = ((f"message {number}", value) for number, value in enumerate(messages, 1))
     session = _read_session(
-        given, ImportProblems(), name=name, changed=changed, time_field=time_field
+        labelled_values, ImportProblems(), name=name, mtime=mtime, time_field=time_field
     )
     return replace(session, state=rest)
 
 
 def read_plain_lines(
-    text: bytes, *, name: str, changed: datetime, time_field: str = ""
+    text: bytes, *, name: str, mtime: datetime, time_field: str = ""
 ) -> LegacySession:
-    """Return the session in a file of this name with one message per line. Raises NotASession."""
+    """Return the session in a file with this name, one message per line. Raises NotASession."""
     report = ImportProblems()
     lines = _parse_lines(text, report)
-    return _read_session(lines, report, name=name, changed=changed, time_field=time_field)
+    return _read_session(lines, report, name=name, mtime=mtime, time_field=time_field)
 
 
-def has_message(found: list[Any]) -> bool:
+def has_message(values: list[Any]) -> bool:
     """Return whether this array contains a message."""
-    return any(isinstance(one, dict) and isinstance(one.get("role"), str) for one in found)
+    return any(isinstance(value, dict) and isinstance(value.get("role"), str) for value in values)
 
 
 def stem_of(name: str) -> str:
-    """Return the name of a file without its suffix; it becomes the key."""
+    """Return the name of a file without its suffix. This name becomes the key."""
     return PurePath(name).stem
 
 
@@ -310,15 +334,15 @@ def _parse_lines(text: bytes, report: ImportProblems) -> Iterator[tuple[str, Any
 
 
 def _read_session(
-    given: Iterator[tuple[str, Any]],
+    labelled_values: Iterator[tuple[str, Any]],
     report: ImportProblems,
     *,
     name: str,
-    changed: datetime,
+    mtime: datetime,
     time_field: str,
 ) -> LegacySession:
     messages: list[JSONMessage] = []
-    for label, value in given:
+    for label, value in labelled_values:
         try:
             fields = _as_chat_message(as_message(value, label), label, report)
         except NotAMessage as error:
@@ -328,51 +352,50 @@ def _read_session(
         if time_field and at is None:
             report.report_loss(f"{label} has no time in the field {time_field!r}")
         messages += report.encode(fields, at or _time_of(fields), label)
-    report.check_not_empty(messages)
-    return report.session("plain", stem_of(name), messages, changed=changed)
+    return report.session("plain", stem_of(name), messages, mtime=mtime)
 
 
 def _as_chat_message(fields: dict[str, Any], label: str, report: ImportProblems) -> dict[str, Any]:
-    """Return the message in the chat format. Raises NotAMessage if it says nothing.
+    """Return the message in the chat format. Raises NotAMessage if the message is empty.
 
     Values that were converted are kept in the field `plain`.
     """
     role = ROLE_ALIASES.get(fields["role"].lower())
-    original: dict[str, Any] = {}
+    original_values: dict[str, Any] = {}
     message = dict(fields)
     if role is not None:
         report.count_converted(f"role {fields['role']!r} read as {role!r}")
-        original["role"], message["role"] = fields["role"], role
+        original_values["role"], message["role"] = fields["role"], role
     if not CONTENT_FIELDS.isdisjoint(message):
-        return with_extra(message, "plain", original)
+        return with_extra(message, "plain", original_values)
     if isinstance(message.get("text"), str):
         report.count_converted("field 'text' read as the content")
         message["content"] = message.pop("text")
-        original["content"] = "text"
+        original_values["content"] = "text"
     elif (text := _text_of_parts(message.get("parts"))) is not None:
         report.count_converted("field 'parts' read as the content")
-        original["parts"] = message.pop("parts")
+        original_values["parts"] = message.pop("parts")
         message["content"] = text
     else:
         names = ", ".join(sorted(fields))
         raise NotAMessage(f"{label} has neither content nor tool calls, only the fields {names}")
-    return with_extra(message, "plain", original)
+    return with_extra(message, "plain", original_values)
 
 
 def _text_of_parts(parts: Any) -> str | None:
-    """Return the joined texts of parts as Gemini's API has them; None for other parts."""
+    """Return the joined texts of parts in the format of Gemini's API; None for other parts."""
     texts = [
         part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         for part in (parts if isinstance(parts, list) else [])
     ]
-    found = [text for text in texts if isinstance(text, str)]
-    return "\n\n".join(found) if found and len(found) == len(texts) else None
+    joined = [text for text in texts if isinstance(text, str)]
+    return "\n\n".join(joined) if joined and len(joined) == len(texts) else None
 
 
 def _time_of(fields: dict[str, Any], time_field: str = "") -> datetime | None:
     names = (time_field,) if time_field else TIME_FIELDS
-    found = (_parse_epoch(fields.get(name)) for name in names)
-    return next((at for at in found if at is not None), None)
+    times = (_parse_epoch(fields.get(name)) for name in names)
+    return next((at for at in times if at is not None), None)
 
 
 def _parse_epoch(value: Any) -> datetime | None:
@@ -385,3 +408,79 @@ def _parse_epoch(value: Any) -> datetime | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= _MILLISECONDS:
         value = value / 1000
     return parse_time(value)
+
+
+# --- one conversation per line -------------------------------------------------------------------
+# Files for fine-tuning have `{"messages": [{"role": …}, …]}` in each line. Each line becomes a
+# separate session. Its key is the name of the file and the number of the line.
+
+MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+"""Maximum number of bytes of a line."""
+
+
+class ConversationLines:
+    """A file with one conversation per line."""
+
+    def __init__(self, file: Path, *, time_field: str = "") -> None:
+        self.path = file.parent
+        self.name = str(file)
+        self._file = file
+        self._time_field = time_field
+
+    def sources(self) -> list[Source]:
+        """Return a source for each line that is not empty, with its position. Raises OSError."""
+        sources = []
+        position = 0
+        name = self._file.name
+        with self._file.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    identifier, size = (str(number), str(position)), len(line)
+                    sources.append(Source(name=name, body=None, identifier=identifier, bytes=size))
+                position += len(line)
+        return sources
+
+    def read(self, source: Source) -> SourceContent:
+        """Return the conversation of a line. Raises NotASession, OSError."""
+        number, position = source.identifier
+        label = f"line {number}"
+        mtime = time_of_nanoseconds(self._file.stat().st_mtime_ns)
+        with self._file.open("rb") as file:
+            file.seek(int(position))
+            line = file.readline(MAX_LINE_BYTES)
+        try:
+            value = parse_json(line.removeprefix(b"\xef\xbb\xbf"), label)
+        except NotAMessage as error:
+            raise NotASession(str(error)) from error
+        messages = value.pop("messages", None) if isinstance(value, dict) else None
+        if not isinstance(messages, list):
+            raise NotASession(f"{label} has no list of messages")
+        name = f"{stem_of(self._file.name)}:{number}.jsonl"
+        try:
+            session = read_plain_array(
+                messages, value, name=name, mtime=mtime, time_field=self._time_field
+            )
+        except NotASession as error:
+            raise NotASession(f"{label}: {error}") from error
+        session = without_oversized_parts(session)
+        problems = tuple(f"{label}, {problem}" for problem in session.problems)
+        session = replace(session, problems=problems)
+        return SourceContent(session, sha256(line).hexdigest(), mtime, ())
+
+
+def is_conversation_lines(file: Path) -> bool:
+    """Return whether the first line of a file is a whole conversation."""
+    try:
+        with file.open("rb") as lines:
+            first_line = next((line for line in lines if line.strip()), b"")
+            has_second_line = bool(lines.readline(MAX_LINE_BYTES).strip())
+        value = loads(first_line.decode("utf-8-sig")) if len(first_line) <= MAX_LINE_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    is_conversation = (
+        isinstance(value, dict)
+        and isinstance(value.get("messages"), list)
+        and not isinstance(value.get("role"), str)
+    )
+    # A .json file with one line is a single conversation.
+    return is_conversation and (has_second_line or file.suffix.lower() in (".jsonl", ".ndjson"))

@@ -1,8 +1,9 @@
-"""A folder with old sessions: finds the files that belong together, reads and renames them.
+"""A folder with old sessions: finds the files of each session, reads the files and renames them.
 
-An imported file gets the ending `.migrated`. During the import it may have the ending `.importing`:
-a log of another program can have the very name that ours needs (docs/decisions/0005). Nothing is
-ever deleted or overwritten here, no rename replaces a file, and symbolic links are not followed.
+An imported file gets the ending `.migrated`. A log of another program can have the name that
+stenolog's log needs (docs/decisions/0005). Such a log gets the ending `.importing` during the
+import. This module never deletes or overwrites data, no rename replaces a file, and symbolic links
+are not followed.
 """
 
 import errno
@@ -11,20 +12,20 @@ import re
 import stat
 from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from hashlib import sha256
+from itertools import chain, count
 from json import loads
 from pathlib import Path
 from typing import Any, Final, Self
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import parse_line
 from stenolog.sessions import keys
 from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
-from stenolog.stores.jsonl.scan import looks_torn
+from stenolog.stores.jsonl.scan import may_be_torn_log
 from stenolog.transfer.importers import chat_format, langchain, nanobot, picoclaw, zeroclaw
 from stenolog.transfer.importers.legacy_session import (
     IMPORTED_NAME,
@@ -36,15 +37,14 @@ from stenolog.transfer.importers.legacy_session import (
     Line,
     Source,
     SourceContent,
-    drop_oversized_state,
-    drop_oversized_summary,
     read_lines,
+    time_of_nanoseconds,
     with_times,
 )
 
 __all__ = ["Folder", "Source", "SourceContent"]
 
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LOG_START: Final = b'{"kind":"state",'
 _NO_LINK_ERRORS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems that do not support hard links."""
@@ -55,7 +55,7 @@ _SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
 class Folder:
     """A folder that may contain old sessions.
 
-    A context manager; raises OSError if it is no folder.
+    A context manager. Raises OSError if the path is not a folder.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Folder:
         path: Path,
         *,
         only: str | None = None,
-        follow: bool = False,
+        follow_links: bool = False,
+        thorough: bool = True,
         layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
         exclude: Collection[str] = (),
         time_field: str = "",
@@ -71,11 +72,12 @@ class Folder:
         self.path = path
         self.name = str(path)
         self._only = only
+        self._thorough = thorough
         self._layouts = layouts
         self._exclude = exclude
         self._time_field = time_field
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+        self._descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
 
     def __enter__(self) -> Self:
         return self
@@ -89,42 +91,35 @@ class Folder:
         """Wait until no other process renames or rewrites files here. Raises StoreBusy."""
         # Some network file systems cannot lock folders; tokens still prevent duplicate messages.
         with suppress(OSError):
-            what = f"the folder {self.path}"
-            disk.wait_for_lock(self._descriptor, seconds=seconds, name=what, poll=0.01)
+            lock_name = f"the folder {self.path}"
+            disk.wait_for_lock(self._descriptor, seconds=seconds, name=lock_name, poll=0.01)
         self._remove_second_names()
 
     def _remove_second_names(self) -> None:
         """Remove second names of files, left by a process that was killed while renaming."""
         with suppress(OSError):
-            for name in filter(has_import_suffix, self._names()):
-                if self._is_same(name, original_name(name)):
+            for name in filter(has_import_suffix, self._list_names()):
+                if self._is_same_file(name, original_name(name)):
                     os.unlink(name, dir_fd=self._descriptor)
 
     # --- finding sources ---------------------------------------------------------------------
 
-    def sources(self, *, thorough: bool) -> list[Source]:
-        """Return the old sessions, logs before JSON files: if both have a key, the log is newer.
+    def sources(self) -> list[Source]:
+        """Return the old sessions. If a log and a JSON file have the same key, the log is newer.
 
-        Without `thorough`, a file whose name is an escaped key of ours counts as our log without
-        being read, so that such files do not slow down the start.
+        So logs come before JSON files. Unless `thorough` is set, a file whose name is an escaped
+        key counts as a log of stenolog without being read, so that the start stays fast.
         """
-        names = self._names()
-        logs = list(self._logs(names, thorough=thorough))
-        json_files = [
-            Source(name=name, body=name)
-            for name in sorted(filter(json_file.is_session_name, names))
-        ]
+        names = self._list_names()
+        logs = list(self._find_logs(names))
+        json_names = sorted(filter(json_file.is_session_name, names))
+        json_files = [Source(name=name, body=name) for name in json_names]
         selected = [source for source in (*logs, *json_files) if self._only in (None, source.name)]
         if not selected and self._has_unknown_name(names):
-            # A file that the user names is read whatever its suffix.
+            # A file that the user names is read even if its suffix is unknown.
             selected = [Source(name=self._only or "", body=self._only)]
         return [
-            replace(
-                source,
-                bytes=self._size(source),
-                layouts=self._layouts,
-                time_field=self._time_field,
-            )
+            replace(source, bytes=sum(size for _, size, _ in self._file_versions(source)))
             for source in selected
             if source.name not in self._exclude
         ]
@@ -137,24 +132,21 @@ class Folder:
         )
         return self._layouts > REFERENCE_LAYOUTS and name in names and not is_log
 
-    def _names(self) -> set[str]:
+    def _list_names(self) -> set[str]:
         with os.scandir(self._descriptor) as entries:
             return {entry.name for entry in entries if not entry.name.startswith(".")}
 
-    def _logs(self, names: set[str], *, thorough: bool) -> Iterator[Source]:
-        for pair in find_pairs(names):
-            source = Source(name=pair.stem + LOG_SUFFIX, body=pair.log, meta=pair.meta)
-            has_meta = pair.meta is not None
-            if source.body != source.name or not self._is_stenolog_log(
-                source.name, thorough=thorough, has_meta_file=has_meta
-            ):
-                yield source
+    def _find_logs(self, names: set[str]) -> Iterator[Source]:
+        for stem, log, meta in find_log_pairs(names):
+            name, has_meta_file = stem + LOG_SUFFIX, meta is not None
+            if log != name or not self._is_stenolog_log(name, has_meta_file=has_meta_file):
+                yield Source(name=name, body=log, meta=meta)
 
-    def _is_stenolog_log(self, name: str, *, thorough: bool, has_meta_file: bool) -> bool:
-        """Return whether this is a log of stenolog, or the remains of one."""
-        # A file whose name is an escaped key of ours is not opened at every start.
+    def _is_stenolog_log(self, name: str, *, has_meta_file: bool) -> bool:
+        """Return whether this file is a log of stenolog or the incomplete start of such a log."""
+        # A file whose name is an escaped key of stenolog is not opened at every start.
         has_escaped_key = "%" in name and file_names.key_of_log(name) is not None
-        if has_escaped_key and not thorough and not has_meta_file:
+        if has_escaped_key and not self._thorough and not has_meta_file:
             return True
         try:
             text = self._read(name, len(_LOG_START))
@@ -165,34 +157,23 @@ class Folder:
             return False
         if any(parse_line(line) is not None for line in text.split(b"\n")):
             return True
-        # An empty log may be a new one of ours, or one that picoclaw cleared.
-        return looks_torn(text) and not (has_meta_file and not text)
-
-    def _size(self, source: Source) -> int:
-        found = [self._stat(name) for name in (source.body, source.meta) if name is not None]
-        return sum(one.st_size for one in found if one is not None)
+        # An empty log may be a new log of stenolog, or a log that picoclaw cleared.
+        return may_be_torn_log(text) and not (has_meta_file and not text)
 
     # --- reading -----------------------------------------------------------------------------
 
     def read(self, source: Source) -> SourceContent:
         """Return the session of these files. Raises NotASession, OSError."""
-        files = [name for name in (source.body, source.meta) if name is not None]
-        before = [self._stat(name) for name in files]
+        versions = self._file_versions(source)
         body = self._read(source.body) if source.body is not None else b""
         meta = self._read(source.meta) if source.meta is not None else None
-        changed = max((one.st_mtime_ns for one in before if one is not None), default=0)
-        moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=changed // 1000)
+        mtime = time_of_nanoseconds(max((version[-1] for version in versions), default=0))
         digest = sha256(b"%d:" % len(body) + body + (meta or b"")).hexdigest()
-        session = drop_oversized_summary(_read_session(source, body, meta, moment))
-        return SourceContent(
-            drop_oversized_state(session),
-            digest,
-            moment,
-            tuple(_file_version(one) for one in before),
-        )
+        session = self._read_session(source.name, body, meta, mtime)
+        return SourceContent(session, digest, mtime, versions)
 
     def count_imported(self) -> int:
-        """Return the number of files with the ending of imported files; `only`: of that file."""
+        """Return the number of files that have the ending of imported files."""
         with suppress(OSError), os.scandir(self._descriptor) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(self._only or "")]
             return sum(IMPORTED_NAME.search(name) is not None for name in names)
@@ -207,13 +188,20 @@ class Folder:
         except OSError:
             return ()
 
-    def is_unchanged(self, source: Source, found: SourceContent) -> bool:
+    def is_unchanged(self, source: Source, content: SourceContent) -> bool:
         """Return whether the files are unchanged since they were read."""
-        files = [name for name in (source.body, source.meta) if name is not None]
-        return tuple(_file_version(self._stat(name)) for name in files) == found.file_versions
+        return self._file_versions(source) == content.file_versions
+
+    def _file_versions(self, source: Source) -> tuple[tuple[int, int, int], ...]:
+        """Return the inode, size and modification time of each file; zeros for a missing file."""
+        names = (name for name in (source.body, source.meta) if name is not None)
+        return tuple(
+            (0, 0, 0) if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+            for status in map(self._stat, names)
+        )
 
     def _read(self, name: str, length: int = -1) -> bytes:
-        descriptor = os.open(name, _READ, dir_fd=self._descriptor)
+        descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(f"{name} is not a regular file")
@@ -226,32 +214,97 @@ class Folder:
         except FileNotFoundError:
             return None
 
+    # --- layouts -----------------------------------------------------------------------------
+
+    def _read_session(
+        self, name: str, body: bytes, meta: bytes | None, mtime: datetime
+    ) -> LegacySession:
+        """Return the session in a file. Raises NotASession."""
+        may_be_array = not self._layouts.isdisjoint(("langchain", "plain"))
+        begins_array = may_be_array and body[:99].lstrip()[:1] == b"["
+        if not name.endswith(json_file.SUFFIX) and not begins_array:
+            return self._read_log(name, body, meta, mtime)
+        messages, rest = _find_array(body) if may_be_array else (None, {})
+        if messages is not None and "langchain" in self._layouts and langchain.looks_like(messages):
+            return langchain.read(messages, name=name, mtime=mtime)
+        if "plain" in self._layouts:
+            if messages is not None and chat_format.has_message(messages):
+                return chat_format.read_plain_array(
+                    messages, rest, name=name, mtime=mtime, time_field=self._time_field
+                )
+            if any(line.fields is not None for line in read_lines(body)):
+                # The file has JSON lines, although its suffix is the suffix of a single JSON value.
+                return self._read_plain_lines(name, body, mtime)
+        if messages == []:
+            raise NotASession("it is an empty list: there are no messages in it")
+        if self._layouts.isdisjoint(("picoclaw-legacy", "stenolog-json")):
+            try:
+                loads(body.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                raise NotASession(f"it is not JSON: {error}") from error
+            raise NotASession(self._layout_error())
+        return _read_json_session(body, name=name, mtime=mtime)
+
+    def _read_log(
+        self, name: str, body: bytes, meta: bytes | None, mtime: datetime
+    ) -> LegacySession:
+        """Return the session in a file of JSON lines. Raises NotASession."""
+        allowed = self._layouts
+        if "nanobot" in allowed and nanobot.looks_like(body):
+            return nanobot.read(body, name=name, mtime=mtime)
+        lines = list(read_lines(body))
+        is_plain = "plain" in allowed and meta is None and _are_plain_messages(lines, name)
+        if not is_plain:
+            if "picoclaw" in allowed and (meta is not None or picoclaw.looks_like(lines)):
+                return picoclaw.read(body, meta, name=name, mtime=mtime)
+            if "zeroclaw" in allowed and zeroclaw.looks_like(lines):
+                return zeroclaw.read(body, name=name, mtime=mtime)
+        if "plain" in allowed and any(line.fields is not None for line in lines):
+            return self._read_plain_lines(name, body, mtime)
+        if not lines:
+            raise NotASession("it is empty")
+        if allowed < REFERENCE_LAYOUTS:
+            raise NotASession(self._layout_error())
+        raise NotASession(
+            next((line.problem for line in lines if line.problem), "its layout is unknown")
+        )
+
+    def _read_plain_lines(self, name: str, body: bytes, mtime: datetime) -> LegacySession:
+        return chat_format.read_plain_lines(
+            body, name=name, mtime=mtime, time_field=self._time_field
+        )
+
+    def _layout_error(self) -> str:
+        names = ", ".join(sorted(self._layouts))
+        is_single = len(self._layouts) == 1
+        return f"it is not what {names} writes" if is_single else "its layout is unknown"
+
     # --- renaming ----------------------------------------------------------------------------
 
     def rename_for_import(self, source: Source) -> Source:
-        """Give a log and its meta the ending used during the import. Raises OSError."""
+        """Rename a log and its meta file to the suffix used during the import. Raises OSError."""
         if not source.name.endswith(LOG_SUFFIX):
             return source
-        end = self._ending(source)
+        ending = self._choose_ending(source)
         meta, body = source.meta, source.body
         if meta is not None and meta in source.files and not has_import_suffix(meta):
-            meta = self._rename(meta, meta + end)
+            meta = self._rename(meta, meta + ending)
         if body is not None and not has_import_suffix(body):
-            body = self._rename(body, body + end)
+            body = self._rename(body, body + ending)
         return replace(source, meta=meta, body=body)
 
-    def _ending(self, source: Source) -> str:
-        """Return the ending that one file already has, else one that is free for both."""
-        existing = next(filter(None, map(import_suffix, source.files)), "")
-        meta = source.name.removesuffix(LOG_SUFFIX) + META_SUFFIX
-        both = (source.name, meta)
-        free = (
-            end for end in import_suffixes() if not any(self._stat(name + end) for name in both)
+    def _choose_ending(self, source: Source) -> str:
+        """Return the ending that a file of the pair already has, or an ending that no file has."""
+        current_ending = next(filter(None, map(import_suffix, source.files)), "")
+        meta_name = source.name.removesuffix(LOG_SUFFIX) + META_SUFFIX
+        names = (source.name, meta_name)
+        free_endings = (
+            end for end in import_suffixes() if not any(self._stat(name + end) for name in names)
         )
-        return existing or next(free)
+        return current_ending or next(free_endings)
 
     def restore_names(self, source: Source) -> None:
-        """Give the files their original names again if those are free. Raises OSError."""
+        """Give the files their original names, unless these names are in use. Raises OSError."""
         for name in reversed(source.files):
             if has_import_suffix(name) and self._stat(original_name(name)) is None:
                 with suppress(FileExistsError):
@@ -270,157 +323,76 @@ class Folder:
     def _make_private(self, name: str) -> None:
         """Restrict the file to its owner. Other users may have read it before."""
         with suppress(OSError):  # a file of another user keeps its permissions
-            descriptor = os.open(name, _READ, dir_fd=self._descriptor)
+            descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
             try:
                 os.fchmod(descriptor, 0o600)
             finally:
                 os.close(descriptor)
 
     def _free_name(self, name: str) -> str:
-        number, free = 1, name
-        while self._stat(free) is not None:
-            number += 1
-            free = f"{name}-{number}"
-        return free
+        names = chain([name], (f"{name}-{number}" for number in count(2)))
+        return next(candidate for candidate in names if self._stat(candidate) is None)
 
-    def _rename(self, name: str, to: str) -> str:
-        """Rename to a name that only we use, under the lock. Raises OSError, FileExistsError."""
-        if self._stat(to) is not None:
-            raise FileExistsError(errno.EEXIST, "there is a file of that name", to)
-        os.rename(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
-        return to
+    def _rename(self, name: str, new_name: str) -> str:
+        """Rename to a name that only stenolog uses. Raises OSError, FileExistsError."""
+        if self._stat(new_name) is not None:
+            raise FileExistsError(errno.EEXIST, "there is a file of that name", new_name)
+        os.rename(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        return new_name
 
-    def _rename_unless_exists(self, name: str, to: str) -> None:
+    def _rename_unless_exists(self, name: str, new_name: str) -> None:
         """Rename to a name that another program may create at any moment. Raises OSError."""
-        # A rename would replace a file created in between; creating a hard link fails instead.
-        at = self._descriptor
+        # A rename would replace a file that was just created. Creating a hard link fails instead.
+        folder = self._descriptor
         try:
-            os.link(name, to, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+            os.link(name, new_name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except OSError as error:
             if error.errno not in _NO_LINK_ERRORS:
                 raise
-            self._rename(name, to)
+            self._rename(name, new_name)
         else:
-            os.unlink(name, dir_fd=at)
+            os.unlink(name, dir_fd=folder)
 
-    def _is_same(self, name: str, other: str) -> bool:
-        one, two = self._stat(name), self._stat(other)
-        return one is not None and two is not None and os.path.samestat(one, two)
-
-
-def _read_session(
-    source: Source, body: bytes, meta: bytes | None, changed: datetime
-) -> LegacySession:
-    if source.name.endswith(json_file.SUFFIX) or _begins_array(source, body):
-        return _read_json(source, body, changed)
-    return _read_log(source, body, meta, changed)
-
-
-def _begins_array(source: Source, body: bytes) -> bool:
-    return not source.layouts.isdisjoint(("langchain", "plain")) and body[:99].lstrip()[:1] == b"["
-
-
-def _read_json(source: Source, body: bytes, changed: datetime) -> LegacySession:
-    """Return the session in a file that is one JSON value. Raises NotASession."""
-    allowed, name = source.layouts, source.name
-    wants_arrays = not allowed.isdisjoint(("langchain", "plain"))
-    found, rest = _find_array(body) if wants_arrays else (None, {})
-    if found is not None and "langchain" in allowed and langchain.looks_like(found):
-        return langchain.read(found, name=name, changed=changed)
-    if found is not None and "plain" in allowed and chat_format.has_message(found):
-        return chat_format.read_plain_array(
-            found, rest, name=name, changed=changed, time_field=source.time_field
-        )
-    if "plain" in allowed and any(line.fields is not None for line in read_lines(body)):
-        # JSON lines in a file with the suffix of a single value.
-        return chat_format.read_plain_lines(
-            body, name=name, changed=changed, time_field=source.time_field
-        )
-    if found == []:
-        raise NotASession("it is an empty list: there are no messages in it")
-    if allowed.isdisjoint(("picoclaw-legacy", "stenolog-json")):
-        _check_json(body)
-        raise NotASession(_wrong_layout(allowed))
-    return _read_json_session(body, name=name, changed=changed)
-
-
-def _check_json(body: bytes) -> None:
-    """Raise NotASession with the reason if the file is not JSON."""
-    try:
-        loads(body.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise NotASession(f"it is not JSON: {error}") from error
+    def _is_same_file(self, name: str, other: str) -> bool:
+        first, second = self._stat(name), self._stat(other)
+        return first is not None and second is not None and os.path.samestat(first, second)
 
 
 def _find_array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
-    """Return the array of the file, or of its field `messages` along with the other fields."""
+    """Return the array in the file, or its field `messages` and a dict of the other fields."""
     try:
-        found = loads(body.decode("utf-8-sig"))
+        value = loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None, {}
-    if isinstance(found, dict) and found.keys().isdisjoint(_SESSION_FIELDS):
-        # A complete request to a model.
-        rest = {name: value for name, value in found.items() if name != "messages"}
-        found = found.get("messages")
-        return (found, rest) if isinstance(found, list) else (None, {})
-    return (found, {}) if isinstance(found, list) else (None, {})
+    if isinstance(value, dict) and value.keys().isdisjoint(_SESSION_FIELDS):
+        # The file is a complete request to a model.
+        messages = value.pop("messages", None)
+        return (messages, value) if isinstance(messages, list) else (None, {})
+    return (value, {}) if isinstance(value, list) else (None, {})
 
 
-def _read_log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> LegacySession:
-    """Return the session in a file of JSON lines. Raises NotASession."""
-    allowed, name = source.layouts, source.name
-    if "nanobot" in allowed and nanobot.looks_like(body):
-        return nanobot.read(body, name=name, changed=changed)
-    found = list(read_lines(body))
-    is_plain = "plain" in allowed and meta is None and _is_plain(found, name)
-    if "picoclaw" in allowed and (meta is not None or picoclaw.looks_like(found)) and not is_plain:
-        return picoclaw.read(body, meta, name=name, changed=changed)
-    if "zeroclaw" in allowed and zeroclaw.looks_like(found) and not is_plain:
-        return zeroclaw.read(body, name=name, changed=changed)
-    if "plain" in allowed and any(line.fields is not None for line in found):
-        return chat_format.read_plain_lines(
-            body, name=name, changed=changed, time_field=source.time_field
-        )
-    if not found:
-        raise NotASession("it is empty")
-    if allowed < REFERENCE_LAYOUTS:
-        raise NotASession(_wrong_layout(allowed))
-    raise NotASession(
-        next((line.problem for line in found if line.problem), "its layout is unknown")
-    )
-
-
-def _is_plain(found: Sequence[Line], name: str) -> bool:
-    """Return whether these messages have no feature of a particular program."""
-    messages = [line.fields for line in found if line.fields is not None]
-    if not zeroclaw.looks_like(found):
+def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
+    """Return whether these messages have no field that identifies a particular program."""
+    messages = [line.fields for line in lines if line.fields is not None]
+    if not zeroclaw.looks_like(lines):
         return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
-    packed = any(zeroclaw.unpack_content(fields) != fields for fields in messages)
-    return not packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
+    is_packed = any(zeroclaw.unpack_content(fields) != fields for fields in messages)
+    return not is_packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
 
 
-def _wrong_layout(allowed: frozenset[Layout]) -> str:
-    names = ", ".join(sorted(allowed))
-    return f"it is not what {names} writes" if len(allowed) == 1 else "its layout is unknown"
-
-
-def _file_version(found: os.stat_result | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def _read_json_session(text: bytes, *, name: str, changed: datetime) -> LegacySession:
+def _read_json_session(text: bytes, *, name: str, mtime: datetime) -> LegacySession:
     """Return the session in a JSON file, of picoclaw or of SessionManager. Raises NotASession."""
     parsed = json_file.parse(text)
     stem = name.removesuffix(json_file.SUFFIX)
-    created = parsed.created or parsed.updated or changed
-    updated = parsed.updated or changed
+    created = parsed.created or parsed.updated or mtime
+    updated = parsed.updated or mtime
     return LegacySession(
-        layout="stenolog-json" if parsed.ours else "picoclaw-legacy",
+        layout="stenolog-json" if parsed.is_ours else "picoclaw-legacy",
         key=parsed.key or stem,
         messages=with_times(parsed.messages, created, updated),
         summary=parsed.summary,
-        previous_summary=parsed.began_with,
-        aliases=() if parsed.ours or parsed.key in (None, stem) else (stem,),
+        previous_summary=parsed.first_summary,
+        aliases=() if parsed.is_ours or parsed.key in (None, stem) else (stem,),
         created=created,
         updated=updated,
         dropped=parsed.dropped,
@@ -429,9 +401,9 @@ def _read_json_session(text: bytes, *, name: str, changed: datetime) -> LegacySe
 
 
 # --- names of log files ----------------------------------------------------------------------
-# An old log may have the name that our log needs. During the import it and its meta file then get a
-# different ending: `.importing`, or `.importing-2` and so on if the first name is taken. Both files
-# of a pair have the same ending, unless the import was killed between the two renames.
+# An old log may have the name that stenolog's log needs. During the import, such a log and its meta
+# file get a different ending: `.importing`, or `.importing-2` and so on if the first name is taken.
+# Both files of a pair have the same ending, unless the import was killed between the two renames.
 
 IMPORTING: Final = ".importing"
 
@@ -440,18 +412,14 @@ _META: Final = re.compile(rf"(.*)\.meta\.json((?:{re.escape(IMPORTING)}(?:-\d+)?
 _MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-\d+)?)", re.DOTALL)
 
 
-class LogPair(Struct, frozen=True):
-    """The current names of a log and its meta file; one of them may be missing."""
-
-    stem: str
-    log: str | None
-    meta: str | None
+LogPair = tuple[str, str | None, str | None]
+"""Stem, current name of the log, and current name of its meta file. One name may be None."""
 
 
-def find_pairs(names: Set[str]) -> Iterator[LogPair]:
-    """Yield every log with its meta file, then meta files without a log; oldest endings first."""
-    logs, metas, migrated = (
-        _suffixes_by_stem(names, which) for which in (_LOG, _META, _MIGRATED_META)
+def find_log_pairs(names: Set[str]) -> Iterator[LogPair]:
+    """Yield each log with its meta file, then each meta file without a log, oldest ending first."""
+    logs, metas, migrated_metas = (
+        _suffixes_by_stem(names, pattern) for pattern in (_LOG, _META, _MIGRATED_META)
     )
     for stem in sorted({*logs, *metas}):
         log_suffixes, meta_suffixes = logs.get(stem, []), metas.get(stem, [])
@@ -460,12 +428,12 @@ def find_pairs(names: Set[str]) -> Iterator[LogPair]:
             meta = suffix if suffix in meta_suffixes else _matching_meta_suffix(suffix, unpaired)
             if meta in unpaired:
                 unpaired.remove(meta)
-            if meta is None and stem in migrated:
-                meta = migrated[stem][-1]
-            name = None if meta is None else stem + META_SUFFIX + meta
-            yield LogPair(stem, stem + LOG_SUFFIX + suffix, name)
+            if meta is None and stem in migrated_metas:
+                meta = migrated_metas[stem][-1]
+            meta_name = None if meta is None else stem + META_SUFFIX + meta
+            yield stem, stem + LOG_SUFFIX + suffix, meta_name
         for suffix in unpaired:
-            yield LogPair(stem, None, stem + META_SUFFIX + suffix)
+            yield stem, None, stem + META_SUFFIX + suffix
 
 
 def has_import_suffix(name: str) -> bool:
@@ -475,34 +443,31 @@ def has_import_suffix(name: str) -> bool:
 
 def original_name(name: str) -> str:
     """Return the name that a file had before the import renamed it."""
-    found = _LOG.fullmatch(name) or _META.fullmatch(name)
-    return name if found is None else name.removesuffix(found[2])
+    match = _LOG.fullmatch(name) or _META.fullmatch(name)
+    return name if match is None else name.removesuffix(match[2])
 
 
 def import_suffix(name: str) -> str:
-    """Return the ending of a file that the import renamed; empty for any other."""
+    """Return the ending of a file that the import renamed; empty for any other file."""
     return name[len(original_name(name)) :]
 
 
 def import_suffixes() -> Iterator[str]:
     """Yield the endings that a pair may get, in order of preference."""
     yield IMPORTING
-    number = 1
-    while True:
-        number += 1
-        yield f"{IMPORTING}-{number}"
+    yield from (f"{IMPORTING}-{number}" for number in count(2))
 
 
-def _suffixes_by_stem(names: Set[str], which: re.Pattern[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _suffixes_by_stem(names: Set[str], pattern: re.Pattern[str]) -> dict[str, list[str]]:
+    suffixes_by_stem: dict[str, list[str]] = {}
     for name in names:
-        if match := which.fullmatch(name):
-            found.setdefault(match[1], []).append(match[2])
-    return {stem: sorted(suffixes, key=_suffix_age) for stem, suffixes in found.items()}
+        if match := pattern.fullmatch(name):
+            suffixes_by_stem.setdefault(match[1], []).append(match[2])
+    return {stem: sorted(suffixes, key=_suffix_age) for stem, suffixes in suffixes_by_stem.items()}
 
 
 def _suffix_age(suffix: str) -> tuple[bool, int]:
-    """Return a sort key by number; a file with its original name is the newest."""
+    """Return a sort key for endings: by number; no ending, of the newest file, comes last."""
     return (not suffix, int(suffix.partition("-")[2] or 1))
 
 
@@ -510,4 +475,4 @@ def _matching_meta_suffix(suffix: str, unpaired: list[str]) -> str | None:
     """Return the ending of the meta file that belongs to a log with this ending."""
     if suffix:
         return "" if "" in unpaired else None
-    return next((other for other in reversed(unpaired)), None)
+    return unpaired[-1] if unpaired else None

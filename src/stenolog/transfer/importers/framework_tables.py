@@ -1,4 +1,4 @@
-"""Import from SQLite files: the tables of each framework, and how to read them.
+"""Import from SQLite files of agent frameworks. Each framework has its own tables.
 
 Each session is read in one consistent state.
 """
@@ -6,10 +6,10 @@ Each session is read in one consistent state.
 import re
 import sqlite3
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,17 +19,15 @@ from stenolog.sessions import keys
 from stenolog.stores.json_file import JSONMessage, NotASession
 from stenolog.transfer.importers import adk, langchain, openai_agents
 from stenolog.transfer.importers.chat_format import (
+    ConversationLines,
     ImportProblems,
     NotAMessage,
     as_object,
+    is_conversation_lines,
     non_empty,
     parse_json,
     parse_local_time,
     parse_time,
-)
-from stenolog.transfer.importers.conversation_lines import (
-    ConversationLines,
-    is_conversation_lines,
 )
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
@@ -40,8 +38,8 @@ from stenolog.transfer.importers.legacy_session import (
     Source,
     SourceContent,
     SourceFolder,
-    drop_oversized_state,
-    drop_oversized_summary,
+    time_of_nanoseconds,
+    without_oversized_parts,
 )
 from stenolog.transfer.importers.sqlite_file import (
     Row,
@@ -58,55 +56,67 @@ from stenolog.transfer.importers.strands import StrandsFolder, is_session_folder
 MAX_READ_ATTEMPTS: Final = 3
 """Maximum number of attempts to read a session that changes during the read."""
 
-Columns = Mapping[str, frozenset[str]]
+TableColumns = Mapping[str, frozenset[str]]
 SessionIdentifier = tuple[str, ...]
-"""Identifies one of the sessions in a file."""
+"""Values that together identify a session in a file."""
 
-_BRANCHES: Final = frozenset({"session_id", "message_id", "branch_id", "sequence_number"})
+_BRANCH_COLUMNS: Final = frozenset({"session_id", "message_id", "branch_id", "sequence_number"})
 MAIN_BRANCH: Final = "main"
 """First branch of a session of the OpenAI Agents SDK."""
 
 
-class Query(Protocol):
-    """Function that runs a statement."""
+class Query:
+    """Function that runs statements and digests their rows."""
+
+    def __init__(self, connection: sqlite3.Connection, size: int) -> None:
+        self._connection = connection
+        self._size = size
+        self._digest = sha256()
 
     def __call__(self, sql: str, *values: str, in_digest: bool = True) -> list[Row]:
         """Return all rows, with texts as bytes.
 
-        `in_digest`: the rows are part of the session's digest.
+        If `in_digest` is set, the rows are part of the session's digest.
         """
+        rows = fetch_rows(self._connection, sql, values, size=self._size)
+        if in_digest:
+            for row in rows:
+                self._digest.update(repr(row).encode())
+        return rows
+
+    def digest(self) -> str:
+        """Return the digest of all rows that were read with `in_digest`."""
+        return self._digest.hexdigest()
 
 
 class Tables(Protocol):
     """A set of tables that contain sessions."""
 
-    @property
-    def layout(self) -> Layout:
-        """Layout of such tables."""
+    layout: ClassVar[Layout]
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return the identifier of each session that has messages."""
 
     def read(
-        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
     ) -> LegacySession:
         """Return one session. Raises NotASession."""
 
 
-def find_tables(tables: Columns) -> list[Tables]:
-    """Return the supported sets of tables among these columns."""
-    found: list[Tables] = []
-    for table, names in tables.items():
-        if names >= {"id", "session_id", "message_data", "created_at"}:
-            branches = tables.get("message_structure", frozenset()) >= _BRANCHES
-            found.append(AgentTables(table, _times_table(tables), branches))
-        elif names == {"id", "session_id", "message"}:
-            found.append(LangChainTable(table))
+def find_tables(tables: TableColumns) -> list[Tables]:
+    """Return the sets of tables that have a supported layout."""
+    supported: list[Tables] = []
+    for table, columns in tables.items():
+        if columns >= {"id", "session_id", "message_data", "created_at"}:
+            has_branches = tables.get("message_structure", frozenset()) >= _BRANCH_COLUMNS
+            supported.append(AgentTables(table, _find_times_table(tables), has_branches))
+        elif columns == {"id", "session_id", "message"}:
+            supported.append(LangChainTable(table))
     if tables.get("events", frozenset()) >= _ADK_COLUMNS and "app_name" in tables.get(
         "sessions", ()
     ):
-        found.append(AdkTables(tuple(sorted(tables["events"])), frozenset(tables)))
-    return found
+        supported.append(AdkTables(tuple(sorted(tables["events"])), frozenset(tables)))
+    return supported
 
 
 # --- the OpenAI Agents SDK -------------------------------------------------------------------
@@ -115,47 +125,43 @@ def find_tables(tables: Columns) -> list[Tables]:
 class AgentTables(Struct, frozen=True):
     """Items of the OpenAI Agents SDK: SQLiteSession, and SQLAlchemySession in a SQLite file."""
 
+    layout: ClassVar[Layout] = "openai-agents"
     messages: str
     times_table: str | None
     """Name of the table with the times of the sessions."""
-    branches: bool
+    has_branches: bool
     """Whether AdvancedSQLiteSession assigned the items to branches."""
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of such tables."""
-        return "openai-agents"
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session and each of its branches."""
         table = quote_name(self.messages)
         rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
-        found: list[SessionIdentifier] = [
+        identifiers: list[SessionIdentifier] = [
             (_to_text(row[0]), MAIN_BRANCH) for row in rows if row[0] is not None
         ]
-        if self.branches:
+        if self.has_branches:
             rows = query(
                 "SELECT session_id, branch_id, min(id) FROM message_structure "
                 "GROUP BY session_id, branch_id ORDER BY 3"
             )
-            more = [(_to_text(row[0]), _to_text(row[1])) for row in rows if None not in row]
-            found += [one for one in more if one[1] != MAIN_BRANCH]
-        return found
+            branches = [(_to_text(row[0]), _to_text(row[1])) for row in rows if None not in row]
+            identifiers += [branch for branch in branches if branch[1] != MAIN_BRANCH]
+        return identifiers
 
     def read(
-        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
     ) -> LegacySession:
         """Return one session. Raises NotASession."""
-        id, branch = identifier
+        session_id, branch = identifier
         report = ImportProblems()
         messages: list[JSONMessage] = []
-        encrypted = 0
-        for number, (text, at) in enumerate(self._rows(query, id, branch), 1):
+        encrypted_count = 0
+        for number, (text, at) in enumerate(self._read_rows(query, session_id, branch), 1):
             label = f"message {number}"
             try:
                 item = as_object(parse_json(_to_bytes(text), label), label)
                 if openai_agents.is_encrypted(item):
-                    encrypted += 1
+                    encrypted_count += 1
                     continue
                 message = openai_agents.message_of(item, report)
             except NotAMessage as error:
@@ -165,47 +171,48 @@ class AgentTables(Struct, frozen=True):
                 report.report_dropped(f"{label} cannot be read: {error}")
             else:
                 messages += report.encode(message, _to_time(at), label)
-        if encrypted:
-            are = "1 message is" if encrypted == 1 else f"{encrypted:,} messages are"
-            report.report_dropped(f"{are} encrypted and cannot be imported", encrypted)
-        report.check_not_empty(messages)
-        created, updated = self._times(query, id)
-        key = id if branch == MAIN_BRANCH else f"{id}:{branch}"
+        if encrypted_count:
+            count_text = (
+                "1 message is" if encrypted_count == 1 else f"{encrypted_count:,} messages are"
+            )
+            report.report_dropped(f"{count_text} encrypted and cannot be imported", encrypted_count)
+        created, updated = self._read_times(query, session_id)
+        key = session_id if branch == MAIN_BRANCH else f"{session_id}:{branch}"
         return report.session(
-            self.layout, key, messages, changed=changed, created=created, updated=updated
+            self.layout, key, messages, mtime=mtime, created=created, updated=updated
         )
 
-    def _rows(self, query: Query, id: str, branch: str) -> list[Row]:
+    def _read_rows(self, query: Query, session_id: str, branch: str) -> list[Row]:
         table = quote_name(self.messages)
-        if not self.branches:
-            of = f"{table} WHERE session_id = ? ORDER BY id"
-            return query(f"SELECT message_data, created_at FROM {of}", id)  # noqa: S608
-        # Items without a row there were written by a plain SQLiteSession; they are in the first
-        # branch.
+        if not self.has_branches:
+            rows_sql = f"{table} WHERE session_id = ? ORDER BY id"
+            return query(f"SELECT message_data, created_at FROM {rows_sql}", session_id)  # noqa: S608
+        # A plain SQLiteSession writes no row about the branch of an item. Such items are in the
+        # first branch.
         return query(
             f"SELECT message_data, created_at FROM {table} m LEFT JOIN message_structure s "  # noqa: S608
             "ON s.message_id = m.id AND s.session_id = m.session_id "
             "WHERE m.session_id = ? AND coalesce(s.branch_id, 'main') = ? "
             "ORDER BY coalesce(s.sequence_number, m.id), m.id",
-            id,
+            session_id,
             branch,
         )
 
-    def _times(self, query: Query, id: str) -> tuple[datetime | None, datetime | None]:
+    def _read_times(self, query: Query, session_id: str) -> tuple[datetime | None, datetime | None]:
         if self.times_table is None:
             return None, None
         table = quote_name(self.times_table)
-        rows = query(f"SELECT created_at, updated_at FROM {table} WHERE session_id = ?", id)  # noqa: S608
+        rows = query(f"SELECT created_at, updated_at FROM {table} WHERE session_id = ?", session_id)  # noqa: S608
         for created, updated in rows:
             return _to_time(created), _to_time(updated)
         return None, None
 
 
-def _times_table(tables: Columns) -> str | None:
+def _find_times_table(tables: TableColumns) -> str | None:
     """Return the name of the table with the times of the sessions."""
-    wanted = {"session_id", "created_at", "updated_at"}
-    found = [name for name, has in tables.items() if has == wanted]
-    return "agent_sessions" if "agent_sessions" in found else next(iter(found), None)
+    times_columns = {"session_id", "created_at", "updated_at"}
+    names = [name for name, columns in tables.items() if columns == times_columns]
+    return "agent_sessions" if "agent_sessions" in names else next(iter(names), None)
 
 
 # --- LangChain -------------------------------------------------------------------------------
@@ -214,12 +221,8 @@ def _times_table(tables: Columns) -> str | None:
 class LangChainTable(Struct, frozen=True):
     """Messages of LangChain's SQLChatMessageHistory."""
 
+    layout: ClassVar[Layout] = "langchain"
     table: str
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of such tables."""
-        return "langchain"
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session."""
@@ -228,36 +231,30 @@ class LangChainTable(Struct, frozen=True):
         return [(_to_text(row[0]),) for row in rows if row[0] is not None]
 
     def read(
-        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
     ) -> LegacySession:
         """Return one session. Raises NotASession."""
         table = quote_name(self.table)
         rows = query(f"SELECT message FROM {table} WHERE session_id = ? ORDER BY id", *identifier)  # noqa: S608
         report = ImportProblems()
-        given: list[tuple[str, Any]] = []
+        labelled: list[tuple[str, Any]] = []
         for number, (text,) in enumerate(rows, 1):
             label = f"message {number}"
             try:
-                given.append((label, parse_json(_to_bytes(text), label)))
+                labelled.append((label, parse_json(_to_bytes(text), label)))
             except NotAMessage as error:
                 report.report_dropped(str(error))
-        return langchain.session_of(given, report, key=identifier[0], changed=changed)
+        return langchain.session_of(labelled, report, key=identifier[0], mtime=mtime)
 
 
 # --- ADK -------------------------------------------------------------------------------------
 
 _ADK_COLUMNS: Final = frozenset({"id", "app_name", "user_id", "session_id", "timestamp"})
 _PICKLED_COLUMN: Final = "actions"
-"""Column in which older versions keep pickled Python. Loading it would run its code."""
+"""Column in which older versions keep pickled Python. Unpickling could run any code."""
 _JSON_COLUMNS: Final = (
-    "content",
-    "grounding_metadata",
-    "custom_metadata",
-    "usage_metadata",
-    "citation_metadata",
-    "input_transcription",
-    "output_transcription",
-    "long_running_tool_ids_json",
+    *("content", "grounding_metadata", "custom_metadata", "usage_metadata", "citation_metadata"),
+    *("input_transcription", "output_transcription", "long_running_tool_ids_json"),
 )
 _OTHER_COLUMNS: Final = (_PICKLED_COLUMN, "event_data", "app_name", "user_id", "session_id")
 
@@ -265,14 +262,10 @@ _OTHER_COLUMNS: Final = (_PICKLED_COLUMN, "event_data", "app_name", "user_id", "
 class AdkTables(Struct, frozen=True):
     """Events of ADK: SqliteSessionService, and DatabaseSessionService in a SQLite file."""
 
+    layout: ClassVar[Layout] = "adk"
     event_columns: tuple[str, ...]
     """Columns of the table of events."""
     tables: frozenset[str]
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of such tables."""
-        return "adk"
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session."""
@@ -283,38 +276,35 @@ class AdkTables(Struct, frozen=True):
         return [tuple(map(_to_text, row[:3])) for row in rows if None not in row]
 
     def read(
-        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
     ) -> LegacySession:
         """Return one session. Raises NotASession."""
-        app, user, id = identifier
+        app, user, session_id = identifier
         report = ImportProblems()
-        conversation = adk.read_events(self._events(query, identifier, report), report)
-        report.check_not_empty(conversation.messages)
-        state, created, updated = self._state(query, identifier, report)
+        events = self._read_events(query, identifier, report)
+        messages, summary = adk.read_events(events, report)
+        state, created, updated = self._read_state(query, identifier, report)
         return report.session(
             self.layout,
-            keys.join_key(keys.KeyParts(app, id, user)),
-            conversation.messages,
-            changed=changed,
+            keys.join_key(keys.KeyParts(app, session_id, user)),
+            messages,
+            mtime=mtime,
             created=created,
             updated=updated,
-            summary=conversation.summary,
+            summary=summary,
             agent=app,
             state=state,
         )
 
-    def _events(
+    def _read_events(
         self, query: Query, identifier: SessionIdentifier, report: ImportProblems
     ) -> list[adk.Event]:
-        names = (
-            self.event_columns
-            if "event_data" not in self.event_columns
-            else ("event_data", "timestamp")
-        )
-        # The pickled column is not even read, so that no code can load it.
-        chosen = [name for name in names if name != _PICKLED_COLUMN]
+        has_event_data = "event_data" in self.event_columns
+        names = ("event_data", "timestamp") if has_event_data else self.event_columns
+        # The pickled column is not read, so that its value can never be unpickled.
+        columns = [name for name in names if name != _PICKLED_COLUMN]
         rows = query(
-            f"SELECT {', '.join(map(quote_name, chosen))} FROM events "  # noqa: S608
+            f"SELECT {', '.join(map(quote_name, columns))} FROM events "  # noqa: S608
             "WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY timestamp, rowid",
             *identifier,
         )
@@ -330,18 +320,18 @@ class AdkTables(Struct, frozen=True):
             label = f"event {number}"
             try:
                 events.append(
-                    adk.Event(label, _event_fields(dict(zip(chosen, row, strict=True)), label))
+                    adk.Event(label, _event_fields(dict(zip(columns, row, strict=True)), label))
                 )
             except NotAMessage as error:
                 report.report_dropped(str(error))
         return events
 
-    def _state(
+    def _read_state(
         self, query: Query, identifier: SessionIdentifier, report: ImportProblems
     ) -> tuple[dict[str, Any], datetime | None, datetime | None]:
         """Return the state of the session, its user and its app, and the session's times."""
-        app, user, id = identifier
-        state: dict[str, Any] = {"app_name": app, "user_id": user, "id": id}
+        app, user, session_id = identifier
+        state: dict[str, Any] = {"app_name": app, "user_id": user, "id": session_id}
         rows = query(
             "SELECT state, create_time, update_time FROM sessions "
             "WHERE app_name = ? AND user_id = ? AND id = ?",
@@ -355,8 +345,8 @@ class AdkTables(Struct, frozen=True):
         if "app_states" in self.tables:
             sql = "SELECT state FROM app_states WHERE app_name = ?"
             states.append(("app_state", query(sql, app, in_digest=False)))
-        for name, found in states:
-            for row in found[:1]:
+        for name, state_rows in states:
+            for row in state_rows[:1]:
                 try:
                     state[name] = parse_json(_to_bytes(row[0]), f"its {name.replace('_', ' ')}")
                 except NotAMessage as error:
@@ -368,7 +358,7 @@ def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the fields of an event of any version. Raises NotAMessage."""
     if "event_data" in row:
         fields = as_object(parse_json(_to_bytes(row["event_data"]), label), label)
-        return {"timestamp": _decoded(row["timestamp"]), **fields}
+        return {"timestamp": _decode_json(row["timestamp"]), **fields}
     fields = {}
     for name, value in row.items():
         if name in _OTHER_COLUMNS or value is None:
@@ -378,9 +368,9 @@ def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
         else:
             fields[name] = _to_text(value) if isinstance(value, bytes) else value
     # A time stored as text is local time.
-    at = _decoded(row["timestamp"])
-    local = parse_local_time(at)
-    return {**fields, "timestamp": at if local is None else local.isoformat()}
+    time_value = _decode_json(row["timestamp"])
+    local_time = parse_local_time(time_value)
+    return {**fields, "timestamp": time_value if local_time is None else local_time.isoformat()}
 
 
 # --- values ----------------------------------------------------------------------------------
@@ -391,15 +381,15 @@ def _to_bytes(value: Any) -> bytes:
 
 
 def _to_text(value: Any) -> str:
-    """Return the name of a session; invalid UTF-8 as escapes, so that names stay distinct."""
+    """Return a value as text. Invalid UTF-8 becomes escapes, so that names stay distinct."""
     return _to_bytes(value).decode(errors="backslashreplace")
 
 
 def _to_time(value: Any) -> datetime | None:
-    return parse_time(_decoded(value))
+    return parse_time(_decode_json(value))
 
 
-def _decoded(value: Any) -> Any:
+def _decode_json(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -420,84 +410,62 @@ class Database:
     def __exit__(self, *error: object) -> None:
         self._database.__exit__(*error)
 
-    def sources(self, *, thorough: bool) -> list[Source]:  # noqa: ARG002
+    def sources(self) -> list[Source]:
         """Return the sessions in the file. Raises NotASession if no table contains sessions."""
         if is_stenolog_database(self._file):
             raise NotASession("it is a stenolog database: open it with -w sqlite:FILE")
-        found: list[Source] = []
         with self._database.connect() as connection:
             self._damage = check_integrity(connection)
-            tables = self._tables(connection)
-            for number, one in enumerate(tables):
-                for identifier in one.sessions(self._query(connection)):
-                    identifier_in_file = (str(number), *identifier)
-                    found.append(
-                        Source(name=self._file.name, body=None, identifier=identifier_in_file)
-                    )
+            tables = self._find_tables(connection)
+            identifiers = [
+                (str(number), *identifier)
+                for number, table in enumerate(tables)
+                for identifier in table.sessions(self._make_query(connection))
+            ]
         if not tables:
             raise NotASession("it is a SQLite file without tables of a known program")
-        size = self._file.stat().st_size // max(1, len(found))
-        return [replace(source, bytes=size) for source in found]
+        size = self._file.stat().st_size // max(1, len(identifiers))
+        name = self._file.name
+        return [Source(name=name, body=None, identifier=i, bytes=size) for i in identifiers]
 
     def read(self, source: Source) -> SourceContent:
         """Return one session. Raises NotASession, OSError."""
         number, *identifier = source.identifier
-        changed = datetime.fromtimestamp(0, UTC)
-        changed += timedelta(microseconds=self._file.stat().st_mtime_ns // 1000)
+        mtime = time_of_nanoseconds(self._file.stat().st_mtime_ns)
         try:
             for _ in range(MAX_READ_ATTEMPTS):
-                before = self._database.file_versions()
+                old_versions = self._database.file_versions()
                 with self._database.connect() as connection:
-                    query = self._query(connection)
-                    tables = self._tables(connection)[int(number)]
-                    session = tables.read(query, tuple(identifier), changed=changed)
+                    query = self._make_query(connection)
+                    tables = self._find_tables(connection)[int(number)]
+                    session = tables.read(query, tuple(identifier), mtime=mtime)
                 # The file is read without locks, so it may have changed during the read.
-                if self._database.file_versions() == before:
+                if self._database.file_versions() == old_versions:
                     break
         except (NotASession, InvalidKey) as error:
             raise NotASession(f"{' '.join(identifier)!r}: {error}") from error
-        session = drop_oversized_state(drop_oversized_summary(session))
+        session = without_oversized_parts(session)
         problems = tuple(f"{session.key!r}: {text}" for text in session.problems)
         if self._damage:
             text = f"the file is damaged, and messages may be missing: {self._damage}"
             problems = (text, *problems)
-        return SourceContent(replace(session, problems=problems), query.digest(), changed, ())
+        return SourceContent(replace(session, problems=problems), query.digest(), mtime, ())
 
-    def _query(self, connection: sqlite3.Connection) -> "_Query":
-        return _Query(connection, self._file.stat().st_size)
+    def _make_query(self, connection: sqlite3.Connection) -> Query:
+        return Query(connection, self._file.stat().st_size)
 
-    def _tables(self, connection: sqlite3.Connection) -> list[Tables]:
-        found = find_tables(table_columns(connection))
-        return [tables for tables in found if tables.layout in self._layouts]
-
-
-class _Query:
-    """Function that runs statements and digests the rows."""
-
-    def __init__(self, connection: sqlite3.Connection, size: int) -> None:
-        self._connection = connection
-        self._size = size
-        self._digest = sha256()
-
-    def __call__(self, sql: str, *values: str, in_digest: bool = True) -> list[Row]:
-        rows = fetch_rows(self._connection, sql, values, size=self._size)
-        if in_digest:
-            for row in rows:
-                self._digest.update(repr(row).encode())
-        return rows
-
-    def digest(self) -> str:
-        """Return the digest of all rows that count."""
-        return self._digest.hexdigest()
+    def _find_tables(self, connection: sqlite3.Connection) -> list[Tables]:
+        known_tables = find_tables(table_columns(connection))
+        return [tables for tables in known_tables if tables.layout in self._layouts]
 
 
 # --- all sources of a folder ---------------------------------------------------------------------
-# The sources of imports in a folder or file that the user names: files, databases, trees.
+# Sources in the folder or file that the user names: files, databases, and trees of folders.
 
 DATABASE_LAYOUTS: Final[frozenset[Layout]] = frozenset({"openai-agents", "langchain", "adk"})
 FILE_LAYOUTS: Final[frozenset[Layout]] = REFERENCE_LAYOUTS | {"nanobot", "langchain", "plain"}
 DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3", ".db3")
-"""Suffixes of files in a folder that are opened as databases; a named file always is."""
+"""Suffixes of databases in a folder. A file that the user names may have any suffix."""
 
 _NANOBOT_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
 """Name of a workspace folder of nanobot."""
@@ -510,33 +478,33 @@ def find_sources(
     layouts: frozenset[Layout] = ALL_LAYOUTS,
     time_field: str = "",
 ) -> list[SourceFolder]:
-    """Return the sources in a folder, or in `only` one file of it. Raises OSError."""
+    """Return the sources in a folder, or in the single file `only` of it. Raises OSError."""
     if only is not None:
         return [_source_of_file(path, only, layouts, time_field)]
     if "strands" in layouts and is_session_folder(path):
         return [StrandsFolder([path])]
     entries = sorted(path.iterdir())
-    found: list[SourceFolder] = []
+    sources: list[SourceFolder] = []
     if not layouts.isdisjoint(FILE_LAYOUTS):
-        lines = [entry for entry in entries if _has_conversations(entry, layouts)]
-        names = [entry.name for entry in lines]
-        found.append(
-            Folder(path, follow=True, layouts=layouts, exclude=names, time_field=time_field)
+        line_files = [entry for entry in entries if _has_conversations(entry, layouts)]
+        names = [entry.name for entry in line_files]
+        sources.append(
+            Folder(path, follow_links=True, layouts=layouts, exclude=names, time_field=time_field)
         )
-        found += [ConversationLines(entry, time_field=time_field) for entry in lines]
+        sources += [ConversationLines(entry, time_field=time_field) for entry in line_files]
     folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
     if "nanobot" in layouts:
         workspaces = [folder for folder in folders if _NANOBOT_WORKSPACE.fullmatch(folder.name)]
-        found += [Folder(folder, layouts=layouts) for folder in workspaces]
-    sessions = [folder for folder in folders if is_session_folder(folder)]
-    if "strands" in layouts and sessions:
-        found.append(StrandsFolder(sessions))
+        sources += [Folder(folder, layouts=layouts) for folder in workspaces]
+    session_folders = [folder for folder in folders if is_session_folder(folder)]
+    if "strands" in layouts and session_folders:
+        sources.append(StrandsFolder(session_folders))
     if not layouts.isdisjoint(DATABASE_LAYOUTS):
-        named = [entry for entry in entries if entry.suffix.lower() in DATABASE_SUFFIXES]
-        files = [entry for entry in named if not entry.is_symlink() and is_sqlite_file(entry)]
-        theirs = [file for file in files if not is_stenolog_database(file)]
-        found += [Database(file, layouts=layouts) for file in theirs]
-    return found
+        named_files = [entry for entry in entries if entry.suffix.lower() in DATABASE_SUFFIXES]
+        files = [entry for entry in named_files if not entry.is_symlink() and is_sqlite_file(entry)]
+        foreign_files = [file for file in files if not is_stenolog_database(file)]
+        sources += [Database(file, layouts=layouts) for file in foreign_files]
+    return sources
 
 
 def is_searched(folder: Path) -> bool:
@@ -564,4 +532,4 @@ def _source_of_file(
         return StrandsFolder([folder])
     if "plain" in layouts and is_conversation_lines(file):
         return ConversationLines(file, time_field=time_field)
-    return Folder(folder, only=name, follow=True, layouts=layouts, time_field=time_field)
+    return Folder(folder, only=name, follow_links=True, layouts=layouts, time_field=time_field)

@@ -12,7 +12,7 @@ WILDCARD = "*"
 
 
 class KeyPair(Struct, frozen=True):
-    """An old and a new key; in both, `*` matches the same text."""
+    """An old and a new key. `*` in the new key is the text that `*` in the old key matches."""
 
     old: str
     new: str
@@ -21,12 +21,12 @@ class KeyPair(Struct, frozen=True):
         """Return the new key; None if the pair does not match."""
         if WILDCARD not in self.old:
             return self.new if key == self.old else None
-        before, _, after = self.old.partition(WILDCARD)
-        if len(key) < len(before) + len(after):
+        prefix, _, suffix = self.old.partition(WILDCARD)
+        if len(key) < len(prefix) + len(suffix):
             return None
-        if not key.startswith(before) or not key.endswith(after):
+        if not key.startswith(prefix) or not key.endswith(suffix):
             return None
-        return self.new.replace(WILDCARD, key[len(before) : len(key) - len(after)])
+        return self.new.replace(WILDCARD, key[len(prefix) : len(key) - len(suffix)])
 
     def __str__(self) -> str:
         """Return the pair in the notation of `parse_pair`."""
@@ -34,32 +34,32 @@ class KeyPair(Struct, frozen=True):
 
 
 class KeyMap(Struct, frozen=True):
-    """A list of pairs: a pair that names the key precedes patterns; the first pattern wins."""
+    """A list of pairs. A pair without `*` that matches wins, otherwise the first pattern."""
 
     pairs: tuple[KeyPair, ...] = ()
 
     def __call__(self, key: str) -> str:
-        """Return the new key; the same key if no pair matches."""
-        exact = (pair.new for pair in self.pairs if pair.old == key)
-        found = (new for pair in self.pairs if (new := pair.apply(key)) is not None)
-        return next(exact, None) or next(found, key)
+        """Return the new key, or the old key if no pair matches."""
+        exact_keys = (pair.new for pair in self.pairs if pair.old == key)
+        pattern_keys = (new for pair in self.pairs if (new := pair.apply(key)) is not None)
+        return next(exact_keys, None) or next(pattern_keys, key)
 
     def unmatched(self, keys: Sequence[str]) -> list[KeyPair]:
         """Return the pairs that match none of these keys."""
-        return [pair for pair in self.pairs if not any(_matches(pair, key) for key in keys)]
+        return [pair for pair in self.pairs if all(pair.apply(key) is None for key in keys)]
 
     def duplicates(self, keys: Sequence[str]) -> list[str]:
         """Return the new keys that several different old keys would get."""
-        counted = Counter(self(key) for key in set(keys))
-        moved = {self(key) for key in keys if self(key) != key}
-        return sorted(key for key, count in counted.items() if count > 1 and key in moved)
+        key_counts = Counter(self(key) for key in set(keys))
+        changed_keys = {self(key) for key in keys if self(key) != key}
+        return sorted(key for key, count in key_counts.items() if count > 1 and key in changed_keys)
 
 
 def parse_pair(text: str) -> KeyPair:
-    """Return the pair in `OLD=NEW`, or with a tab in between. Raises UsageError."""
+    """Return the pair in the text `OLD=NEW`, or `OLD` and `NEW` with a tab. Raises UsageError."""
     separator = "\t" if "\t" in text else "="
-    old, found, new = text.partition(separator)
-    if not found or not old or not new:
+    old, has_separator, new = text.partition(separator)
+    if not has_separator or not old or not new:
         raise UsageError(
             f"{text!r} must have the form OLD=NEW: the key in the source and the key here"
         )
@@ -74,19 +74,15 @@ def parse_pair(text: str) -> KeyPair:
 
 
 def parse_pairs(lines: str) -> tuple[KeyPair, ...]:
-    """Return the pairs of a file, one per line, without empty lines and lines that start with #.
+    """Return the pairs of a file, one per line. Empty lines and lines with # are skipped.
 
     Raises UsageError.
     """
-    found = []
+    pairs = []
     for number, line in enumerate(lines.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             try:
-                found.append(parse_pair(line.strip("\r\n ")))
+                pairs.append(parse_pair(line.strip("\r\n ")))
             except UsageError as error:
                 raise UsageError(f"line {number}: {error}") from error
-    return tuple(found)
-
-
-def _matches(pair: KeyPair, key: str) -> bool:
-    return pair.old == key or pair.apply(key) is not None
+    return tuple(pairs)

@@ -1,8 +1,8 @@
-"""Values of all importers: a session of another program, its source, and the place of sources."""
+"""Types that all importers share: sessions of other programs, their sources and places."""
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from json import loads
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args
@@ -16,53 +16,40 @@ from stenolog.errors import RefusedMessage
 from stenolog.records import decode_object
 from stenolog.stores.json_file import JSONMessage
 
+_ReferenceLayout = Literal["picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"]
+"""Logs of picoclaw, its older JSON files, logs of zeroclaw, JSON files of stenolog."""
 Layout = Literal[
-    "picoclaw",
-    "picoclaw-legacy",
-    "zeroclaw",
-    "stenolog-json",
-    "nanobot",
-    "openai-agents",
-    "langchain",
-    "strands",
-    "adk",
-    "plain",
+    _ReferenceLayout, "nanobot", "openai-agents", "langchain", "strands", "adk", "plain"
 ]
-"""The program that wrote a session.
-
-picoclaw's logs, its older JSON files, zeroclaw's logs, our own JSON fallback; then the frameworks,
-and plain chat messages.
-"""
-REFERENCE_LAYOUTS: Final[frozenset[Layout]] = frozenset(
-    {"picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"}
-)
+"""Program that wrote a session. `plain` means chat messages of any program."""
+REFERENCE_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(_ReferenceLayout))
 """Layouts that are imported automatically at every start."""
 ALL_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(Layout))
 LOG_SUFFIX: Final = ".jsonl"
 MIGRATED: Final = ".migrated"
 MAX_STATE_BYTES: Final = 16 * 1024
-"""Maximum size of another program's state of a session, in bytes. The meta has room for more."""
+"""Maximum size in bytes of the state that another program stored with a session."""
 IMPORTED_NAME: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
 """End of the name of an imported file."""
 
 
 class LegacySession(Struct, frozen=True, kw_only=True):
-    """A session of another program, converted to our terms."""
+    """A session of another program, converted to the types of stenolog."""
 
     layout: Layout
     key: str
     messages: tuple[JSONMessage, ...]
     summary: str = ""
     previous_summary: str = ""
-    """The previous summary; only JSON files of our own fallback have it."""
+    """The previous summary. Only JSON files of stenolog's fallback store have it."""
     aliases: tuple[str, ...] = ()
     """Other names that the program or its users gave the session."""
     agent: str | None = None
     channel: str | None = None
     state: dict[str, Any] = {}
-    """Other data of that program, kept in the meta under the name of the layout."""
+    """Other data of the program, kept in the meta under the name of the layout."""
     meta: dict[str, Any] = {}
-    """Meta fields; only sessions of stenolog have them."""
+    """Meta fields. Only sessions of stenolog have them."""
     created: datetime
     updated: datetime
     dropped: int = 0
@@ -70,7 +57,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """Content that could not be imported and the reason, each as a sentence."""
     notes: tuple[str, ...] = ()
-    """What was converted, each as a sentence."""
+    """A sentence for each kind of conversion."""
 
     @property
     def hidden(self) -> int:
@@ -91,10 +78,10 @@ def read_lines(text: bytes) -> Iterator[Line]:
     """Yield every line that is not empty, with its message or its problem."""
     for number, line in enumerate(text.split(b"\n"), 1):
         if line.strip(b"\r"):
-            yield _line(number, line)
+            yield _parse_line(number, line)
 
 
-def _line(number: int, line: bytes) -> Line:
+def _parse_line(number: int, line: bytes) -> Line:
     preview = line[:40].decode(errors="replace")
     try:
         fields = loads(line.decode())
@@ -105,30 +92,31 @@ def _line(number: int, line: bytes) -> Line:
     return Line(number, fields)
 
 
-def encode_message(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | None:
-    """Return the stored form of a message; if it is refused, add a problem and return None."""
+def encode_message(fields: dict[str, Any], label: str, problems: list[str]) -> bytes | None:
+    """Return the bytes of a message. If it cannot be stored, add a problem and return None."""
     try:
         return encode_object(fields)
     except RefusedMessage as error:
-        problems.append(f"{what}: {error}")
+        problems.append(f"{label}: {error}")
         return None
 
 
 def without_control_fields(session: LegacySession) -> LegacySession:
     """Return the session without fields that stenolog would act on.
 
-    Removes the reserved field of messages, which could name a sender, an address for answers or a
-    turn to resume, and idempotency keys, which could make later messages look stored.
+    The reserved field of messages is removed, because it could name a sender, an address for
+    answers or a turn to resume. Idempotency keys are removed, because they could make later
+    messages look stored.
     """
-    plain = [
+    plain_messages = [
         replace(message, payload=without_reserved_field(message.payload), once=None)
         for message in session.messages
     ]
-    return replace(session, messages=tuple(plain))
+    return replace(session, messages=tuple(plain_messages))
 
 
 def without_reserved_field(payload: bytes) -> bytes:
-    """Return a stored message without the reserved field; the same bytes if it has none."""
+    """Return a stored message without the reserved field, or the same bytes if it has none."""
     # The name may be written with escapes.
     if FIELD.encode() not in payload and b"\\" not in payload:
         return payload
@@ -138,27 +126,29 @@ def without_reserved_field(payload: bytes) -> bytes:
     return encode_object(without_marks(fields))
 
 
-def drop_oversized_summary(session: LegacySession) -> LegacySession:
-    """Return the session, without its summary if that cannot be stored."""
+def without_oversized_parts(session: LegacySession) -> LegacySession:
+    """Return the session without a summary or program state that is too large to be stored."""
+    problems = list(session.problems)
     try:
         encode_object({"summary": session.summary})
     except RefusedMessage as error:
-        problem = f"its summary was skipped: {error.reason}"
-        return replace(session, summary="", problems=(*session.problems, problem))
-    return session
-
-
-def drop_oversized_state(session: LegacySession) -> LegacySession:
-    """Return the session, without the other program's state if that cannot be stored."""
+        problems.append(f"its summary was skipped: {error.reason}")
+        session = replace(session, summary="")
     try:
         size = len(encode_object(session.state))
-        reason = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
+        too_large = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
+        reason = too_large if size > MAX_STATE_BYTES else ""
     except RefusedMessage as error:
-        size, reason = MAX_STATE_BYTES + 1, str(error)
-    if size <= MAX_STATE_BYTES:
-        return session
-    problem = f"the state of {session.layout} was skipped: {reason}"
-    return replace(session, state={}, problems=(*session.problems, problem))
+        reason = str(error)
+    if reason:
+        problems.append(f"the state of {session.layout} was skipped: {reason}")
+        session = replace(session, state={})
+    return replace(session, problems=tuple(problems))
+
+
+def time_of_nanoseconds(nanoseconds: int) -> datetime:
+    """Return the time this many nanoseconds after 1970, cut to microseconds."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=nanoseconds // 1000)
 
 
 def with_times(
@@ -166,16 +156,16 @@ def with_times(
 ) -> tuple[JSONMessage, ...]:
     """Return the messages, each with a time.
 
-    A message without a time gets the time of the message before it; the last one gets the time of
-    the last change.
+    A message without a time gets the time of the message before it. The last message gets the time
+    of the last change.
     """
-    found = []
+    timed_messages = []
     at = created
     for number, message in enumerate(messages, 1):
-        last = 1 < number == len(messages)
-        at = message.at or (max(at, updated) if last else at)
-        found.append(replace(message, at=at))
-    return tuple(found)
+        is_last = 1 < number == len(messages)
+        at = message.at or (max(at, updated) if is_last else at)
+        timed_messages.append(replace(message, at=at))
+    return tuple(timed_messages)
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -188,27 +178,23 @@ class Source(Struct, frozen=True, kw_only=True):
     meta: str | None = None
     """Current name of the `.meta.json` file."""
     identifier: tuple[str, ...] = ()
-    """Identifies one of several sessions in that file."""
-    layouts: frozenset[Layout] = REFERENCE_LAYOUTS
-    """Layouts that are tried."""
-    time_field: str = ""
-    """Field with the time of a plain message; empty: the usual ones."""
+    """Identifies the session in a file with several sessions."""
     bytes: int = 0
 
     @property
     def files(self) -> tuple[str, ...]:
         """Files of this session only, in the order in which they are renamed: the meta first."""
-        found = [name for name in (self.meta, self.body) if name is not None]
-        return tuple(name for name in found if IMPORTED_NAME.search(name) is None)
+        names = [name for name in (self.meta, self.body) if name is not None]
+        return tuple(name for name in names if IMPORTED_NAME.search(name) is None)
 
 
 class SourceContent(Struct, frozen=True):
-    """A session that was read."""
+    """A session that was read from its source."""
 
     session: LegacySession
     digest: str
-    """Digest of all its bytes, so that the same file is never imported twice."""
-    changed: datetime
+    """Digest of all bytes of the source, so that the same file is never imported twice."""
+    mtime: datetime
     file_versions: tuple[tuple[int, int, int], ...]
 
 
@@ -219,12 +205,12 @@ class SourceFolder(Protocol):
     """
 
     path: Path
-    """Folder of the files of its sources."""
+    """Folder with the files of the sources."""
 
     name: str
     """Name of the place in reports."""
 
-    def sources(self, *, thorough: bool) -> list[Source]:
+    def sources(self) -> list[Source]:
         """Return the sessions in the order of import. Raises NotASession."""
 
     def read(self, source: Source) -> SourceContent:

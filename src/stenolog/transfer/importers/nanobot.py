@@ -1,6 +1,6 @@
 """nanobot's logs: a line with the session's metadata, then one message per line.
 
-Its times have no offset: they are read as local time of this machine.
+The times in these logs have no offset. They are read as local time of this machine.
 """
 
 from base64 import urlsafe_b64decode
@@ -16,6 +16,7 @@ from stenolog.transfer.importers.chat_format import (
     as_message,
     as_object,
     non_empty,
+    omit,
     parse_json,
     parse_local_time,
 )
@@ -24,16 +25,16 @@ from stenolog.transfer.importers.legacy_session import LegacySession
 KIND_FIELD: Final = "_type"
 """Field that marks lines other than messages."""
 KNOWN_FIELDS: Final = (KIND_FIELD, "key", "created_at", "updated_at")
-"""Fields of the first line that have their own field here."""
+"""Fields of the first line that `LegacySession` has as separate fields."""
 
-Head = Mapping[str, Any]
+Metadata = Mapping[str, Any]
 
 
-def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
-    """Return the session in a log of this name and modification time. Raises NotASession."""
+def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
+    """Return the session in a log with this name and modification time. Raises NotASession."""
     report = ImportProblems()
-    metadata: Head = {}
-    others: list[dict[str, Any]] = []
+    metadata: Metadata = {}
+    other_lines: list[dict[str, Any]] = []
     messages: list[JSONMessage] = []
     # `last_consolidated` counts all messages, including those that cannot be imported.
     indexes: list[int] = []
@@ -54,29 +55,26 @@ def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
         if kind == "metadata":
             metadata = fields
         elif kind is not None:
-            others.append(fields)
+            other_lines.append(fields)
         else:
             encoded = report.encode(fields, parse_local_time(fields.get("timestamp")), label)
             messages += encoded
             indexes += [index] * len(encoded)
             index += 1
-    report.check_not_empty(messages)
-    hidden = _hidden_count(metadata, index, report)
-    with_visibility = [
-        JSONMessage(message.payload, message.at, hidden=at < hidden)
+    hidden_count = _hidden_count(metadata, index, report)
+    messages_with_visibility = [
+        JSONMessage(message.payload, message.at, hidden=at < hidden_count)
         for message, at in zip(messages, indexes, strict=True)
     ]
     return report.session(
         "nanobot",
-        _key(metadata, name),
-        with_visibility,
-        changed=changed,
+        _find_key(metadata, name),
+        messages_with_visibility,
+        mtime=mtime,
         created=parse_local_time(metadata.get("created_at")),
         updated=parse_local_time(metadata.get("updated_at")),
-        summary=_summary(metadata),
-        state=non_empty(
-            {n: v for n, v in metadata.items() if n not in KNOWN_FIELDS} | {"lines": others}
-        ),
+        summary=_read_summary(metadata),
+        state=non_empty({**omit(metadata, *KNOWN_FIELDS), "lines": other_lines}),
     )
 
 
@@ -90,29 +88,29 @@ def looks_like(log: bytes) -> bool:
     return isinstance(fields, dict) and fields.get(KIND_FIELD) == "metadata"
 
 
-def _key(metadata: Head, name: str) -> str:
+def _find_key(metadata: Metadata, name: str) -> str:
     key = metadata.get("key")
     if isinstance(key, str) and key:
         return key
     stem = name.removesuffix(".jsonl")
     try:
-        found = urlsafe_b64decode(stem + "=" * (-len(stem) % 4)).decode()
+        decoded_key = urlsafe_b64decode(stem + "=" * (-len(stem) % 4)).decode()
     except (ValueError, NotBase64):
         return stem
-    return found if ":" in found and found.isprintable() else stem
+    return decoded_key if ":" in decoded_key and decoded_key.isprintable() else stem
 
 
-def _hidden_count(metadata: Head, count: int, report: ImportProblems) -> int:
-    """Return the number of messages, from the first on, that its model no longer sees."""
-    given = metadata.get("last_consolidated", 0)
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= count:
-        return given
-    report.report_loss(f"last_consolidated is {given!r} of {count:,}: nothing is hidden")
+def _hidden_count(metadata: Metadata, message_count: int, report: ImportProblems) -> int:
+    """Return the number of messages, from the first on, that the model no longer sees."""
+    count = metadata.get("last_consolidated", 0)
+    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= message_count:
+        return count
+    report.report_loss(f"last_consolidated is {count!r} of {message_count:,}: nothing is hidden")
     return 0
 
 
-def _summary(metadata: Head) -> str:
-    metadata_field = metadata.get("metadata")
-    last = metadata_field.get("_last_summary") if isinstance(metadata_field, dict) else None
-    text = last.get("text") if isinstance(last, dict) else None
+def _read_summary(metadata: Metadata) -> str:
+    inner_metadata = metadata.get("metadata")
+    last_summary = inner_metadata.get("_last_summary") if isinstance(inner_metadata, dict) else None
+    text = last_summary.get("text") if isinstance(last_summary, dict) else None
     return text if isinstance(text, str) else ""

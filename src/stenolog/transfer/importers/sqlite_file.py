@@ -1,8 +1,8 @@
 """Reading of another program's SQLite file without creating files next to it.
 
 In WAL mode even a reader would create files. If there is no WAL file, no process has the database
-open, and it is read as immutable. If there is a WAL file without its shared index, both files are
-copied and the copy is read.
+open, and the database is read as immutable. If there is a WAL file without its shared index, the
+database and the WAL file are copied, and the copy is read.
 """
 
 import os
@@ -26,9 +26,9 @@ BUSY_TIMEOUT: Final = 5.0
 _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """Maximum size of a single value, in bytes. SQLite's own limit is a billion."""
 _SPARE_BYTES: Final = 16 * 1024 * 1024
-_STEP: Final = 1_000_000
-_SPARE_STEPS: Final = 200
-"""Steps of SQLite's virtual machine, in units of `_STEP`, that any file may cost."""
+_STEPS_PER_CHECK: Final = 1_000_000
+_SPARE_CHECKS: Final = 200
+"""Minimum number of checks, each after `_STEPS_PER_CHECK` steps of SQLite, that are allowed."""
 
 _APPLICATION_ID: Final = b"STNO"
 """Application id of stenolog's own databases."""
@@ -69,7 +69,7 @@ def _read_header(path: Path) -> bytes:
 class SQLiteFile:
     """A SQLite file that is only read. A context manager.
 
-    `may_copy` False: the file holds credentials and is never copied.
+    Pass `may_copy=False` for a file that holds credentials. Such a file is never copied.
     """
 
     def __init__(self, path: Path, *, may_copy: bool = True) -> None:
@@ -88,7 +88,7 @@ class SQLiteFile:
     def file_versions(self) -> FileVersions:
         """Return values that change with every write to the file. Raises OSError."""
         real = self._path.resolve()
-        return tuple(_file_version(real.with_name(real.name + end)) for end in ("", "-wal"))
+        return tuple(_file_version(real.with_name(real.name + suffix)) for suffix in ("", "-wal"))
 
     @contextmanager
     def connect(self) -> Iterator[sqlite3.Connection]:
@@ -103,7 +103,7 @@ class SQLiteFile:
             ) as connection:
                 # Invalid UTF-8 in one row must not make the other rows unreadable.
                 connection.text_factory = bytes
-                _limit(connection, self._path.stat().st_size)
+                _limit_cost(connection, self._path.stat().st_size)
                 connection.execute("BEGIN")
                 _check_columns(connection)
                 yield connection
@@ -111,52 +111,52 @@ class SQLiteFile:
             raise NotASession(f"SQLite cannot read it: {error}") from error
 
     def _address(self) -> str:
-        real = self._path.resolve()
-        _check_length(real)  # guard: cut-database-refused
-        wal, shared_index = (real.with_name(real.name + end) for end in ("-wal", "-shm"))
-        if not _is_wal(real):
-            return f"file:{quote(str(real))}?mode=ro"
+        real_path = self._path.resolve()
+        _check_length(real_path)  # guard: cut-database-refused
+        wal, shared_index = (real_path.with_name(real_path.name + end) for end in ("-wal", "-shm"))
+        if _WAL_VERSION not in _read_header(real_path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]:
+            return f"file:{quote(str(real_path))}?mode=ro"
         if not _file_version(wal)[1]:
-            return f"file:{quote(str(real))}?mode=ro&immutable=1"
+            return f"file:{quote(str(real_path))}?mode=ro&immutable=1"
         if shared_index.exists():
-            return f"file:{quote(str(real))}?mode=ro"
+            return f"file:{quote(str(real_path))}?mode=ro"
         if not self._may_copy:
             raise NotASession("it has unwritten changes; open and close its program first")
-        return f"file:{quote(str(self._copy_of(real, wal)))}"
+        return f"file:{quote(str(self._copy_of(real_path, wal)))}"
 
-    def _copy_of(self, real: Path, wal: Path) -> Path:
+    def _copy_of(self, real_path: Path, wal: Path) -> Path:
         file_versions = self.file_versions()
         if self._copy is None or self._copy[0] != file_versions:
             self.__exit__()
             self._copy = (file_versions, TemporaryDirectory(prefix="stenolog-"))
-            shutil.copyfile(real, Path(self._copy[1].name) / "copy.db")
+            shutil.copyfile(real_path, Path(self._copy[1].name) / "copy.db")
             shutil.copyfile(wal, Path(self._copy[1].name) / "copy.db-wal")
         return Path(self._copy[1].name) / "copy.db"
 
 
-def _limit(connection: sqlite3.Connection, size: int) -> None:
+def _limit_cost(connection: sqlite3.Connection, size: int) -> None:
     """Limit the memory and time that a malicious file can cost."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     for pragma in (
         "query_only=ON",
         "trusted_schema=OFF",
         "cell_size_check=ON",
-        # quick_check would evaluate the constraints, which the file's author wrote.
+        # quick_check would evaluate CHECK constraints, which a malicious file may define.
         "ignore_check_constraints=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
-    left = _SPARE_STEPS + size // 10_000
+    checks_left = _SPARE_CHECKS + size // 10_000
 
-    def count() -> bool:
-        nonlocal left
-        left -= 1
-        return left < 0
+    def is_too_long() -> bool:
+        nonlocal checks_left
+        checks_left -= 1
+        return checks_left < 0
 
-    connection.set_progress_handler(count, _STEP)
+    connection.set_progress_handler(is_too_long, _STEPS_PER_CHECK)
 
 
 def _check_columns(connection: sqlite3.Connection) -> None:
-    """Raise NotASession if a column is computed: a few bytes could expand to gigabytes."""
+    """Raise NotASession if a column is computed, because few bytes could expand to gigabytes."""
     sql = (
         "SELECT t.name FROM sqlite_master t, pragma_table_xinfo(t.name) c "
         "WHERE t.type = 'table' AND c.hidden IN (2, 3) LIMIT 1"
@@ -170,18 +170,18 @@ def fetch_rows(
 ) -> list[Row]:
     """Return the rows of a query.
 
-    Raises NotASession if they have many times the `size` of the file in bytes: then several rows
-    share the same pages.
+    Raises NotASession if the rows have many times the `size` of the file in bytes. This happens if
+    a malicious file uses the same pages for several rows.
     """
-    return _bounded(connection.execute(sql, values), size)
+    return _fetch_bounded(connection.execute(sql, values), size)
 
 
-def _bounded(cursor: sqlite3.Cursor, size: int) -> list[Row]:
+def _fetch_bounded(cursor: sqlite3.Cursor, size: int) -> list[Row]:
     rows: list[Row] = []
-    left = 4 * size + _SPARE_BYTES
+    bytes_left = 4 * size + _SPARE_BYTES
     for row in cursor:
-        left -= sum(len(value) for value in row if isinstance(value, bytes))
-        if left < 0:  # guard: import-bytes
+        bytes_left -= sum(len(value) for value in row if isinstance(value, bytes))
+        if bytes_left < 0:  # guard: import-bytes
             raise NotASession("its rows contain many times more data than the file")
         rows.append(row)
     return rows
@@ -199,20 +199,16 @@ def fetch_dicts(connection: sqlite3.Connection, sql: str, *values: Any) -> list[
             name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             for name, value in zip(names, row, strict=True)
         }
-        for row in _bounded(cursor, pages * page_size)
+        for row in _fetch_bounded(cursor, pages * page_size)
     ]
 
 
 def _file_version(path: Path) -> tuple[int, int, int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return (0, 0, 0)
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def _is_wal(path: Path) -> bool:
-    return _WAL_VERSION in _read_header(path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _check_length(path: Path) -> None:
@@ -221,31 +217,31 @@ def _check_length(path: Path) -> None:
     SQLite would silently return fewer rows.
     """
     head = _read_header(path)
-    page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
-    # The value 1 means 65,536. Old writers do not maintain the number of pages.
-    page = 65_536 if page == 1 else page
+    page_size, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
+    # The page size 1 means 65,536. Old writers do not maintain the number of pages.
+    page_size = 65_536 if page_size == 1 else page_size
     size = path.stat().st_size
-    if head[24:28] == head[92:96] and size < page * pages:
-        raise NotASession(f"its end is missing: there are {size:,} bytes of {page * pages:,}")
+    if head[24:28] == head[92:96] and size < page_size * pages:
+        raise NotASession(f"its end is missing: there are {size:,} bytes of {page_size * pages:,}")
 
 
 def check_integrity(connection: sqlite3.Connection) -> str:
-    """Return SQLite's report on a damaged file, which may lack rows; empty if it is intact."""
-    [first, *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
-    text = b" ".join(first[0].split()) if isinstance(first[0], bytes) else b""
+    """Return SQLite's report on a damaged file; empty if the file is intact."""
+    [first_row, *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
+    text = b" ".join(first_row[0].split()) if isinstance(first_row[0], bytes) else b""
     return "" if text == b"ok" else text[:200].decode(errors="replace")
 
 
 def table_columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
     """Return every table with the names of its columns."""
     names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    found = {}
+    columns = {}
     for (name,) in names:
         if isinstance(name, bytes):
             table = name.decode(errors="replace")
             rows = connection.execute(f"PRAGMA table_info({quote_name(table)})").fetchall()
-            found[table] = frozenset(row[1].decode(errors="replace") for row in rows)
-    return found
+            columns[table] = frozenset(row[1].decode(errors="replace") for row in rows)
+    return columns
 
 
 def quote_name(name: str) -> str:

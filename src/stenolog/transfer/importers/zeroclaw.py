@@ -16,16 +16,16 @@ from stenolog.transfer.importers.legacy_session import (
 )
 
 
-def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
-    """Return the session in a log of this name and modification time. Raises NotASession.
+def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
+    """Return the session in a log with this name and modification time. Raises NotASession.
 
-    The key comes from the name and all times from the file, because the log has neither.
+    The log has no key and no times. The key comes from `name`, and all times come from `mtime`.
     """
     stem = name.removesuffix(".jsonl")
     problems: list[str] = []
     messages = []
-    found = list(read_lines(log))
-    for line in found:
+    lines = list(read_lines(log))
+    for line in lines:
         if line.fields is None:
             problems.append(line.problem)
             continue
@@ -33,30 +33,30 @@ def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
         if body is not None:
             messages.append(JSONMessage(body))
     if not messages:
-        raise NotASession("it contains no messages" + "".join(f"; {p}" for p in problems))
+        raise NotASession("; ".join(["it contains no messages", *problems]))
     key = keys.key_from_zeroclaw_name(stem)
     return LegacySession(
         layout="zeroclaw",
         key=stem,
-        messages=with_times(messages, changed, changed),
+        messages=with_times(messages, mtime, mtime),
         aliases=() if key is None else (key,),
-        created=changed,
-        updated=changed,
-        dropped=len(found) - len(messages),
+        created=mtime,
+        updated=mtime,
+        dropped=len(lines) - len(messages),
         problems=tuple(problems),
     )
 
 
-def looks_like(found: Sequence[Line]) -> bool:
+def looks_like(lines: Sequence[Line]) -> bool:
     """Return whether these lines are zeroclaw's."""
-    messages = [line.fields for line in found if line.fields is not None]
+    messages = [line.fields for line in lines if line.fields is not None]
     return bool(messages) and all(fields.keys() <= {"role", "content"} for fields in messages)
 
 
 def unpack_content(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with its tool calls, or the id of the call it answers, as fields.
+    """Return the message with tool calls, or the id of the answered call, in separate fields.
 
-    Content in any other form stays unchanged: it may be the text of a message.
+    Content in any other form stays unchanged, because it may be the text of a message.
     """
     try:
         packed_fields = loads(fields["content"])
@@ -65,7 +65,7 @@ def unpack_content(fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(packed_fields, dict):
         return fields
     if fields["role"] == "assistant":
-        calls = _calls(packed_fields.get("tool_calls"))
+        calls = _read_calls(packed_fields.get("tool_calls"))
         return (
             fields if calls is None else _merge_fields(fields, packed_fields, {"tool_calls": calls})
         )
@@ -80,12 +80,12 @@ def _merge_fields(
     return {**fields, "content": None, **packed_fields, **replacements, "role": fields["role"]}
 
 
-def _calls(packed: object) -> list[dict[str, Any]] | None:
-    """Return tool calls in OpenAI's format; None if the value has none."""
-    if not isinstance(packed, list) or not packed:
+def _read_calls(packed_calls: object) -> list[dict[str, Any]] | None:
+    """Return tool calls in OpenAI's format; None if the value has no tool calls."""
+    if not isinstance(packed_calls, list) or not packed_calls:
         return None
     calls = []
-    for call in packed:
+    for call in packed_calls:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return None
         if not isinstance(call.get("id"), str) or "arguments" not in call:

@@ -1,10 +1,11 @@
 """Aider's `.aider.chat.history.md`: a Markdown file with one chat after another.
 
-`#### ` lines are the user's, `> ` lines are Aider's own output, everything else is the answer.
+Lines that start with `#### ` are prompts, lines that start with `> ` are output of Aider itself,
+and all other lines are answers.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -12,118 +13,88 @@ from typing import Any, Final
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     TranscriptFile,
-    TranscriptMessage,
-    annotated,
-    file_at,
-    files_below,
-    filled,
-    one_line,
-    time_from,
+    TranscriptReader,
+    find_files_below,
 )
 
-PROGRAM: Final = "aider"
 FIELD: Final = "aider"
-"""Field of a stored message that holds its lines, unless they have the usual form."""
-NAME: Final = ".aider.chat.history.md"
-_START: Final = re.compile(r"# aider chat started at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*")
-_MODEL: Final = re.compile(r"(?:Main m|M)odel: (\S+)")
+"""Field of a stored message with the original lines, if they differ from the usual form."""
+FILE_NAME: Final = ".aider.chat.history.md"
+_START_LINE: Final = re.compile(r"# aider chat started at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*")
+_MODEL_LINE: Final = re.compile(r"(?:Main m|M)odel: (\S+)")
 
 
-class Aider:
-    """Reader of Aider's chat history."""
+class Aider(TranscriptReader):
+    """Reader of Aider's chat history. Each project has its own file."""
 
-    program = PROGRAM
-
-    def default_folder(self) -> Path | None:
-        """Return None: each project has its own file."""
-        return None
+    program = "aider"
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the chats of a file, or of the files below a folder. Raises OSError."""
-        for file in [path] if path.is_file() else files_below(path, NAME):
-            for start, _ in _chats(file):
-                key = f"{PROGRAM}:{file.resolve().parent.name}:{start.replace(' ', 'T')}"
-                yield file_at(PROGRAM, key, file, item=start)
+        for file in [path] if path.is_file() else find_files_below(path, FILE_NAME):
+            for start, _ in _read_chats(file):
+                session = f"{file.resolve().parent.name}:{start.replace(' ', 'T')}"
+                yield self.file_at(session, file, item=start)
 
-    def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
         """Read a chat. Raises OSError."""
         path = file.paths[0]
-        lines = next((found for start, found in _chats(path) if start == file.item), [])
-        transcript = Transcript(program=PROGRAM, key=file.key)
+        lines = next((lines for start, lines in _read_chats(path) if start == file.item), [])
         # The time in the file is local.
-        at = time_from(datetime.fromisoformat(file.item).astimezone().isoformat())
-        model = ""
-        first = ""
-        for number, (role, text, source) in enumerate(_messages(lines)):
-            if role == "system" and (found := _MODEL.search(text)):
-                model = found[1]
-            if role == "user" and not first and not text.startswith("/"):
-                first = text
-            identity = f"{file.item}:{number}"
-            notes: dict[str, Any] = {"model": model} if role == "assistant" and model else {}
+        at = datetime.fromisoformat(file.item).astimezone().isoformat()
+        model = first_prompt = ""
+        for number, (role, text, source_lines) in enumerate(_split_messages(lines)):
+            if role == "system" and (match := _MODEL_LINE.search(text)):
+                model = match[1]
+            if role == "user" and not text.startswith("/"):
+                first_prompt = first_prompt or text
             body: dict[str, Any] = {"role": role, "content": text}
-            if source != _lines(body):
-                body[FIELD] = {"lines": source}
-            message = annotated(body, identity, **notes)
-            transcript.messages.append(TranscriptMessage(identity=identity, message=message, at=at))
-        transcript.title = one_line(first)
-        transcript.source = filled(
-            {
-                "program": PROGRAM,
-                "path": str(path),
-                "folders": [str(path.resolve().parent)],
-                "models": [model] if model else [],
-            }
-        )
-        return transcript
+            if source_lines != usual_lines(body):
+                body[FIELD] = {"lines": source_lines}
+            used_model = model if role == "assistant" else ""
+            transcript.add(f"{file.item}:{number}", body, at=at, model=used_model)
+        models, folders = [model] if model else [], [str(path.resolve().parent)]
+        transcript.finish(first_prompt, folders=folders, models=models)
 
 
-def _chats(path: Path) -> Iterator[tuple[str, list[str]]]:
+def _read_chats(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the start time and the lines of each chat."""
     start, lines = "", list[str]()
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        if found := _START.fullmatch(line):
+        if match := _START_LINE.fullmatch(line):
             if start:
                 yield start, lines
-            start, lines = found[1], []
+            start, lines = match[1], []
         else:
             lines.append(line)
     if start:
         yield start, lines
 
 
-def _messages(lines: list[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield role and text of each message: runs of lines of the same kind, and their lines."""
-    role, run, source = "", list[str](), list[str]()
+def _split_messages(lines: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the role, text and lines of each message. A message is a run of similar lines."""
+    role, run_lines, source_lines = "", list[str](), list[str]()
     for line in lines:
-        now, text = "assistant", line
+        line_role, text = "assistant", line
         if line.startswith("#### "):
-            now, text = "user", line.removeprefix("#### ").rstrip()
+            line_role, text = "user", line.removeprefix("#### ").rstrip()
         elif line.startswith("> "):
-            now, text = "system", line.removeprefix("> ").rstrip()
+            line_role, text = "system", line.removeprefix("> ").rstrip()
         elif not line.strip() and role != "assistant":
-            source.append(line)
+            source_lines.append(line)
             continue
-        if now != role:
-            if "\n".join(run).strip("\n"):
-                yield role, "\n".join(run).strip("\n"), source
-                source = []
-            role, run = now, []
-        run.append(text)
-        source.append(line)
-    if "\n".join(run).strip("\n"):
-        yield role, "\n".join(run).strip("\n"), source
+        if line_role != role:
+            if "\n".join(run_lines).strip("\n"):
+                yield role, "\n".join(run_lines).strip("\n"), source_lines
+                source_lines = []
+            role, run_lines = line_role, []
+        run_lines.append(text)
+        source_lines.append(line)
+    if "\n".join(run_lines).strip("\n"):
+        yield role, "\n".join(run_lines).strip("\n"), source_lines
 
 
-def lines_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of the chat that these messages were made of."""
-    found: list[str] = []
-    for body in messages:
-        found += body[FIELD]["lines"] if FIELD in body else _lines(body)
-    return found
-
-
-def _lines(body: Mapping[str, Any]) -> list[str]:
+def usual_lines(body: Mapping[str, Any]) -> list[str]:
     """Return the lines that Aider usually writes for a message."""
     lines = body["content"].split("\n")
     match body["role"]:

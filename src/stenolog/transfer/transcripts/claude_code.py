@@ -1,14 +1,16 @@
 """Transcripts of Claude Code: `~/.claude/projects/<project>/<session id>.jsonl`.
 
-Each line is a record. Records with a `uuid` form a tree by `parentUuid`; the branch that ends at
-the last record is the current one, and messages of other branches are hidden. One answer of the
-model is several records with the same `message.id` and the same usage, which counts once.
+Each line is a record. Records with a `uuid` form a tree by `parentUuid`. The branch that ends at
+the last record is the current branch, and messages of other branches are hidden. One answer of the
+model consists of several records with the same `message.id` and the same usage. The usage counts
+once.
 """
 
 import os
 import re
+import threading
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -16,43 +18,36 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
+from stenolog.catalog.message_metadata import without_usage
 from stenolog.transfer.transcripts.transcript import (
+    Draft,
     Kind,
     Transcript,
     TranscriptFile,
-    TranscriptMessage,
-    annotated,
+    TranscriptReader,
     as_dict,
+    as_list,
     as_text,
-    digest_of,
-    file_at,
-    files_below,
-    filled,
-    hidden,
-    json_lines,
-    one_line,
+    branch_to,
+    digest_identity,
+    find_files_below,
+    image_part,
+    make_content,
+    make_tool_call,
+    make_tool_result,
     parse_json,
+    read_json_lines,
+    sum_counts,
     text_of_parts,
-    time_from,
-    tool_call,
+    text_part,
     usage_counts,
-    without,
 )
 
 PROGRAM: Final = "claude-code"
-FIELD: Final = "claude_code"
-"""Field of a stored message that holds the rest of its record."""
-_COPIES: Final = frozenset(
+_REPEATED_TYPES: Final = frozenset(
     {
-        "agent_listing_delta",
-        "date",
-        "deferred_tools_delta",
-        "environment",
-        "model",
-        "prompt_snapshot",
-        "remote_session_change",
-        "session_context",
-        "skill_listing",
+        *("agent_listing_delta", "date", "deferred_tools_delta", "environment", "model"),
+        *("prompt_snapshot", "remote_session_change", "session_context", "skill_listing"),
         "total_tokens_reminder",
     }
 )
@@ -60,7 +55,7 @@ _COPIES: Final = frozenset(
 MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of a file whose records are kept in memory while it is read."""
 FRESH_SECONDS: Final = 1.0
-"""How long the index of a project is used before its other files are looked at again."""
+"""Seconds for which the index of a project is used before its other files are read again."""
 MAX_PROJECTS: Final = 8
 """Maximum number of projects whose records are indexed at the same time."""
 _UUID: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
@@ -70,12 +65,13 @@ _INJECTED: Final = re.compile(r"\s*<(system-reminder|local-command-caveat)|\[Ima
 _SUMMARY: Final = re.compile(r"Summary:\n(.*?)(?:\n\nIf you need specific details|\Z)", re.DOTALL)
 
 
-class ClaudeCode:
+class ClaudeCode(TranscriptReader):
     """Reader of Claude Code's transcripts."""
 
     program = PROGRAM
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._projects: dict[Path, _ProjectIndex] = {}
 
     def default_folder(self) -> Path | None:
@@ -86,53 +82,60 @@ class ClaudeCode:
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield sessions and subagents below a folder, or the session in one file."""
-        if path.is_file():
-            yield file_at(PROGRAM, _key(path), path)
-            return
-        for found in files_below(path, "*.jsonl"):
-            if _is_transcript(found):
-                yield file_at(PROGRAM, _key(found), found)
+        for file in [path] if path.is_file() else find_files_below(path, "*.jsonl"):
+            is_transcript = file.name != "history.jsonl" and "workflows" not in file.parts
+            if is_transcript or file == path:
+                # Session ids are globally unique, so the project is not part of the key.
+                session, folder = file.stem, file.parent
+                if folder.name == "subagents":
+                    session = f"{folder.parent.name}:{session.removeprefix('agent-')}"
+                yield self.file_at(session, file)
 
-    def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
         """Read a session in two passes: first the tree, then the messages. Raises OSError."""
         path = file.paths[0]
         tree = _Tree(is_subagent=path.parent.name == "subagents")
-        # A large file is parsed twice instead of kept in memory.
-        kept = list(json_lines(path)) if file.size <= MAX_KEPT_BYTES else None
-        for line, record in kept or json_lines(path):
+        # A large file is parsed twice, because its records would need too much memory.
+        records = list(read_json_lines(path)) if file.size <= MAX_KEPT_BYTES else None
+        for line, record in records or read_json_lines(path):
             tree.add(record, line)
         tree.finish()
-        transcript = Transcript(program=PROGRAM, key=file.key)
         reading = _Reading(transcript, tree)
-        for line, record in kept or json_lines(path):
+        for line, record in records or read_json_lines(path):
             reading.add(record, line)
         reading.finish(path)
-        if not is_complete and path.parent.name != "subagents":
-            self._leave_to_owners(transcript, path)
-        return transcript
+        if path.parent.name != "subagents":
+            with self._lock:
+                self._mark_copies(transcript, path, is_complete=is_complete)
 
-    def _leave_to_owners(self, transcript: Transcript, path: Path) -> None:
-        """Remove the messages that an earlier session of the project has with the same uuid."""
+    def _mark_copies(self, transcript: Transcript, path: Path, *, is_complete: bool) -> None:
+        """Find the messages that an earlier session of the project has with the same uuid.
+
+        These messages are marked as copies. If `is_complete` is False, they are removed.
+        """
         index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
         self._projects[path.parent] = index
         if len(self._projects) > MAX_PROJECTS:
             del self._projects[next(iter(self._projects))]
         index.refresh(path)
-        own = []
+        messages = []
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
-            if owner is None or owner == path.name:
-                own.append(message)
-            else:
-                transcript.source["forked_from"] = f"{PROGRAM}:{Path(owner).stem}"
-        transcript.messages = own
+            if owner not in (None, path.name):
+                transcript.source["forked_from"] = f"{PROGRAM}:{Path(str(owner)).stem}"
+                transcript.source["forked_after"] = message.identity
+                if not is_complete:
+                    continue
+                message.message = without_usage(message.message, copied=True)
+            messages.append(message)
+        transcript.messages = messages
 
 
 class _IndexedFile(Struct):
     """The records of a session file that were read so far."""
 
     end: int = 0
-    """Position behind the last complete line."""
+    """Position after the last complete line."""
     start: str = ""
     """Time of the first record."""
     records: "array[int]" = field(default_factory=lambda: array("q"))
@@ -140,87 +143,74 @@ class _IndexedFile(Struct):
 
 
 class _ProjectIndex:
-    """Which records several sessions of a project have: forks and resumed sessions repeat them.
+    """Index of the records that several sessions of a project have, for example after a fork.
 
-    Files only grow, so each refresh reads what is new.
+    Files only grow, so each refresh reads only their new lines.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _IndexedFile] = {}
         self._refreshed = float("-inf")
-        self._seen: set[int] = set()
-        self._shared: set[int] = set()
+        self._seen_records: set[int] = set()
+        self._shared_records: set[int] = set()
         self._owners: dict[int, str] = {}
 
-    def refresh(self, own: Path) -> None:
-        """Read what was written since the last time, always in the `own` file. Raises OSError."""
-        self._read(own, self._files.setdefault(own.name, _IndexedFile()))
-        # An import of many files asks for each of them.
+    def refresh(self, own_file: Path) -> None:
+        """Read the new lines of the files, at least those of `own_file`. Raises OSError."""
+        self._read_new_lines(own_file, self._files.setdefault(own_file.name, _IndexedFile()))
+        # An import of many files calls this method for each file.
         if monotonic() - self._refreshed < FRESH_SECONDS:
             return
         self._refreshed = monotonic()
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".jsonl") and self._has_grown(entry):
-                    path = Path(entry.path)
-                    with suppress(FileNotFoundError):
-                        self._read(path, self._files.setdefault(entry.name, _IndexedFile()))
+                # Skip a file that cannot be read, and continue with the other files.
+                with suppress(OSError):
+                    if entry.name.endswith(".jsonl") and self._has_grown(entry):
+                        file = self._files.setdefault(entry.name, _IndexedFile())
+                        self._read_new_lines(Path(entry.path), file)
 
     def _has_grown(self, entry: "os.DirEntry[str]") -> bool:
-        known = self._files.get(entry.name)
-        with suppress(FileNotFoundError):
-            return known is None or entry.stat().st_size > known.end
-        return False
+        indexed_file = self._files.get(entry.name)
+        return entry.is_file() and (indexed_file is None or entry.stat().st_size > indexed_file.end)
 
-    def _read(self, path: Path, file: _IndexedFile) -> None:
-        own = set(file.records)
-        with path.open("rb") as opened:
-            opened.seek(file.end)
-            for line in opened:
+    def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
+        known_records = set(file.records)
+        with path.open("rb") as lines:
+            lines.seek(file.end)
+            for line in lines:
                 if not line.endswith(b"\n"):
                     return
                 file.end += len(line)
-                if not file.start and (at := _TIME.search(line)):
-                    file.start = at[1].decode("ascii", "replace")
-                if (found := _UUID.search(line)) is None:
+                if not file.start and (time_match := _TIME.search(line)):
+                    file.start = time_match[1].decode("ascii", "replace")
+                if (match := _UUID.search(line)) is None:
                     continue
-                record = hash(found[1])
-                if record in own:
+                record = hash(match[1])
+                if record in known_records:
                     continue
-                own.add(record)
+                known_records.add(record)
                 file.records.append(record)
-                if record in self._seen:
-                    self._shared.add(record)
+                if record in self._seen_records:
+                    self._shared_records.add(record)
                     self._owners.pop(record, None)
-                self._seen.add(record)
+                self._seen_records.add(record)
 
     def owner_of(self, uuid: str) -> str | None:
-        """Return the file that owns a record which several files have: the one that began first."""
+        """Return the file that owns a record of several files: the file that began first."""
         record = hash(uuid.encode("utf-8", "surrogatepass"))
-        if record not in self._shared:
+        if record not in self._shared_records:
             return None
         if record not in self._owners:
-            having = (name for name, file in self._files.items() if record in file.records)
-            self._owners[record] = min(having, key=lambda name: (self._files[name].start, name))
+            names = (name for name, file in self._files.items() if record in file.records)
+            self._owners[record] = min(names, key=lambda name: (self._files[name].start, name))
         return self._owners[record]
-
-
-def _is_transcript(path: Path) -> bool:
-    return path.name != "history.jsonl" and "workflows" not in path.parts
-
-
-def _key(path: Path) -> str:
-    """Return the key of a session or subagent. Ids are global: the project is not part of it."""
-    if path.parent.name == "subagents":
-        return f"{PROGRAM}:{path.parent.parent.name}:{path.stem.removeprefix('agent-')}"
-    return f"{PROGRAM}:{path.stem}"
 
 
 class _Node(Struct):
     """A record of the tree."""
 
-    uuid: str
     parent: str | None
     type: str
     number: int
@@ -228,9 +218,9 @@ class _Node(Struct):
     call_ids: tuple[str, ...] = ()
     """Ids of tool calls that the record makes or answers."""
     caller: str | None = None
-    """Record whose tool call this one answers."""
+    """Uuid of the record whose tool call this record answers."""
     is_meta: bool = False
-    is_side: bool = False
+    is_sidechain: bool = False
 
 
 class _Tree:
@@ -241,24 +231,22 @@ class _Tree:
         self.nodes: dict[str, _Node] = {}
         self.visible: set[str] = set()
         self.usage_owner: dict[str, str] = {}
-        """The last record of each response: only it carries the usage."""
-        self._boundary: dict[str, Any] | None = None
-        self._boundary_number = -1
+        """The last record of each response. Only the message of this record has the usage."""
+        self._boundary: tuple[int, dict[str, Any]] | None = None
+        """Number and record of the last compaction."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
-        uuid = record.get("uuid") if isinstance(record, dict) else None
+        fields = as_dict(record)
+        message = as_dict(fields.get("message"))
+        uuid = fields.get("uuid")
         if not isinstance(uuid, str):
-            if isinstance(record, dict) and isinstance(record.get("message"), dict):
-                uuid = _without_uuid(record)
-            else:
-                return
-        if uuid in self.nodes:
+            has_message = isinstance(fields.get("message"), dict)
+            uuid = digest_identity(fields) if has_message else ""
+        if not uuid or uuid in self.nodes:
             return
-        message = as_dict(record.get("message"))
         message_id = as_text(message.get("id"))
         node = _Node(
-            uuid=uuid,
             parent=as_text(record.get("parentUuid")) or None,
             type=as_text(record.get("type")),
             number=len(self.nodes),
@@ -266,82 +254,62 @@ class _Tree:
             call_ids=tuple(_call_ids(message.get("content"))) if b"tool_" in line else (),
             caller=as_text(record.get("sourceToolAssistantUUID")) or None,
             is_meta=record.get("isMeta") is True,
-            is_side=not self._is_subagent
+            is_sidechain=not self._is_subagent
             and (record.get("isSidechain") is True or record.get("teamName") is not None),
         )
         self.nodes[uuid] = node
         if message_id and node.type == "assistant":
             self.usage_owner[message_id] = uuid
         if record.get("subtype") == "compact_boundary":
-            self._boundary, self._boundary_number = record, node.number
+            self._boundary = node.number, record
 
     def finish(self) -> None:
         """Find the records on the current branch, after the last compaction."""
-        in_order = list(self.nodes.values())
-        path = self._path(in_order)
-        self._add_parallel_calls(path, in_order)
-        kept = self._preserved()
-        self.visible = {
-            uuid for uuid in path if self.nodes[uuid].number > self._boundary_number
-        } | kept
+        branch_uuids = self._current_branches()
+        self._add_parallel_calls(branch_uuids)
+        boundary = -1 if self._boundary is None else self._boundary[0]
+        self.visible = {uuid for uuid in branch_uuids if self.nodes[uuid].number > boundary}
+        if self._boundary is not None:
+            # The compaction kept some earlier messages visible.
+            metadata = as_dict(self._boundary[1].get("compactMetadata"))
+            preserved_uuids = as_list(as_dict(metadata.get("preservedMessages")).get("uuids"))
+            self.visible.update(uuid for uuid in preserved_uuids if uuid in self.nodes)
 
-    def _path(self, in_order: Sequence[_Node]) -> set[str]:
+    def _current_branches(self) -> set[str]:
         """Return the records of the current branch.
 
-        A file may hold several trees, for example if it begins in the middle of a conversation.
-        Each of them has a current branch: the one that ends at its last leaf.
+        A file may hold several trees, for example if it begins in the middle of a conversation. The
+        current branch of each tree is the branch that ends at the last leaf of the tree.
         """
-        if all(node.parent is None for node in in_order):
-            # A file without parents: nothing says that a record was abandoned.
-            return {node.uuid for node in in_order if not node.is_side}
-        parents = {node.parent for node in in_order}
-        path: set[str] = set()
+        parents = {uuid: node.parent for uuid, node in self.nodes.items()}
+        parent_uuids = set(parents.values())
+        if parent_uuids <= {None}:
+            # The records have no parents, so it is unknown whether a record was abandoned.
+            return {uuid for uuid, node in self.nodes.items() if not node.is_sidechain}
+        branch_uuids: set[str] = set()
         roots: set[str | None] = set()
-        for node in reversed(in_order):
-            if node.uuid in parents or node.is_side or node.is_meta:
+        for uuid, node in reversed(self.nodes.items()):
+            if uuid in parent_uuids or node.is_sidechain or node.is_meta:
                 continue
-            branch, root = self._branch(node)
+            branch = branch_to(uuid, parents)
+            root = parents[branch[-1]]
             # An edited first prompt has the same parent as the prompt that it replaces.
             if root not in roots:
                 roots.add(root)
-                path |= branch
-        return path
+                branch_uuids.update(branch)
+        return branch_uuids
 
-    def _branch(self, leaf: _Node) -> tuple[set[str], str | None]:
-        """Return the records from a leaf up to its root, and the parent that the root names."""
-        branch: set[str] = set()
-        place: str | None = leaf.uuid
-        while place is not None and place in self.nodes and place not in branch:
-            branch.add(place)
-            place = self.nodes[place].parent
-        return branch, place
-
-    def _add_parallel_calls(self, path: set[str], in_order: Sequence[_Node]) -> None:
-        """Add what the walk misses: the other calls of an answer, and their results."""
-        answers = {self.nodes[uuid].message_id for uuid in path} - {""}
-        for node in in_order:
-            if node.message_id in answers and node.type == "assistant":
-                path.add(node.uuid)
-        calls = {
-            call
-            for uuid in path
-            if self.nodes[uuid].type == "assistant"
-            for call in self.nodes[uuid].call_ids
-        }
-        for node in in_order:
-            if node.type == "user" and (
-                not calls.isdisjoint(node.call_ids)
-                or (node.caller is not None and node.caller in path)
-            ):
-                path.add(node.uuid)
-
-    def _preserved(self) -> set[str]:
-        """Return the messages before the compaction that the model still sees."""
-        if self._boundary is None:
-            return set()
-        found = as_dict(as_dict(self._boundary.get("compactMetadata")).get("preservedMessages"))
-        uuids = found.get("uuids")
-        return {uuid for uuid in uuids if uuid in self.nodes} if isinstance(uuids, list) else set()
+    def _add_parallel_calls(self, path: set[str]) -> None:
+        """Add records that are not on the branch: other calls of an answer, and their results."""
+        answer_ids = {self.nodes[uuid].message_id for uuid in path} - {""}
+        calls: set[str] = set()
+        for uuid, node in self.nodes.items():
+            if node.type == "assistant" and (uuid in path or node.message_id in answer_ids):
+                path.add(uuid)
+                calls.update(node.call_ids)
+        for uuid, node in self.nodes.items():
+            if node.type == "user" and (not calls.isdisjoint(node.call_ids) or node.caller in path):
+                path.add(uuid)
 
 
 class _Reading:
@@ -350,14 +318,11 @@ class _Reading:
     def __init__(self, transcript: Transcript, tree: _Tree) -> None:
         self._transcript = transcript
         self._tree = tree
-        self._seen: set[str] = set()
-        self._first_prompt = ""
+        self._seen_records: set[str] = set()
         self._user_title = ""
         self._program_title = ""
-        self._folders: dict[str, None] = {}
-        self._branches: dict[str, None] = {}
-        self._models: dict[str, None] = {}
-        self._versions: dict[str, None] = {}
+        self._facts: dict[str, dict[str, None]] = {"cwd": {}, "gitBranch": {}, "version": {}}
+        """Values of these fields in the order in which they first occur."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
@@ -367,39 +332,43 @@ class _Reading:
         self._collect_facts(record)
         kind = _record_type(record)
         owns_usage = kind == "assistant" and self._owns_usage(record)
-        messages = messages_of(record, owns_usage=owns_usage, kind=kind)
-        if not messages:
+        drafts = messages_of(record, kind, owns_usage=owns_usage)
+        if not drafts:
             self._transcript.leave_out(kind, len(line))
             return
-        uuid = as_text(record.get("uuid")) or _without_uuid(record)
-        if uuid in self._seen:
+        uuid = as_text(record.get("uuid")) or digest_identity(record)
+        if uuid in self._seen_records:
             return
-        self._seen.add(uuid)
-        is_hidden = uuid not in self._tree.visible
-        self._transcript.messages += [hidden(one) if is_hidden else one for one in messages]
+        self._seen_records.add(uuid)
+        is_internal = kind == "system:compact_boundary" or drafts[0][1].get("kind") == "summary"
+        self._transcript.add_record(
+            uuid,
+            drafts,
+            record,
+            at=record.get("timestamp"),
+            hidden=is_internal or uuid not in self._tree.visible,
+        )
 
     def finish(self, path: Path) -> None:
         """Set title and facts of the session."""
-        transcript = self._transcript
-        title = as_dict(_read_json(path.with_suffix("") / "custom-title.json")).get("customTitle")
-        self._user_title = as_text(title) or self._user_title
-        about = as_dict(_read_json(path.with_name(path.stem + ".meta.json")))
-        name = self._user_title or self._program_title or as_text(about.get("description"))
-        transcript.title = one_line(name or self._first_prompt)
-        facts: dict[str, Any] = {
-            "program": PROGRAM,
-            "path": str(path),
-            "folders": list(self._folders),
-            "branches": list(self._branches),
-            "models": list(self._models),
-            "versions": list(self._versions),
-        }
+        title = _read_object(path.with_suffix("") / "custom-title.json").get("customTitle")
+        subagent_fields = _read_object(path.with_name(path.stem + ".meta.json"))
+        parent = {}
         if path.parent.name == "subagents":
             parent = {"key": f"{PROGRAM}:{path.parent.parent.name}"}
-            if isinstance(about.get("toolUseId"), str):
-                parent["tool_call_id"] = about["toolUseId"]
-            facts["parent"] = parent
-        transcript.source |= filled(facts)
+            if isinstance(subagent_fields.get("toolUseId"), str):
+                parent["tool_call_id"] = subagent_fields["toolUseId"]
+        self._transcript.finish(
+            as_text(title)
+            or self._user_title
+            or self._program_title
+            or as_text(subagent_fields.get("description"))
+            or None,
+            folders=list(self._facts["cwd"]),
+            branches=list(self._facts["gitBranch"]),
+            versions=list(self._facts["version"]),
+            parent=parent,
+        )
 
     def _owns_usage(self, record: Mapping[str, Any]) -> bool:
         message_id = as_text(as_dict(record.get("message")).get("id"))
@@ -407,18 +376,9 @@ class _Reading:
 
     def _collect_facts(self, record: Mapping[str, Any]) -> None:
         if "cwd" in record:
-            for name, found in (
-                ("cwd", self._folders),
-                ("gitBranch", self._branches),
-                ("version", self._versions),
-            ):
+            for name, values in self._facts.items():
                 if isinstance(value := record.get(name), str) and value:
-                    found[value] = None
-        message = as_dict(record.get("message"))
-        if message:
-            model = as_text(message.get("model"))
-            if model and model != "<synthetic>":
-                self._models[model] = None
+                    values[value] = None
         match record.get("type"):
             case "custom-title":
                 self._user_title = as_text(record.get("customTitle")) or self._user_title
@@ -427,10 +387,11 @@ class _Reading:
                 self._program_title = as_text(title) or self._program_title
             case "cost-state" if isinstance(record.get("totalCostUSD"), int | float):
                 self._transcript.source["reported_cost"] = record["totalCostUSD"]
-            case "user" if not self._first_prompt and kind_of_record(record) is None:
-                self._first_prompt = text_of_parts(message.get("content"))
         if record.get("isCompactSummary") is True:
-            self._transcript.summary = _summary_in(text_of_parts(message.get("content")))
+            text = text_of_parts(as_dict(record.get("message")).get("content"))
+            # Remove the sentences that the program puts around the summary.
+            summary = _SUMMARY.search(text)
+            self._transcript.summary = (summary[1] if summary else text).strip()
 
 
 def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
@@ -449,290 +410,105 @@ def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
     return None
 
 
-def messages_of(
-    record: Mapping[str, Any], *, owns_usage: bool = True, kind: str = ""
-) -> list[TranscriptMessage]:
-    """Return the messages of one record; an empty list for a record that is not imported."""
-    match kind or _record_type(record):
+def messages_of(record: Mapping[str, Any], kind: str, *, owns_usage: bool) -> list[Draft]:
+    """Return the messages of a record of this type; empty if the type is not imported."""
+    attachment = as_dict(record.get("attachment"))
+    match kind:
         case "user":
             return _user_messages(record)
         case "assistant":
-            return _assistant_messages(record, owns_usage=owns_usage)
+            return [_assistant_message(as_dict(record.get("message")), owns_usage=owns_usage)]
         case "attachment:queued_command":
-            attachment = dict(record["attachment"])
-            content = _parts(attachment.pop("prompt", ""))
-            body = {"role": "user", "content": content, FIELD: {**record, "attachment": attachment}}
-            return [_message(record, body)]
+            content = _blocks_to_parts(attachment.get("prompt", ""))
+            return [({"role": "user", "content": content}, {})]
         case "system:compact_boundary":
-            body = {"role": "system", "content": "", FIELD: dict(record)}
-            return [hidden(_message(record, body))]
+            return [({"role": "system", "content": ""}, {})]
         case "system:local_command":
-            rest = {name: value for name, value in record.items() if name != "content"}
-            body = {"role": "user", "content": record.get("content", ""), FIELD: rest}
-            return [_message(record, body, kind="command")]
-        case kind if kind.startswith("attachment:") and kind.split(":", 1)[1] not in _COPIES:
-            body = {"role": "user", "content": _attachment_text(record), FIELD: dict(record)}
-            return [_message(record, body, kind="injected")]
-    return []
+            return [({"role": "user", "content": record.get("content", "")}, {"kind": "command"})]
+    prefix, _, attachment_type = kind.partition(":")
+    if prefix != "attachment" or attachment_type in _REPEATED_TYPES:
+        return []
+    name = attachment.get("filename") or attachment.get("displayPath")
+    text = attachment_type.replace("_", " ") + (f": {name}" if isinstance(name, str) else "")
+    return [({"role": "user", "content": f"[{text}]"}, {"kind": "injected"})]
 
 
-def record_of(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the record that these messages were made of."""
-    rest = dict(messages[0][FIELD])
-    if isinstance(rest.get("attachment"), dict):
-        if rest["attachment"].get("type") == "queued_command":
-            prompt = _blocks(messages[0]["content"])
-            rest["attachment"] = {**rest["attachment"], "prompt": prompt}
-        return rest
-    if rest.get("type") == "system":
-        if rest.get("subtype") == "local_command":
-            rest["content"] = messages[0]["content"]
-        return rest
-    shape = rest.pop("content_blocks", None)
-    rest.pop("block", None)
-    message = {**as_dict(rest.get("message")), "role": messages[0]["role"]}
-    if message["role"] == "tool":
-        message["role"] = "user"
-        message["content"] = [_result_block(one) for one in messages]
-        rest["toolUseResult"] = _restored(rest.get("toolUseResult"), messages[0]["content"])
-        if rest["toolUseResult"] is None:
-            del rest["toolUseResult"]
-    elif message["role"] == "user":
-        message["content"] = _blocks(messages[0]["content"])
-    elif shape != "none":
-        message["content"] = _answer_blocks(messages[0], shape or [])
-    return {**rest, "message": message}
+def _user_messages(record: Mapping[str, Any]) -> list[Draft]:
+    """Return the tool results in a record, or the prompt if it has no tool results."""
+    content = as_dict(record.get("message")).get("content")
+    blocks = [as_dict(block) for block in as_list(content)]
+    if blocks and all(block.get("type") == "tool_result" for block in blocks):
+        return [
+            (
+                make_tool_result(
+                    block.get("tool_use_id"), _blocks_to_parts(block.get("content", ""))
+                ),
+                {"failed": block.get("is_error") is True},
+            )
+            for block in blocks
+        ]
+    body = {"role": "user", "content": _blocks_to_parts(content)}
+    return [(body, {"kind": kind_of_record(record)})]
 
 
-# --- records to messages ------------------------------------------------------------------------
-
-
-def _user_messages(record: Mapping[str, Any]) -> list[TranscriptMessage]:
-    message = as_dict(record.get("message"))
+def _assistant_message(message: dict[str, Any], *, owns_usage: bool) -> Draft:
     content = message.get("content")
-    rest = {**record, "message": without(message, "role", "content")}
-    blocks = content if isinstance(content, list) else []
-    results = [block for block in blocks if as_dict(block).get("type") == "tool_result"]
-    if results and len(results) == len(blocks):
-        found = []
-        for number, block in enumerate(results):
-            body: dict[str, Any] = {
-                "role": "tool",
-                "tool_call_id": as_text(block.get("tool_use_id")),
-                "content": _parts(block.get("content", "")),
-            }
-            more = without(block, "type", "tool_use_id", "content")
-            if "content" not in block:
-                more["content"] = None
-            field: dict[str, Any] = {"block": more} if more else {}
-            if number == 0:
-                if "toolUseResult" in rest:
-                    rest["toolUseResult"] = _shared(rest["toolUseResult"], body["content"])
-                field |= rest
-            body[FIELD] = field
-            failed = block.get("is_error") is True
-            found.append(_message(record, body, number=number, failed=failed))
-        return found
-    kind = kind_of_record(record)
-    body = {"role": "user", "content": _parts(content), FIELD: rest}
-    one = _message(record, body, kind=kind)
-    return [hidden(one) if kind == "summary" else one]
-
-
-def _assistant_messages(record: Mapping[str, Any], *, owns_usage: bool) -> list[TranscriptMessage]:
-    message = as_dict(record.get("message"))
-    content = message.get("content")
-    blocks = content if isinstance(content, list) else []
-    body: dict[str, Any] = {"role": "assistant", "content": None}
-    parts: list[Any] = [] if isinstance(content, list) else _as_list(content)
-    shape: list[Any] = []
-    for block in blocks:
-        fields = as_dict(block)
-        match fields.get("type"):
-            case "text" if isinstance(fields.get("text"), str):
-                parts.append({"type": "text", "text": fields["text"]})
-                shape.append({"type": "text", **without(fields, "type", "text")})
-            case "thinking" if isinstance(fields.get("thinking"), str):
-                if "reasoning_content" in body:
-                    shape.append(block)
-                    continue
-                body["reasoning_content"] = fields["thinking"]
-                shape.append({"type": "thinking", **without(fields, "type", "thinking")})
-            case "tool_use":
-                call = tool_call(fields.get("id"), fields.get("name"), fields.get("input", {}))
-                body.setdefault("tool_calls", []).append(call)
-                shape.append({"type": "tool_use", **without(fields, "type", "id", "name", "input")})
-            case _:
-                parts.append(block)
-                shape.append({"type": "part"})
-    if parts:
-        is_text = (
-            len(parts) == 1 and isinstance(parts[0], dict) and parts[0].keys() == {"type", "text"}
-        )
-        body["content"] = parts[0]["text"] if is_text else parts
-    if isinstance(content, str):
-        body["content"] = content
-    rest = {**record, "message": without(message, "role", "content")}
-    if isinstance(content, list) and shape != _simple_shape(body):
-        rest["content_blocks"] = shape
-    elif isinstance(content, str):
-        rest["content_blocks"] = "text"
-    elif "content" not in message:
-        rest["content_blocks"] = "none"
-    body[FIELD] = rest
+    body: dict[str, Any] = {"role": "assistant", "content": content}
+    if isinstance(content, list):
+        parts: list[Any] = []
+        for block in content:
+            match block:
+                case {"type": "text", "text": str(text)}:
+                    parts.append(text_part(text))
+                case {"type": "thinking", "thinking": str(text)}:
+                    body.setdefault("reasoning_content", text)
+                case {"type": "tool_use"}:
+                    call = make_tool_call(
+                        block.get("id"), block.get("name"), block.get("input", {})
+                    )
+                    body.setdefault("tool_calls", []).append(call)
+                case _:
+                    parts.append(block)
+        body["content"] = make_content(parts)
+    elif content is not None and not isinstance(content, str):
+        body["content"] = [content]
     model = as_text(message.get("model"))
-    is_made_by_model = bool(model) and model != "<synthetic>"
-    usage = _usage(message.get("usage")) if owns_usage and is_made_by_model else None
-    return [
-        _message(
-            record,
-            body,
-            model=model if is_made_by_model else "",
-            usage=usage,
-            response=as_text(message.get("id")),
-        )
-    ]
+    if not model or model == "<synthetic>":
+        return body, {}
+    usage = message.get("usage") if owns_usage else None
+    return body, {
+        "model": model,
+        "usage": _read_usage(usage) if isinstance(usage, dict) else None,
+        "response": as_text(message.get("id")),
+    }
 
 
-def _usage(found: Any) -> dict[str, int] | None:
-    if not isinstance(found, dict):
-        return None
-    counts = [
-        found.get(name)
-        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    ]
-    prompt = sum(count for count in counts if isinstance(count, int))
+def _read_usage(usage: Mapping[str, Any]) -> dict[str, int]:
+    cached = usage.get("cache_read_input_tokens", 0)
+    cache_writes = usage.get("cache_creation_input_tokens")
     return usage_counts(
-        prompt=prompt,
-        answer=found.get("output_tokens"),
-        cached=found.get("cache_read_input_tokens", 0),
+        prompt=sum_counts(usage.get("input_tokens"), cached, cache_writes),
+        answer=usage.get("output_tokens"),
+        cached=cached,
     )
 
 
-def _message(
-    record: Mapping[str, Any],
-    body: dict[str, Any],
-    *,
-    number: int = 0,
-    kind: Kind | None = None,
-    **notes: Any,
-) -> TranscriptMessage:
-    uuid = as_text(record.get("uuid")) or _without_uuid(record)
-    identity = uuid if number == 0 else f"{uuid}#{number}"
-    return TranscriptMessage(
-        identity=identity,
-        message=annotated(body, identity, kind=kind, **notes),
-        at=time_from(record.get("timestamp")),
-    )
-
-
-def _parts(content: Any) -> Any:
+def _blocks_to_parts(content: Any) -> Any:
     """Return content with Claude's image blocks as parts of the chat format."""
     if not isinstance(content, list):
         return content
-    return [_image_part(block) or block for block in content]
+    return [_block_to_part(block) for block in content]
 
 
-def _image_part(block: Any) -> dict[str, Any] | None:
-    fields = as_dict(block)
-    source = as_dict(fields.get("source"))
-    if (
-        fields.keys() != {"type", "source"}
-        or fields.get("type") != "image"
-        or source.keys() != {"type", "media_type", "data"}
-        or source["type"] != "base64"
-    ):
-        return None
-    url = f"data:{source['media_type']};base64,{source['data']}"
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _attachment_text(record: Mapping[str, Any]) -> str:
-    attachment = as_dict(record.get("attachment"))
-    name = attachment.get("filename") or attachment.get("displayPath")
-    kind = as_text(attachment.get("type")).replace("_", " ")
-    return f"[{kind}: {name}]" if isinstance(name, str) else f"[{kind}]"
-
-
-# --- messages to records ------------------------------------------------------------------------
-
-
-def _blocks(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content
-    return [_image_block(part) or part for part in content]
-
-
-def _image_block(part: Any) -> dict[str, Any] | None:
-    fields = as_dict(part)
-    url = as_dict(fields.get("image_url")).get("url")
-    if fields.get("type") != "image_url" or not isinstance(url, str):
-        return None
-    kind, _, data = url.removeprefix("data:").partition(";base64,")
-    return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
-
-
-def _result_block(message: Mapping[str, Any]) -> dict[str, Any]:
-    more = dict(as_dict(message[FIELD]).get("block", {}))
-    block = {"tool_use_id": message["tool_call_id"], "type": "tool_result"}
-    if "content" in more:
-        del more["content"]
-    else:
-        block["content"] = _blocks(message["content"])
-    return {**block, **more}
-
-
-def _answer_blocks(message: Mapping[str, Any], shape: Any) -> Any:
-    if shape == "text":
-        return message["content"]
-    content = message.get("content")
-    parts = iter(content if isinstance(content, list) else [{"type": "text", "text": content}])
-    calls = iter(message.get("tool_calls", ()))
-    blocks = []
-    for more in shape or _simple_shape(message):
-        match more.get("type"):
-            case "text":
-                blocks.append({**next(parts), **more})
-            case "part":
-                blocks.append(next(parts))
-            case "thinking" if "thinking" not in more:
-                blocks.append({**more, "thinking": message["reasoning_content"]})
-            case "tool_use":
-                call = next(calls)
-                made = {"id": call["id"], "name": call["function"]["name"]}
-                blocks.append({**more, **made, "input": parse_json(call["function"]["arguments"])})
-            case _:
-                blocks.append(more)
-    return blocks
-
-
-def _simple_shape(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the shape of an answer with one text, or only tool calls: it need not be stored."""
-    shape: list[dict[str, Any]] = []
-    if isinstance(body.get("content"), str):
-        shape.append({"type": "text"})
-    return shape + [{"type": "tool_use"} for _ in body.get("tool_calls", ())]
-
-
-_SAME: Final = "$content"
-"""Replaces a text in `toolUseResult` that the message's content has already."""
-
-
-def _shared(value: Any, content: Any) -> Any:
-    """Return the value with a marker instead of each copy of the content."""
-    if isinstance(content, str) and len(content) > len(_SAME) and value == content:
-        return _SAME
-    if isinstance(value, dict):
-        return {name: _shared(one, content) for name, one in value.items()}
-    return value
-
-
-def _restored(value: Any, content: Any) -> Any:
-    if value == _SAME:
-        return content
-    if isinstance(value, dict):
-        return {name: _restored(one, content) for name, one in value.items()}
-    return value
+def _block_to_part(block: Any) -> Any:
+    match block:
+        case {
+            "type": "image",
+            "source": {"type": "base64", "media_type": kind, "data": data, **more},
+            **other,
+        } if not more and not other:
+            return image_part(f"data:{kind};base64,{data}")
+    return block
 
 
 # --- small helpers ------------------------------------------------------------------------------
@@ -752,29 +528,16 @@ def _record_type(record: Mapping[str, Any]) -> str:
 
 
 def _call_ids(content: Any) -> Iterator[str]:
-    for block in content if isinstance(content, list) else ():
+    for block in as_list(content):
         fields = as_dict(block)
-        found = fields.get("id") if fields.get("type") == "tool_use" else fields.get("tool_use_id")
-        if isinstance(found, str):
-            yield found
+        name = "id" if fields.get("type") == "tool_use" else "tool_use_id"
+        if isinstance(call_id := fields.get(name), str):
+            yield call_id
 
 
-def _summary_in(text: str) -> str:
-    """Return the summary without the sentences that the program puts around it."""
-    found = _SUMMARY.search(text)
-    return found[1].strip() if found else text.strip()
-
-
-def _without_uuid(record: Mapping[str, Any]) -> str:
-    return f"sha256:{digest_of(record)[:32]}"
-
-
-def _as_list(content: Any) -> list[Any]:
-    return [] if content is None else [content]
-
-
-def _read_json(path: Path) -> Any:
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty dict if the file has none."""
     try:
-        return parse_json(path.read_bytes())
+        return as_dict(parse_json(path.read_bytes()))
     except OSError:
-        return None
+        return {}

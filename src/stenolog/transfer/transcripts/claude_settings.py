@@ -1,6 +1,6 @@
 """Claude Code's `settings.json`: when transcripts are deleted, and the hook that imports sessions.
 
-Changes are made in the text, so that the rest of the file stays as it is, byte for byte.
+Changes are made in the text, so that the rest of the file stays the same, byte for byte.
 """
 
 import json
@@ -24,9 +24,9 @@ from stenolog.transfer.transcripts.transcript import (
     as_text,
 )
 
-EVENT: Final = "SessionEnd"
+HOOK_EVENT: Final = "SessionEnd"
 HOOK_ARGUMENTS: Final = "hook run claude-code"
-"""Arguments of `steno` by which its hook is recognized, also after stenolog has moved."""
+"""Arguments by which the hook is recognized, even if the path of `steno` has changed."""
 MAX_DAYS: Final = 1_000_000
 DEFAULT_DAYS: Final = 30
 """Days after which Claude Code deletes a transcript, unless its settings name another number."""
@@ -43,96 +43,101 @@ def settings_file() -> Path:
 def cleanup_days(path: Path) -> int:
     """Return after how many days without a change Claude Code deletes a transcript."""
     try:
-        found = as_dict(json.loads(path.read_text("utf-8-sig"))).get("cleanupPeriodDays")
+        days = as_dict(json.loads(path.read_text("utf-8-sig"))).get("cleanupPeriodDays")
     except (OSError, ValueError, RecursionError):
         return DEFAULT_DAYS
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+    if not isinstance(days, int) or isinstance(days, bool) or days < 0:
         return DEFAULT_DAYS
-    return found
+    return days
 
 
 def expiring_transcripts(
     reader: TranscriptReader, now: datetime, *, within: timedelta
 ) -> list[tuple[datetime, TranscriptFile]]:
-    """Return the transcripts that Claude Code deletes soon, with the time, the first one first."""
+    """Return the transcripts that Claude Code deletes soon, by the time of their deletion."""
     folder = reader.default_folder()
     if folder is None:
         return []
     age = timedelta(days=min(cleanup_days(settings_file()), MAX_DAYS))
-    found = []
-    for file in reader.find(folder):
-        end = datetime.fromtimestamp(file.modified / 1e9, UTC) + age
-        if end <= now + within:
-            found.append((end, file))
-    return sorted(found, key=lambda one: (one[0], one[1].key))
+    expiring = []
+    with suppress(PermissionError):
+        for file in reader.find(folder):
+            deleted_at = datetime.fromtimestamp(file.modified / 1e9, UTC) + age
+            if deleted_at <= now + within:
+                expiring.append((deleted_at, file))
+    return sorted(expiring, key=lambda pair: (pair[0], pair[1].key))
 
 
 def has_hook() -> bool:
     """Return whether sessions are imported when they end."""
     path = settings_file()
     try:
-        return any(_own_commands(_entries(path.read_text("utf-8"), path)))
+        return any(_stenolog_commands(_hook_entries(path.read_text("utf-8"), path)))
     except (OSError, UnicodeDecodeError, UsageError):
         return False
 
 
-def with_hook(text: str, command: str, path: Path) -> str:
-    """Return the settings with the hook. Raises UsageError if they are not valid."""
-    if list(_own_commands(_entries(text, path))) == [command]:
+def add_hook(text: str, command: str, path: Path) -> str:
+    """Return the settings with the hook. Raises UsageError if the settings are invalid."""
+    if list(_stenolog_commands(_hook_entries(text, path))) == [command]:
         return text
-    text = without_hook(text, path)
+    text = remove_hook(text, path)
     entry = {"hooks": [{"type": "command", "command": command}]}
-    top = _Container(text, _skip(text, 0))
-    hooks = top.inner(text, "hooks")
-    listed = None if hooks is None else hooks.inner(text, EVENT)
+    settings = _Container(text, _skip_space(text, 0))
+    hooks = settings.container_at(text, "hooks")
+    event_hooks = None if hooks is None else hooks.container_at(text, HOOK_EVENT)
     if hooks is None:
-        return top.insert(text, {EVENT: [entry]}, "hooks")
-    if listed is None:
-        return hooks.insert(text, [entry], EVENT)
-    return listed.insert(text, entry)
+        return settings.insert(text, {HOOK_EVENT: [entry]}, "hooks")
+    if event_hooks is None:
+        return hooks.insert(text, [entry], HOOK_EVENT)
+    return event_hooks.insert(text, entry)
 
 
-def without_hook(text: str, path: Path) -> str:
-    """Return the settings without the hook. Raises UsageError if they are not valid."""
+def remove_hook(text: str, path: Path) -> str:
+    """Return the settings without the hook. Raises UsageError if the settings are invalid."""
     while True:
-        entries = _entries(text, path)
-        number = next((n for n, one in enumerate(entries) if any(_own_commands([one]))), None)
+        entries = _hook_entries(text, path)
+        number = next(
+            (index for index, entry in enumerate(entries) if any(_stenolog_commands([entry]))), None
+        )
         if number is None:
             return text
-        top = _Container(text, _skip(text, 0))
-        hooks = top.inner(text, "hooks")
-        listed = None if hooks is None else hooks.inner(text, EVENT)
+        settings = _Container(text, _skip_space(text, 0))
+        hooks = settings.container_at(text, "hooks")
+        event_hooks = None if hooks is None else hooks.container_at(text, HOOK_EVENT)
         assert hooks is not None, "an entry was found in it"
-        assert listed is not None, "an entry was found in it"
+        assert event_hooks is not None, "an entry was found in it"
         commands = entries[number]["hooks"]
         if len(commands) > 1:
-            # The user added more commands to the entry: only ours is removed.
-            array = listed.inner(text, number)
-            array = None if array is None else array.inner(text, "hooks")
+            # The user added other commands to the entry. Only the command of stenolog is removed.
+            array = event_hooks.container_at(text, number)
+            array = None if array is None else array.container_at(text, "hooks")
             assert array is not None, "its commands were found"
-            text = array.remove(text, next(n for n, one in enumerate(commands) if _is_own(one)))
+            text = array.remove(
+                text, next(index for index, entry in enumerate(commands) if _is_ours(entry))
+            )
         elif len(entries) > 1:
-            text = listed.remove(text, number)
+            text = event_hooks.remove(text, number)
         elif len(hooks.items) > 1:
-            text = hooks.remove(text, hooks.members[EVENT])
+            text = hooks.remove(text, hooks.members[HOOK_EVENT])
         else:
-            text = top.remove(text, top.members["hooks"])
+            text = settings.remove(text, settings.members["hooks"])
 
 
-def replace_settings(path: Path, before: bytes | None, text: str) -> None:
-    """Write the settings by replacing the file; its mode stays.
+def replace_settings(path: Path, old_content: bytes | None, text: str) -> None:
+    """Write the settings by replacing the file. The mode of the file is kept.
 
-    Raises OSError, and UsageError if the file is no longer `before`.
+    Raises OSError, and UsageError if the content of the file is no longer `old_content`.
     """
     target = path.resolve()  # a link to the file stays a link
-    mode = 0o600 if before is None else target.stat().st_mode & 0o7777
+    mode = 0o600 if old_content is None else target.stat().st_mode & 0o7777
     with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
             file.write(text.encode())
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-            _check_unchanged(target, before)
+            _check_unchanged(target, old_content)
             Path(file.name).replace(target)
         except BaseException:
             with suppress(OSError):
@@ -140,12 +145,12 @@ def replace_settings(path: Path, before: bytes | None, text: str) -> None:
             raise
 
 
-def _check_unchanged(path: Path, before: bytes | None) -> None:
-    if (path.read_bytes() if path.exists() else None) != before:
+def _check_unchanged(path: Path, old_content: bytes | None) -> None:
+    if (path.read_bytes() if path.exists() else None) != old_content:
         raise UsageError(f"{path} was changed at the same time; try again")
 
 
-def _entries(text: str, path: Path) -> list[Any]:
+def _hook_entries(text: str, path: Path) -> list[Any]:
     """Return the hooks of the event. Raises UsageError for settings of an unknown form."""
     try:
         value = json.loads(text)
@@ -154,21 +159,21 @@ def _entries(text: str, path: Path) -> list[Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{path} is not a JSON object, so it was not changed")
     hooks = value.get("hooks", {})
-    entries = hooks.get(EVENT, []) if isinstance(hooks, dict) else None
+    entries = hooks.get(HOOK_EVENT, []) if isinstance(hooks, dict) else None
     if not isinstance(entries, list):
         raise UsageError(f"the hooks in {path} have an unknown form, so it was not changed")
     return entries
 
 
-def _own_commands(entries: list[Any]) -> Iterator[str]:
+def _stenolog_commands(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
         commands = as_dict(entry).get("hooks")
-        for one in commands if isinstance(commands, list) else ():
-            if _is_own(one):
-                yield one["command"]
+        for hook in commands if isinstance(commands, list) else ():
+            if _is_ours(hook):
+                yield hook["command"]
 
 
-def _is_own(hook: Any) -> bool:
+def _is_ours(hook: Any) -> bool:
     command = as_text(as_dict(hook).get("command"))
     return f" {HOOK_ARGUMENTS} " in f"{command} "
 
@@ -177,63 +182,67 @@ def _is_own(hook: Any) -> bool:
 
 
 class _Item(Struct, frozen=True):
-    """Positions of an item in the text. `start`: of its name, in an object."""
+    """Positions of an item in the text. In an object, `start` is the position of its name."""
 
     start: int
-    value: int
+    value_start: int
     end: int
 
 
 class _Container:
     """Positions of an object or array, and of its items, in a valid JSON text."""
 
-    def __init__(self, text: str, start: int, outer: str = "") -> None:
+    def __init__(self, text: str, start: int, outer_space: str = "") -> None:
         self._start = start
-        self._outer = outer
+        self._outer_space = outer_space
         self.items: list[_Item] = []
         self.members: dict[str, int] = {}
-        """Number of the item of each name. As in JSON, the last item of a name counts."""
-        place = _skip(text, start + 1)
-        while text[place] not in "]}":
-            first, name = place, None
+        """Index of the item with each name. If a name occurs twice, the last item counts."""
+        position = _skip_space(text, start + 1)
+        while text[position] not in "]}":
+            item_start, name = position, None
             if text[start] == "{":
-                name, place = _scan(text, place)
-                place = _skip(text, _skip(text, place) + 1)
-            value = place
-            _, place = _scan(text, place)
+                name, position = _scan(text, position)
+                position = _skip_space(text, _skip_space(text, position) + 1)
+            value_start = position
+            _, position = _scan(text, position)
             if name is not None:
                 self.members[name] = len(self.items)
-            self.items.append(_Item(first, value, place))
-            place = _skip(text, place)
-            if text[place] == ",":
-                place = _skip(text, place + 1)
-        self._end = place
-        self._lead = self._find_lead(text)
+            self.items.append(_Item(item_start, value_start, position))
+            position = _skip_space(text, position)
+            if text[position] == ",":
+                position = _skip_space(text, position + 1)
+        self._end = position
+        self._lead = self._find_leading_space(text)
 
-    def _find_lead(self, text: str) -> str:
+    def _find_leading_space(self, text: str) -> str:
         """Return the white space before an item."""
         if self.items:
             return text[self._start + 1 : self.items[0].start]
-        if not self._outer:
+        if not self._outer_space:
             return "\n  "
-        return self._outer + "  " if "\n" in self._outer else ""
+        return self._outer_space + "  " if "\n" in self._outer_space else ""
 
-    def inner(self, text: str, which: str | int) -> "_Container | None":
+    def container_at(self, text: str, name_or_index: str | int) -> "_Container | None":
         """Return the container that is the value of an item; None if there is no such item."""
-        number = self.members.get(which) if isinstance(which, str) else which
-        return None if number is None else _Container(text, self.items[number].value, self._lead)
+        number = (
+            self.members.get(name_or_index) if isinstance(name_or_index, str) else name_or_index
+        )
+        return (
+            None if number is None else _Container(text, self.items[number].value_start, self._lead)
+        )
 
     def insert(self, text: str, value: Any, name: str | None = None) -> str:
         """Return the text with a new item at the end."""
-        in_lines = "\n" in self._lead
-        new = json.dumps(value, ensure_ascii=False, indent=2 if in_lines else None)
-        new = new.replace("\n", self._lead)
-        new = new if name is None else f"{json.dumps(name)}: {new}"
+        is_multiline = "\n" in self._lead
+        item_text = json.dumps(value, ensure_ascii=False, indent=2 if is_multiline else None)
+        item_text = item_text.replace("\n", self._lead)
+        item_text = item_text if name is None else f"{json.dumps(name)}: {item_text}"
         if self.items:
-            place = self.items[-1].end
-            return f"{text[:place]},{self._lead or ' '}{new}{text[place:]}"
-        closing = self._outer or ("\n" if in_lines else "")
-        return f"{text[: self._start + 1]}{self._lead}{new}{closing}{text[self._end :]}"
+            position = self.items[-1].end
+            return f"{text[:position]},{self._lead or ' '}{item_text}{text[position:]}"
+        closing_space = self._outer_space or ("\n" if is_multiline else "")
+        return f"{text[: self._start + 1]}{self._lead}{item_text}{closing_space}{text[self._end :]}"
 
     def remove(self, text: str, number: int) -> str:
         """Return the text without an item."""
@@ -246,7 +255,7 @@ class _Container:
         return text[:start] + text[end:]
 
 
-def _skip(text: str, place: int) -> int:
+def _skip_space(text: str, position: int) -> int:
     """Return the next position that is not white space."""
-    found = _SPACE.match(text, place)
-    return place if found is None else found.end()
+    match = _SPACE.match(text, position)
+    return position if match is None else match.end()

@@ -1,268 +1,320 @@
-"""Conversations of simonw/llm in its database `logs.db`, in the tables of both generations.
+"""Conversations of simonw/llm in its database `logs.db`, in its old and its new tables.
 
-Threads share messages in the new tables, and messages have no time: a turn gives its time to the
-messages that it added. Where an old conversation was continued, its thread has all of
-it.
+In the new tables, threads share messages, and messages have no time. A message gets the time of the
+turn that added it. If an old conversation was continued, its thread has the whole conversation.
+
+Each imported message keeps the rows from which it was made, by table. These data are left out:
+
+- columns that are NULL, and the spaces of JSON in `payload`
+- definitions of tools and schemas, as for other programs; the rows have their ids and names
+- aliases of fragments, and the tables of llm's search
+- `responses` of an old conversation that a thread continues, which repeat messages of the thread
 """
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Final
+from typing import Any
 
-from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_dicts
+from stenolog.transfer.importers.sqlite_file import fetch_dicts
+from stenolog.transfer.transcripts.database_reader import DatabaseReader
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
-    TranscriptFile,
-    TranscriptMessage,
-    annotated,
     as_dict,
+    as_list,
     as_text,
-    file_at,
-    filled,
-    one_line,
+    image_part,
+    keep_record,
+    make_content,
+    make_tool_call,
+    make_tool_result,
     parse_json,
-    time_from,
-    tool_call,
+    text_part,
     usage_counts,
 )
 
-PROGRAM: Final = "llm"
-FIELD: Final = "llm"
+_Row = dict[str, Any]
+_TableRow = tuple[str, _Row]
+"""Name of a table, and a row of this table."""
 
 
-class LLMLogs:
+class LLMLogs(DatabaseReader):
     """Reader of llm's `logs.db`."""
 
-    program = PROGRAM
+    program = "llm"
+    file_name = "logs.db"
 
     def default_folder(self) -> Path | None:
         """Return llm's database, if it exists."""
-        given = os.environ.get("LLM_USER_PATH")
-        home = Path.home()
-        folder = home / ".config"
-        if sys.platform == "darwin":
-            folder = home / "Library" / "Application Support"
-        path = (Path(given) if given else folder / "io.datasette.llm") / "logs.db"
+        user_path = os.environ.get("LLM_USER_PATH")
+        is_mac = sys.platform == "darwin"
+        config = Path.home() / ("Library/Application Support" if is_mac else ".config")
+        path = (Path(user_path) if user_path else config / "io.datasette.llm") / self.file_name
         return path if path.is_file() else None
 
-    def find(self, path: Path) -> Iterator[TranscriptFile]:
-        """Yield the conversations of a database, or of `logs.db` in a folder.
+    def list_ids(self, connection: Connection) -> list[str]:
+        """Return the ids of the threads and conversations."""
+        database = _Database(connection)
+        rows = (*database.rows("threads"), *database.rows("conversations"))
+        return list(dict.fromkeys(row["id"] for row in rows))
+
+    def convert(self, connection: Connection, item: str, transcript: Transcript) -> None:
+        """Add the thread or conversation with this id to an empty transcript."""
+        database = _Database(connection)
+        conversations = database.rows("conversations", "id", item)
+        threads = database.rows("threads", "id", item)
+        conversation_rows = [("conversations", row) for row in conversations]
+        parent_id = ""
+        if threads:
+            _read_thread(database, threads[0], conversation_rows, transcript)
+            parent_id = as_text(threads[0].get("forked_from"))
+        else:
+            _read_conversation(database, item, conversation_rows, transcript)
+        # The name of an old conversation is better than the name of the thread.
+        names = (as_text(row["name"]) for row in (*conversations, *threads))
+        forked_from = f"{self.program}:{parent_id}" if parent_id else ""
+        transcript.finish(next(filter(None, names), ""), forked_from=forked_from)
+
+
+class _Database:
+    """The tables of a `logs.db`. A table that llm has not created yet has no rows."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        tables = fetch_dicts(connection, "SELECT name FROM sqlite_master WHERE type='table'")
+        self._tables = {row["name"] for row in tables}
+
+    def rows(self, table: str, column: str = "1", value: Any = 1, order: str = "id") -> list[_Row]:
+        """Return the rows of a table with a value in a column; by default all rows, in order.
 
         Raises NotASession.
         """
-        if path.is_dir():
-            path = path / "logs.db"
-        if not path.is_file():
-            return
-        with SQLiteFile(path) as file, file.connect() as connection:
-            tables = _tables(connection)
-            ids = dict.fromkeys(
-                row["id"]
-                for table in ("threads", "conversations")
-                if table in tables
-                for row in fetch_dicts(connection, f"SELECT id FROM {table} ORDER BY id")  # noqa: S608
-            )
-        for item in ids:
-            yield file_at(PROGRAM, f"{PROGRAM}:{item}", path, item=item)
+        if table not in self._tables:
+            return []
+        sql = f"SELECT * FROM {table} WHERE {column}=? ORDER BY {order}"  # noqa: S608
+        return fetch_dicts(self._connection, sql, value)
 
-    def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:  # noqa: ARG002
-        """Read a conversation. Raises NotASession, OSError."""
-        path = file.paths[0]
-        transcript = Transcript(program=PROGRAM, key=file.key)
-        transcript.source = {"program": PROGRAM, "path": str(path)}
-        with SQLiteFile(path) as opened, opened.connect() as connection:
-            tables = _tables(connection)
-            name = ""
-            if "conversations" in tables:
-                found = fetch_dicts(
-                    connection, "SELECT name FROM conversations WHERE id=?", file.item
-                )
-                name = as_text(found[0]["name"]) if found else ""
-            thread = (
-                fetch_dicts(connection, "SELECT * FROM threads WHERE id=?", file.item)
-                if "threads" in tables
-                else []
-            )
-            if thread:
-                _read_thread(connection, thread[0], transcript)
-                name = name or as_text(thread[0]["name"])
-                if isinstance(fork := thread[0].get("forked_from"), str) and fork:
-                    transcript.source["forked_from"] = f"{PROGRAM}:{fork}"
-            else:
-                _read_conversation(connection, file.item, transcript)
-        models = (one.message["stenolog"].get("model") for one in transcript.messages)
-        transcript.source |= filled({"models": list(dict.fromkeys(filter(None, models)))})
-        transcript.title = one_line(name)
-        return transcript
+    def linked_rows(self, links: str, column: str, value: Any, table: str) -> list[_TableRow]:
+        """Return the rows of `table` that the table `links` links to a value, and the link rows."""
+        linked: list[_TableRow] = []
+        for link in self.rows(links, column, value, '"order"'):
+            linked.append((links, link))
+            target = link[f"{table.removesuffix('s')}_id"]
+            linked += [(table, row) for row in self.rows(table, "id", target)]
+        return linked
+
+    def attachment_part(self, row: _Row) -> dict[str, Any]:
+        """Return an attachment as a part of the chat format. Replaces the content in its row."""
+        sql = "SELECT content FROM attachments WHERE id=?"
+        [content] = self._connection.execute(sql, (row["id"],)).fetchone()
+        kind, url = as_text(row["type"]), as_text(row["url"])
+        if content:
+            row["content"] = url = f"data:{kind};base64,{b64encode(content).decode()}"
+        if url and kind.startswith("image/"):
+            return image_part(url)
+        if content:
+            return {"type": "file", "file": {"file_data": url, "filename": row["id"]}}
+        return text_part(f"[file {url or as_text(row['path'])}]")
 
 
-def _read_thread(connection: Connection, thread: Mapping[str, Any], found: Transcript) -> None:
-    chain: list[dict[str, Any]] = []
-    seen: set[str] = set()
-    place = thread["tip_message_hash"]
-    while isinstance(place, str) and place not in seen:
-        seen.add(place)
-        rows = fetch_dicts(connection, "SELECT * FROM messages WHERE hash=?", place)
-        if not rows:
+# --- the new tables ------------------------------------------------------------------------------
+
+
+def _read_thread(
+    database: _Database, thread: _Row, old_rows: Sequence[_TableRow], transcript: Transcript
+) -> None:
+    message_by_hash: dict[str, _Row] = {}
+    message_hash = thread["tip_message_hash"]
+    while isinstance(message_hash, str) and message_hash not in message_by_hash:
+        message_rows = database.rows("messages", "hash", message_hash, "hash")
+        if not message_rows:
             break
-        chain.append(rows[0])
-        place = rows[0]["parent_hash"]
-    chain.reverse()
-    turns = fetch_dicts(
-        connection, "SELECT * FROM turns WHERE thread_id=? ORDER BY datetime_utc, id", thread["id"]
-    )
-    by_tip = {turn["tip_message_hash"]: turn for turn in turns}
+        message_by_hash[message_hash] = message_rows[0]
+        message_hash = message_rows[0]["parent_hash"]
+    chain = list(message_by_hash.values())[::-1]
+    turns = database.rows("turns", "thread_id", thread["id"], "datetime_utc, id")
+    turn_by_tip = {turn["tip_message_hash"]: turn for turn in turns}
     times: dict[str, Any] = {}
-    covered = 0
+    at: Any = None
+    for message in reversed(chain):
+        # A turn added all messages after the last message of the previous turn.
+        at = turn_by_tip.get(message["hash"], {}).get("datetime_utc", at)
+        times[message["hash"]] = at
     for position, message in enumerate(chain):
-        if turn := by_tip.get(message["hash"]):
-            # The turn added every message since the turn before it.
-            for earlier in chain[covered : position + 1]:
-                times[earlier["hash"]] = turn["datetime_utc"]
-            covered = position + 1
-    for position, message in enumerate(chain):
-        parts = fetch_dicts(
-            connection,
-            "SELECT * FROM parts WHERE message_hash=? ORDER BY position",
-            message["hash"],
-        )
-        turn = by_tip.get(message["hash"], {})
+        turn = turn_by_tip.get(message["hash"], {})
+        shared_rows: list[_TableRow] = [("messages", message)]
+        if turn:
+            shared_rows.append(("turns", turn))
+            fragments = database.linked_rows("turn_fragments", "turn_id", turn["id"], "fragments")
+            shared_rows += fragments
+        if position == len(chain) - 1:
+            shared_rows += [*old_rows, ("threads", thread)]
         identity = f"{message['hash']}:{position}"
-        for number, body in enumerate(_bodies(connection, message, parts)):
-            notes: dict[str, Any] = {}
-            if turn and message["role"] == "assistant":
-                notes["model"] = as_text(turn["resolved_model"]) or as_text(turn["model"])
-                notes["usage"] = usage_counts(
-                    prompt=turn["input_tokens"], answer=turn["output_tokens"]
-                )
-                notes["response"] = turn["id"]
-                if isinstance(turn["duration_ms"], int):
-                    notes["seconds"] = turn["duration_ms"] / 1000
-            if body["role"] == "tool" and body[FIELD].get("exception"):
+        for number, (body, rows) in enumerate(_make_messages(database, message)):
+            is_answer = turn and message["role"] == "assistant"
+            notes = _answer_notes(turn) if is_answer else {}
+            if body["role"] == "tool" and _parse_payload(rows[0][1]).get("exception"):
                 notes["failed"] = True
-            name = identity if number == 0 else f"{identity}#{number}"
-            _add(found, name, body, times.get(message["hash"]), notes)
+            name = f"{identity}#{number}" if number else identity
+            rows = [*shared_rows, *rows]
+            _add(transcript, name, body, times[message["hash"]], notes, rows)
+            shared_rows = []
 
 
-def _bodies(
-    connection: Connection, message: Mapping[str, Any], parts: list[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield the message of these parts, or one message for each result of a tool."""
-    texts: list[dict[str, Any]] = []
+def _make_messages(
+    database: _Database, message: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], list[_TableRow]]]:
+    """Yield the message, or one message for each tool result. Each message has its rows."""
+    contents: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for part in parts:
-        payload = as_dict(parse_json(as_text(part["payload"]) or "null"))
+    rows: list[_TableRow] = []
+    for part in database.rows("parts", "message_hash", message["hash"], "position"):
+        payload = _parse_payload(part)
+        if part["type"] == "tool_result":
+            result = make_tool_result(payload.get("tool_call_id"), payload.get("output", ""))
+            yield {**result, "name": as_text(payload.get("name"))}, [("parts", part)]
+            continue
+        rows.append(("parts", part))
+        rows += database.linked_rows("part_fragments", "part_id", part["id"], "fragments")
+        rows += database.linked_rows("part_attachments", "part_id", part["id"], "attachments")
         match part["type"]:
-            case "tool_result":
-                yield {
-                    "role": "tool",
-                    "tool_call_id": as_text(payload.get("tool_call_id")),
-                    "name": as_text(payload.get("name")),
-                    "content": payload.get("output", ""),
-                    FIELD: filled({"hash": message["hash"], "exception": payload.get("exception")}),
-                }
             case "tool_call":
                 call_id, name = payload.get("tool_call_id"), payload.get("name")
-                calls.append(tool_call(call_id, name, payload.get("arguments", {})))
+                calls.append(make_tool_call(call_id, name, payload.get("arguments", {})))
             case "reasoning":
                 thoughts.append(as_text(part["text"]))
             case "text":
-                text = part["text"] if part["text"] is not None else _joined(connection, payload)
-                texts.append({"type": "text", "text": text})
+                text = part["text"] if part["text"] is not None else _join_pieces(database, payload)
+                contents.append(text_part(text))
             case kind:
-                texts.append({"type": kind, **payload})
-    if texts or thoughts or calls:
-        only = texts[0]["text"] if len(texts) == 1 and texts[0]["type"] == "text" else texts or None
-        body: dict[str, Any] = {"role": message["role"], "content": only}
+                attachment = as_dict(payload.get("attachment")).get("id")
+                attachments = database.rows("attachments", "id", attachment)
+                rows += [("attachments", row) for row in attachments]
+                contents += [database.attachment_part(row) for row in attachments] or [
+                    {"type": kind, **payload}
+                ]
+    if contents or thoughts or calls:
+        body: dict[str, Any] = {"role": message["role"], "content": make_content(contents)}
         if thoughts:
             body["reasoning_content"] = "\n\n".join(thoughts)
         if calls:
             body["tool_calls"] = calls
-        yield {**body, FIELD: {"hash": message["hash"]}}
+        yield body, rows
 
 
-def _joined(connection: Connection, payload: Mapping[str, Any]) -> str:
+def _parse_payload(part: Mapping[str, Any]) -> dict[str, Any]:
+    return as_dict(parse_json(as_text(part["payload"]) or "null"))
+
+
+def _join_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
     """Return a text that is stored as a sequence of fragments and literal texts."""
     pieces = []
-    for piece in payload.get("text_ref") or []:
-        fields = as_dict(piece)
+    for fields in map(as_dict, as_list(payload.get("text_ref"))):
         if "literal" in fields:
             pieces.append(as_text(fields["literal"]))
         else:
-            rows = fetch_dicts(
-                connection, "SELECT content FROM fragments WHERE id=?", fields.get("fragment")
-            )
-            pieces += [as_text(row["content"]) for row in rows]
+            fragments = database.rows("fragments", "id", fields.get("fragment"))
+            pieces += [as_text(row["content"]) for row in fragments]
     return "".join(pieces)
 
 
-def _read_conversation(connection: Connection, item: str, found: Transcript) -> None:
-    """Read a conversation of the older tables."""
-    responses = fetch_dicts(
-        connection,
-        "SELECT * FROM responses WHERE conversation_id=? ORDER BY datetime_utc, id",
-        item,
-    )
+# --- the old tables ------------------------------------------------------------------------------
+
+
+def _read_conversation(
+    database: _Database, item: str, conversation_rows: Sequence[_TableRow], transcript: Transcript
+) -> None:
     system = ""
-    for row in responses:
-        at = row["datetime_utc"]
-        if as_text(row["system"]) and row["system"] != system:
-            system = row["system"]
-            _add(found, f"{row['id']}:system", {"role": "system", "content": system}, at, {})
-        results = fetch_dicts(
-            connection, "SELECT * FROM tool_results WHERE response_id=? ORDER BY id", row["id"]
-        )
+    call_ids: list[str] = []
+    responses = database.rows("responses", "conversation_id", item, "datetime_utc, id")
+    for response in responses:
+        id_, at = response["id"], response["datetime_utc"]
+        response_row = dict(response)
+        rows: list[_TableRow] = [("responses", response_row)]
+        fragments = database.linked_rows("system_fragments", "response_id", id_, "fragments")
+        text = _join_fragments("\n\n", fragments, response["system"])
+        if text and text != system:
+            system = text
+            fragments.append(("responses", {"id": id_, "system": response_row.pop("system")}))
+            body: dict[str, Any] = {"role": "system", "content": system}
+            _add(transcript, f"{id_}:system", body, at, {}, fragments)
+        else:
+            rows += fragments
+        results = database.rows("tool_results", "response_id", id_)
         for number, result in enumerate(results):
-            body = {
-                "role": "tool",
-                "tool_call_id": as_text(result["tool_call_id"]) or f"{row['id']}:{number}",
-                "name": as_text(result["name"]),
-                "content": as_text(result["output"]),
-            }
-            failed = {"failed": True} if as_text(result.get("exception")) else {}
-            _add(found, f"{row['id']}:result{number}", body, at, failed)
-        if as_text(row["prompt"]) or not results:
-            body = {"role": "user", "content": as_text(row["prompt"])}
-            _add(found, f"{row['id']}:prompt", body, at, {})
-        calls = fetch_dicts(
-            connection, "SELECT * FROM tool_calls WHERE response_id=? ORDER BY id", row["id"]
-        )
-        answer: dict[str, Any] = {"role": "assistant", "content": as_text(row["response"])}
-        if as_text(row.get("reasoning")):
-            answer["reasoning_content"] = row["reasoning"]
+            # Results without an id belong to the calls of the previous answer, in order.
+            call_id = call_ids[number] if number < len(call_ids) else f"{id_}:{number}"
+            call_id = as_text(result["tool_call_id"]) or call_id
+            body = make_tool_result(call_id, as_text(result["output"]))
+            body["name"] = as_text(result["name"])
+            notes = {"failed": bool(as_text(result.get("exception")))}
+            _add(transcript, f"{id_}:result{number}", body, at, notes, [("tool_results", result)])
+        sources = database.linked_rows("prompt_fragments", "response_id", id_, "fragments")
+        text = _join_fragments("\n", sources, response["prompt"])
+        files = database.linked_rows("prompt_attachments", "response_id", id_, "attachments")
+        parts = [database.attachment_part(row) for table, row in files if table == "attachments"]
+        if text or parts or not results:
+            sources += [*files, ("responses", {"id": id_, "prompt": response_row.pop("prompt")})]
+            content = [text_part(text), *parts] if parts else text
+            body = {"role": "user", "content": content}
+            _add(transcript, f"{id_}:prompt", body, at, {}, sources)
+        calls = database.rows("tool_calls", "response_id", id_)
+        call_ids = [
+            as_text(call["tool_call_id"]) or f"{id_}:{number}" for number, call in enumerate(calls)
+        ]
+        body = {"role": "assistant", "content": as_text(response["response"])}
+        if as_text(response.get("reasoning")):
+            body["reasoning_content"] = response["reasoning"]
         if calls:
-            answer["tool_calls"] = [
-                tool_call(
-                    as_text(call["tool_call_id"]) or f"{row['id']}:{number}",
-                    call["name"],
-                    as_text(call["arguments"]) or "{}",
-                )
-                for number, call in enumerate(calls)
+            body["tool_calls"] = [
+                make_tool_call(call_id, call["name"], as_text(call["arguments"]) or "{}")
+                for call_id, call in zip(call_ids, calls, strict=True)
             ]
-        notes: dict[str, Any] = {
-            "model": as_text(row.get("resolved_model")) or as_text(row["model"]),
-            "usage": usage_counts(prompt=row["input_tokens"], answer=row["output_tokens"]),
-            "response": row["id"],
-        }
-        if isinstance(row["duration_ms"], int):
-            notes["seconds"] = row["duration_ms"] / 1000
-        _add(found, f"{row['id']}:response", answer, at, notes)
+        rows += [("tool_calls", call) for call in calls]
+        if response is responses[-1]:
+            rows += conversation_rows
+        _add(transcript, f"{id_}:response", body, at, _answer_notes(response), rows)
+
+
+def _join_fragments(separator: str, fragments: Iterable[_TableRow], text: Any) -> str:
+    """Return the texts of fragments and the text after them, as llm sent them to the model."""
+    texts = [as_text(row["content"]) for table, row in fragments if table == "fragments"]
+    return separator.join(filter(None, [*texts, as_text(text)]))
+
+
+# --- both generations ----------------------------------------------------------------------------
+
+
+def _answer_notes(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the annotations of an answer from the row of its turn or response."""
+    notes: dict[str, Any] = {
+        "model": as_text(row.get("resolved_model")) or as_text(row["model"]),
+        "usage": usage_counts(prompt=row["input_tokens"], answer=row["output_tokens"]),
+        "response": row["id"],
+    }
+    if isinstance(row["duration_ms"], int):
+        notes["seconds"] = row["duration_ms"] / 1000
+    return notes
 
 
 def _add(
-    transcript: Transcript, identity: str, body: dict[str, Any], at: Any, notes: dict[str, Any]
+    transcript: Transcript,
+    identity: str,
+    body: dict[str, Any],
+    at: Any,
+    notes: dict[str, Any],
+    rows: Iterable[_TableRow],
 ) -> None:
-    transcript.messages.append(
-        TranscriptMessage(
-            identity=identity, message=annotated(body, identity, **notes), at=time_from(at)
-        )
-    )
-
-
-def _tables(connection: Connection) -> set[str]:
-    rows = fetch_dicts(connection, "SELECT name FROM sqlite_master WHERE type='table'")
-    return {row["name"] for row in rows}
+    """Add a message with the rows from which it was made."""
+    record: dict[str, list[_Row]] = {}
+    for table, row in rows:
+        columns = {name: value for name, value in row.items() if value is not None}
+        if table == "parts" and (payload := _parse_payload(row)):
+            columns["payload"] = payload
+        record.setdefault(table, []).append(columns)
+    keep_record([body], transcript.program, record)
+    transcript.add(identity, body, at=at, **notes)

@@ -1,4 +1,4 @@
-"""The programs whose transcripts can be read, by name, and which of them wrote a file."""
+"""The programs whose transcripts can be read, and functions that detect the program of a file."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
 from stenolog.transfer.transcripts.llm_logs import LLMLogs
 from stenolog.transfer.transcripts.open_webui import OpenWebUI
 from stenolog.transfer.transcripts.opencode import OpenCode
-from stenolog.transfer.transcripts.transcript import TranscriptReader, as_dict, json_lines
+from stenolog.transfer.transcripts.transcript import TranscriptReader, as_dict, read_json_lines
 
 PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
     "claude-code": ClaudeCode,
@@ -33,16 +33,24 @@ PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
     "open-webui": OpenWebUI,
     "aider": Aider,
 }
-"""Reader of each program."""
-MAX_TRIED: Final = 20
+"""The class that reads the transcripts of each program, by its name."""
+MAX_TRIES: Final = 20
 """Maximum number of lines or files that are tried to recognize a program."""
+
+
+def usual_place(program: str) -> Path | None:
+    """Return the place of a program's transcripts, also if it cannot be read; None if missing."""
+    try:
+        return PROGRAMS[program]().default_folder()
+    except PermissionError as error:
+        return Path(error.filename)
 
 
 def detect_program(path: Path) -> str | None:
     """Return the program whose transcripts are in a folder or file, or None if unknown."""
     if path.is_dir():
         return _detect_in_folder(path)
-    if path.name == aider.NAME:
+    if path.name == aider.FILE_NAME:
         return "aider" if next(aider.Aider().find(path), None) is not None else None
     if path.name.startswith("rollout-"):
         return "codex"
@@ -54,11 +62,11 @@ def detect_program(path: Path) -> str | None:
 
 
 def _detect_in_folder(folder: Path) -> str | None:
-    for name in (aider.NAME, "logs.db", "opencode.db", "conversations.json"):
+    for name in (aider.FILE_NAME, "logs.db", "opencode.db", "conversations.json"):
         path = folder / name
         if path.is_file() and (program := detect_program(path)) is not None:
             return program
-    # Only the folders that the programs make are searched, not every subfolder.
+    # Only folders that the programs create are searched.
     for pattern in ("rollout-*.jsonl*", "*/*/*/rollout-*.jsonl*", "*/*/*/*/rollout-*.jsonl*"):
         if next(folder.glob(pattern), None) is not None:
             return "codex"
@@ -66,17 +74,17 @@ def _detect_in_folder(folder: Path) -> str | None:
         if next(folder.glob(pattern), None) is not None:
             return "gemini-cli"
     for pattern in ("projects/*/*.jsonl", "*/*.jsonl", "*.jsonl"):
-        for found in itertools.islice(filter(os.path.isfile, folder.glob(pattern)), MAX_TRIED):
-            if _detect_in_lines(found) == "claude-code":
+        for file in itertools.islice(filter(os.path.isfile, folder.glob(pattern)), MAX_TRIES):
+            if _detect_in_lines(file) == "claude-code":
                 return "claude-code"
-    for found in itertools.islice(filter(os.path.isfile, sorted(folder.glob("*.json"))), MAX_TRIED):
-        if (program := _detect_in_export(found)) is not None:
+    for file in itertools.islice(filter(os.path.isfile, sorted(folder.glob("*.json"))), MAX_TRIES):
+        if (program := _detect_in_export(file)) is not None:
             return program
     return None
 
 
 def _detect_in_lines(path: Path) -> str | None:
-    for _, record in itertools.islice(json_lines(path), MAX_TRIED):
+    for _, record in itertools.islice(read_json_lines(path), MAX_TRIES):
         fields = as_dict(record)
         if fields.get("type") == "session_meta" or "record_type" in fields:
             return "codex"

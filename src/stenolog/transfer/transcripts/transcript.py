@@ -1,28 +1,31 @@
 """Values and rules that the readers of all programs share.
 
-A reader maps each record of a program to messages in the chat format. The rest of the record is
-kept in a field named after the program, so that the record can be rebuilt. Each message has an
+A reader converts each record of a program to messages in the chat format. The record itself is kept
+in a field named after the program, so that nothing is lost. In this field, references replace the
+long texts that the messages have, so that no long text is stored twice. Each message has an
 identity, by which a later import recognizes stored messages.
 """
 
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from hashlib import sha256
-from json import dumps, loads
+from json import JSONEncoder, dumps, loads
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct, field
-from msgspec.structs import replace
 
-from stenolog.catalog.message_metadata import FIELD
+from stenolog.catalog.message_metadata import FIELD, RESPONSE
+from stenolog.stores.json_file import NotASession
 
 Kind = Literal["injected", "command", "interruption", "notification", "summary"]
-"""A message with role `user` that the user did not write: it is not a prompt.
+"""Kind of a message with role `user` that the user did not write. It is not a prompt.
 
 injected: text that the program added. command: a command of the program, or its output.
 interruption: the user stopped the answer. notification: a background task ended. summary: written
@@ -31,20 +34,31 @@ by a compaction.
 IDENTITY: Final = "id"
 """Name of the identity in the `stenolog` field of a stored message."""
 KIND: Final = "kind"
-RESPONSE: Final = "response"
-COPY: Final = "record"
-"""Field of a record that is kept as a whole."""
-SAME: Final = "$content"
-"""Replaces a text that the content of the message has already."""
-LONGEST_TITLE: Final = 80
+MAX_TITLE_CHARS: Final = 80
+EXPORT_FILES: Final = r"conversations(-\d+)?\.json"
 MAX_EXPORT_BYTES: Final = 2 * 1024**3
-"""Maximum size of a file in a zip: a small zip may expand to any size."""
-_decode: Final = msgspec.json.Decoder().decode
+"""Maximum size in bytes of a file in a zip, because a small zip may expand to any size."""
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one transcript that are reported individually."""
+_REFERENCE: Final = "$text"
+"""In a stored record, an object with only this key refers to a value of its messages."""
+_MIN_REFERENCED: Final = 40
+"""Minimum number of characters of a text that is replaced by a reference."""
+_MAX_PASSES: Final = 4
+"""Maximum number of times that the texts of messages are searched. It bounds the run time."""
+_MIN_SEARCHED: Final = 200
+"""Minimum number of characters of a text that is searched in longer texts."""
+_SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
+"""Errors that occur if a value has an unexpected type."""
+_SHORT_TYPES: Final = frozenset({int, float, bool, type(None)})
+_decode: Final = msgspec.json.Decoder().decode
+_to_json: Final = JSONEncoder(ensure_ascii=False).encode
+
+Draft = tuple[dict[str, Any], dict[str, Any]]
+"""A message in the chat format, and its annotations: arguments of `annotate`."""
 
 
-class TranscriptMessage(Struct, frozen=True, kw_only=True):
+class TranscriptMessage(Struct, kw_only=True):
     """A message of a transcript."""
 
     identity: str
@@ -52,7 +66,7 @@ class TranscriptMessage(Struct, frozen=True, kw_only=True):
     message: dict[str, Any]
     at: datetime | None = None
     hidden: bool = False
-    """Whether the model no longer sees it: an abandoned branch, or replaced by a summary."""
+    """Whether the model no longer sees the message: abandoned, or replaced by a summary."""
 
 
 class TranscriptFile(Struct, frozen=True, kw_only=True):
@@ -61,7 +75,7 @@ class TranscriptFile(Struct, frozen=True, kw_only=True):
     program: str
     key: str
     paths: tuple[Path, ...]
-    """Its files, the oldest first; most programs write one."""
+    """Files of the transcript, the oldest first. Most programs write one file."""
     size: int
     modified: int
     """Time of the last change, in nanoseconds."""
@@ -83,6 +97,53 @@ class Transcript(Struct, kw_only=True):
     """Number of bytes of each kind of record that is not imported."""
     problems: list[str] = field(default_factory=list)
 
+    def add(
+        self,
+        identity: str,
+        body: dict[str, Any],
+        *,
+        at: Any = None,
+        hidden: bool = False,
+        **notes: Any,
+    ) -> TranscriptMessage:
+        """Add a message. `at` is its time in any form. `notes` are arguments of `annotate`."""
+        message = annotate(body, identity, **notes)
+        added = TranscriptMessage(
+            identity=identity, message=message, at=parse_time(at), hidden=hidden
+        )
+        self.messages.append(added)
+        return added
+
+    def add_record(
+        self,
+        name: str,
+        drafts: Sequence[Draft],
+        record: Any,
+        *,
+        at: Any = None,
+        hidden: bool = False,
+    ) -> list[TranscriptMessage]:
+        """Add the messages of a record. The first message has identity `name` and the record."""
+        name = name or digest_identity(record)
+        keep_record([body for body, _ in drafts], self.program, record)
+        return [
+            self.add(f"{name}#{number}" if number else name, body, at=at, hidden=hidden, **notes)
+            for number, (body, notes) in enumerate(drafts)
+        ]
+
+    def finish(self, title: str | None = None, **facts: Any) -> None:
+        """Set the title, by default the first prompt, and the known facts."""
+        model_names = (message.message[FIELD].get("model") for message in self.messages)
+        models = list(dict.fromkeys(filter(None, model_names)))
+        self.title = one_line(self.first_prompt() if title is None else title)
+        self.source |= non_empty({"program": self.program, "models": models, **facts})
+
+    def first_prompt(self) -> str:
+        """Return the text of the first message that the user wrote."""
+        bodies = (body.message for body in self.messages)
+        prompts = (body for body in bodies if body["role"] == "user" and KIND not in body[FIELD])
+        return next(filter(None, (text_of_parts(body["content"]) for body in prompts)), "")
+
     def leave_out(self, kind: str, size: int) -> None:
         """Count a record that is not imported."""
         self.left_out[kind] = self.left_out.get(kind, 0) + size
@@ -95,107 +156,178 @@ class Transcript(Struct, kw_only=True):
             self.problems.append("and more problems of the same transcript")
 
 
-class TranscriptReader(Protocol):
+# --- readers -------------------------------------------------------------------------------------
+
+
+class TranscriptReader(ABC):
     """Reader of one program's transcripts."""
 
     program: str
 
     def default_folder(self) -> Path | None:
-        """Return the folder in which the program keeps its transcripts; None if there is none."""
-        ...
+        """Return the place where the program keeps its transcripts; None if it does not exist."""
+        return None
 
+    @abstractmethod
     def find(self, path: Path) -> Iterator[TranscriptFile]:
-        """Yield the transcripts below a folder, or in one file. Reads no messages."""
-        ...
+        """Yield the transcripts below a folder, or in one file, without reading their messages.
+
+        Raises OSError, NotASession.
+        """
 
     def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:
-        """Read a transcript. Raises OSError.
+        """Read a transcript. Raises OSError, NotASession.
 
-        `is_complete` False leaves out messages that the program copied from another session, for
-        example for a fork; `forked_from` names that session.
+        Messages that the program copied from another session, for example for a fork, are marked as
+        copies. Their usage counts for the other session, which `forked_from` names. `forked_after`
+        is the identity of the last copied message. With `is_complete=False` copies are left out.
         """
-        ...
+        transcript = Transcript(program=self.program, key=file.key)
+        transcript.source["path"] = str(file.paths[-1])
+        try:
+            self.fill(transcript, file, is_complete=is_complete)
+        except (OSError, NotASession):
+            raise
+        except _SHAPE_ERRORS as error:
+            # A file may have any JSON. A malformed file must not end the import of other files.
+            reason = f"it has data of an unknown shape ({type(error).__name__}: {error})"
+            raise NotASession(reason) from error
+        return transcript
+
+    @abstractmethod
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
+        """Add messages, title and facts of a file to an empty transcript."""
+
+    def file_at(self, session: str, *paths: Path, item: str = "") -> TranscriptFile:
+        """Return the transcript of a session in these files. Raises OSError."""
+        status = [path.stat() for path in paths]
+        # A database may have new rows in its WAL file before the database file changes.
+        logs = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
+        status += [log.stat() for log in logs if log.exists()]
+        return TranscriptFile(
+            program=self.program,
+            key=f"{self.program}:{session}",
+            paths=paths,
+            size=sum(entry.st_size for entry in status),
+            modified=max(entry.st_mtime_ns for entry in status),
+            item=item,
+        )
 
 
-class ExportFile:
-    """The conversations of an export: a JSON array, or such files in a zip.
+class ExportReader(TranscriptReader):
+    """Reader of a program's exports: JSON arrays of conversations, in files or in a zip.
 
-    The file that was read last is kept, so that reading its conversations parses it once.
+    The file that was read last is kept in memory, so that its conversations are parsed only once.
     """
 
-    def __init__(self, *ids: str, members: str = r"conversations(-\d+)?\.json") -> None:
-        """Create a reader. `ids`: fields that name a conversation. `members`: files in a zip."""
-        self._ids = ids
-        self._members = re.compile(members)
-        self._kept: tuple[Path, int, dict[str, Raw]] | None = None
+    id_fields: tuple[str, ...]
+    """Fields that may hold the id of a conversation."""
+    folder_files: str = EXPORT_FILES
+    """Pattern of the names of an export's files in a folder."""
+    required_bytes: bytes = b""
+    """Bytes that every conversation of the program contains."""
 
-    def is_member(self, name: str) -> bool:
-        """Return whether a file of this name holds conversations."""
-        return self._members.fullmatch(name) is not None
+    def __init__(self) -> None:
+        self._last_read: tuple[Path, int, dict[str, Raw]] | None = None
 
-    def conversations(self, path: Path) -> dict[str, Raw]:
+    @abstractmethod
+    def convert(self, conversation: dict[str, Any], path: Path, transcript: Transcript) -> None:
+        """Add a conversation of the export at this path to an empty transcript."""
+
+    def find(self, path: Path) -> Iterator[TranscriptFile]:
+        """Yield the conversations of an export. Raises OSError."""
+        files = [path]
+        if path.is_dir():
+            files = [p for p in path.iterdir() if re.fullmatch(self.folder_files, p.name)]
+        for file in filter(os.path.isfile, sorted(files)):
+            for item, raw in self._conversations(file).items():
+                if self.required_bytes in bytes(raw):
+                    yield self.file_at(item, file, item=item)
+
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
+        """Add the messages of a conversation, if the file still has it. Raises OSError."""
+        path = file.paths[0]
+        raw = self._conversations(path).get(file.item, Raw(b"{}"))
+        self.convert(as_dict(parse_json(bytes(raw))), path, transcript)
+
+    def _conversations(self, path: Path) -> dict[str, Raw]:
         """Return the conversations of a file by their ids, not yet decoded. Raises OSError."""
         modified = path.stat().st_mtime_ns
-        if self._kept is None or self._kept[:2] != (path, modified):
-            found: dict[str, Raw] = {}
-            for content in self._contents(path):
+        if self._last_read is None or self._last_read[:2] != (path, modified):
+            raw_by_id: dict[str, Raw] = {}
+            for content in _read_export(path):
                 try:
-                    listed = msgspec.json.decode(content, type=list[Raw])
+                    conversations = msgspec.json.decode(content, type=list[Raw])
                 except msgspec.DecodeError:
                     continue  # not an export of this kind
-                for raw in listed:
-                    head = as_dict(parse_json(bytes(raw)))
-                    if name := next(
-                        filter(None, (as_text(head.get(one)) for one in self._ids)), ""
-                    ):
-                        found[name] = raw
-            self._kept = path, modified, found
-        return self._kept[2]
-
-    def read(self, file: TranscriptFile) -> dict[str, Any]:
-        """Return a conversation; empty if the file no longer has it. Raises OSError."""
-        found = self.conversations(file.paths[0]).get(file.item)
-        return {} if found is None else as_dict(parse_json(bytes(found)))
-
-    def _contents(self, path: Path) -> Iterator[bytes]:
-        if not zipfile.is_zipfile(path):
-            yield path.read_bytes()
-            return
-        with zipfile.ZipFile(path) as archive:
-            for info in sorted(archive.infolist(), key=lambda one: one.filename):
-                name = info.filename.rpartition("/")[2]
-                if not self.is_member(name) or info.filename.startswith("__MACOSX"):
-                    continue
-                if info.file_size > MAX_EXPORT_BYTES:
-                    raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
-                yield archive.read(info)
+                for raw in conversations:
+                    fields = as_dict(parse_json(bytes(raw)))
+                    ids = (as_text(fields.get(name)) for name in self.id_fields)
+                    if item := next(filter(None, ids), ""):
+                        raw_by_id[item] = raw
+            self._last_read = path, modified, raw_by_id
+        return self._last_read[2]
 
 
-def files_below(folder: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files below a folder in order, without pipes, devices and links to nothing.
+def _read_export(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file, or of the files with conversations in a zip."""
+    if not zipfile.is_zipfile(path):
+        yield path.read_bytes()
+        return
+    with zipfile.ZipFile(path) as archive:
+        for info in sorted(archive.infolist(), key=lambda info_: info_.filename):
+            name = info.filename.rpartition("/")[2]
+            if not re.fullmatch(EXPORT_FILES, name) or info.filename.startswith("__MACOSX"):
+                continue
+            if info.file_size > MAX_EXPORT_BYTES:
+                raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
+            yield archive.read(info)
 
-    One of these would hide all other files: reading a pipe may never end.
+
+def find_files_below(folder: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files below a folder in order, without pipes, devices and broken links.
+
+    Reading a pipe, for example, may never end. Links to folders are not followed. Raises
+    PermissionError at the end if a folder cannot be read.
     """
-    return filter(os.path.isfile, sorted(folder.rglob(pattern)))
+    errors: list[PermissionError] = []
+    yield from _list_files_below(folder, pattern, errors)
+    if errors:
+        raise errors[0]
 
 
-def file_at(program: str, key: str, *paths: Path, item: str = "") -> TranscriptFile:
-    """Return the transcript in these files. Raises OSError."""
-    status = [path.stat() for path in paths]
-    # A database may have new rows in its log before the file itself changes.
-    logs = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
-    status += [log.stat() for log in logs if log.exists()]
-    return TranscriptFile(
-        program=program,
-        key=key,
-        paths=paths,
-        size=sum(one.st_size for one in status),
-        modified=max(one.st_mtime_ns for one in status),
-        item=item,
-    )
+def _list_files_below(folder: Path, pattern: str, errors: list[PermissionError]) -> list[Path]:
+    try:
+        with os.scandir(folder) as scanned_entries:
+            entries = sorted(scanned_entries, key=lambda entry: entry.name)
+    except PermissionError as error:
+        errors.append(error)
+        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    files: list[Path] = []
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            files += _list_files_below(folder / entry.name, pattern, errors)
+        elif fnmatchcase(entry.name, pattern) and (
+            # `Path.is_file` raises for a link into a private folder.
+            entry.is_file(follow_symlinks=False) or os.path.isfile(entry)  # noqa: PTH113
+        ):
+            files.append(folder / entry.name)
+    return files
 
 
-def annotated(
+def path_and_reason(error: Exception, path: Path) -> tuple[str, str]:
+    """Return the path that could not be read, and the reason without the path."""
+    if isinstance(error, OSError) and error.strerror:
+        return str(error.filename or path), error.strerror
+    return str(path), str(error)
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def annotate(
     message: dict[str, Any],
     identity: str,
     *,
@@ -206,39 +338,29 @@ def annotated(
     seconds: float | None = None,
     failed: bool = False,
 ) -> dict[str, Any]:
-    """Return the message with what stenolog's own readers use: identity, model, usage, failure.
+    """Return the message with the fields that stenolog reads: identity, model, usage, failure.
 
-    `response` identifies the response that the usage belongs to, so that it counts once.
+    `response` identifies the response that the message is a part of. Its usage counts once and
+    covers all parts.
     """
-    notes: dict[str, Any] = {IDENTITY: identity}
-    if kind is not None:
-        notes[KIND] = kind
-    if model:
-        notes["model"] = model
-    if usage:
-        notes["usage"] = dict(usage)
-        if response:
-            notes[RESPONSE] = response
+    annotations = {IDENTITY: identity, KIND: kind, "model": model, "usage": usage, "failed": failed}
+    notes = non_empty({**annotations, RESPONSE: response})
     if seconds is not None:
         notes["seconds"] = round(seconds, 3)
-    if failed:
-        notes["failed"] = True
     return {**message, FIELD: notes}
 
 
 def identity_of(body: Mapping[str, Any]) -> str | None:
     """Return the identity of a stored message, or None if it was not imported from a transcript."""
-    notes = body.get(FIELD)
-    found = notes.get(IDENTITY) if isinstance(notes, Mapping) else None
-    return found if isinstance(found, str) else None
+    return as_text(as_dict(body.get(FIELD)).get(IDENTITY)) or None
 
 
 def usage_counts(*, prompt: Any, answer: Any, cached: Any = 0) -> dict[str, int]:
-    """Return token counts as stenolog stores them; an empty dict if there are none."""
+    """Return token counts as stenolog stores them; an empty dict if no count is known."""
     if not is_count(prompt) and not is_count(answer):
         return {}
-    given = {"prompt": prompt, "answer": answer, "cached": cached}
-    return {name: value if is_count(value) else 0 for name, value in given.items()}
+    counts = {"prompt": prompt, "answer": answer, "cached": cached}
+    return {name: value if is_count(value) else 0 for name, value in counts.items()}
 
 
 def is_count(value: Any) -> bool:
@@ -246,12 +368,17 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15
 
 
-def time_from(value: Any) -> datetime | None:
+def sum_counts(*values: Any) -> int:
+    """Return the sum of the values that are whole numbers."""
+    return sum(value for value in values if isinstance(value, int))
+
+
+def parse_time(value: Any) -> datetime | None:
     """Return a time given as ISO text, or as seconds or milliseconds since 1970; else None."""
     try:
         if isinstance(value, str) and value:
-            found = datetime.fromisoformat(value)
-            return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+            at = datetime.fromisoformat(value)
+            return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         if isinstance(value, int | float) and not isinstance(value, bool):
             seconds = value / 1000 if value > 1e11 else value
             return datetime.fromtimestamp(seconds, UTC)
@@ -263,138 +390,223 @@ def time_from(value: Any) -> datetime | None:
 def one_line(text: str) -> str:
     """Return the text in one line, cut at the length of a title."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST_TITLE else line[: LONGEST_TITLE - 1].rstrip() + "…"
+    return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1].rstrip() + "…"
 
 
-def tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+def make_tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return a tool call in the chat format. Arguments that are not text become JSON."""
-    text = arguments if isinstance(arguments, str) else dumps(arguments, ensure_ascii=False)
-    return {
-        "id": call_id if isinstance(call_id, str) else "",
-        "type": "function",
-        "function": {"name": name if isinstance(name, str) else "", "arguments": text},
-    }
+    text = arguments if isinstance(arguments, str) else _to_json(arguments)
+    function = {"name": as_text(name), "arguments": text}
+    return {"id": as_text(call_id), "type": "function", "function": function}
 
 
-def digest_of(value: Any) -> str:
-    """Return the SHA-256 of a value as canonical JSON, for records without an id."""
+def make_tool_result(call_id: Any, content: Any) -> dict[str, Any]:
+    """Return the result of a tool in the chat format."""
+    return {"role": "tool", "tool_call_id": as_text(call_id), "content": content}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    """Return an image as a part of a content."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Return a text as a part of a content."""
+    return {"type": "text", "text": text}
+
+
+def make_content(parts: Sequence[Any]) -> Any:
+    """Return the content with these parts: a string for a single text, None for no parts."""
+    only = as_dict(parts[0]) if len(parts) == 1 else {}
+    if only.keys() == {"type", "text"} and isinstance(only["text"], str):
+        return only["text"]
+    return list(parts) or None
+
+
+def text_of_parts(content: Any) -> str:
+    """Return the content if it is a text, else the joined texts of its text parts."""
+    if isinstance(content, str):
+        return content
+    parts = (as_dict(part) for part in as_list(content))
+    texts = (part.get("text") for part in parts if part.get("type") == "text")
+    return "\n\n".join(text for text in texts if isinstance(text, str))
+
+
+def branch_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
+    """Return the ids from a leaf of a tree to its root. `parents` has the parent of each id."""
+    branch: dict[str, None] = {}
+    while leaf is not None and leaf in parents and leaf not in branch:
+        branch[leaf] = None
+        leaf = parents[leaf]
+    return list(branch)
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def record_field(program: str) -> str:
+    """Return the name of the field of a message that holds a record of this program."""
+    return program.replace("-", "_")
+
+
+def keep_record(messages: Sequence[dict[str, Any]], program: str, record: Any) -> None:
+    """Store a record in the first of its messages. References replace values of the messages."""
+    try:
+        stored_record = _KnownValues(messages).add_references(record)
+    except RecursionError:
+        stored_record = record  # nested too deeply
+    messages[0][record_field(program)] = stored_record
+
+
+def restore_record(messages: Sequence[Mapping[str, Any]], program: str) -> Any:
+    """Return the record from which these messages were made."""
+    values = [value for message in messages for value in _values_of(message)]
+    return _resolve_references(messages[0][record_field(program)], values)
+
+
+def _values_of(message: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the texts of a message, and the arguments of its tool calls."""
+    content = message.get("content")
+    texts = [content, message.get("reasoning_content")]
+    for part in content if isinstance(content, list) else ():
+        fields = as_dict(part)
+        image, file = as_dict(fields.get("image_url")), as_dict(fields.get("file"))
+        texts += [part, fields.get("text"), image.get("url"), file.get("file_data")]
+    for call in message.get("tool_calls", ()):
+        text = call["function"]["arguments"]
+        arguments = as_dict(parse_json(text))
+        yield arguments
+        texts += [text, *arguments.values()]
+    yield from (text for text in texts if isinstance(text, str))
+
+
+class _KnownValues:
+    """The values of some messages. A stored record refers to these values."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self._values = [value for message in messages for value in _values_of(message)]
+        self._numbers = {
+            value: number for number, value in enumerate(self._values) if isinstance(value, str)
+        }
+        """Index of each text in the values."""
+        self._argument_names = {tuple(value) for value in self._values if isinstance(value, dict)}
+        """Names of the arguments of each tool call."""
+        self._characters_left = _MAX_PASSES * sum(map(len, self._numbers))
+        """Number of characters that may still be searched or compared."""
+
+    def add_references(self, value: Any) -> Any:
+        """Return the value. References replace known long texts and known arguments."""
+        if type(value) is dict:
+            if value and tuple(value) in self._argument_names and self._characters_left > 0:
+                text = _to_json(value)
+                self._characters_left -= len(text)
+                if text in self._numbers:
+                    return {_REFERENCE: [self._numbers[text]]}
+            fields = {
+                name: item
+                if (type(item) is str and len(item) < _MIN_REFERENCED) or type(item) in _SHORT_TYPES
+                else self.add_references(item)
+                for name, item in value.items()
+            }
+            # An object that looks like a reference is wrapped, so that it is not resolved later.
+            return {_REFERENCE: fields} if value.keys() == {_REFERENCE} else fields
+        if type(value) is list:
+            return [self.add_references(item) for item in value]
+        if type(value) is str and len(value) >= _MIN_REFERENCED:
+            return self._reference_to(value)
+        return value
+
+    def _reference_to(self, text: str) -> Any:
+        """Return a reference to a known text or to a part of a known text; otherwise the text."""
+        if text in self._numbers:
+            return {_REFERENCE: [self._numbers[text], 0, len(text)]}
+        if len(text) >= _MIN_SEARCHED:
+            for known_text, number in self._numbers.items():
+                is_longer = len(known_text) > len(text)
+                self._characters_left -= len(known_text) if is_longer else 1
+                if self._characters_left < 0:
+                    break
+                if is_longer and (start := known_text.find(text)) >= 0:
+                    return {_REFERENCE: [number, start, start + len(text)]}
+        return text
+
+
+def _resolve_references(value: Any, values: Sequence[Any]) -> Any:
+    """Return the value. Known values replace the references to them."""
+    if isinstance(value, dict):
+        target = value[_REFERENCE] if value.keys() == {_REFERENCE} else value
+        if isinstance(target, list):
+            number, *span = target
+            return values[number][slice(*span)] if span else parse_json(values[number])
+        return {name: _resolve_references(item, values) for name, item in target.items()}
+    if isinstance(value, list):
+        return [_resolve_references(item, values) for item in value]
+    return value
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def digest_identity(record: Any) -> str:
+    """Return an identity for a record without an id: a digest of the record."""
+    return f"sha256:{digest_of_json(record)[:32]}"
+
+
+def digest_of_json(value: Any) -> str:
+    """Return the SHA-256 of a value as canonical JSON."""
     text = dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def json_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
-    """Yield each complete line of a file with its JSON value; None for a line that is not JSON.
+def read_json_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
+    """Yield each complete line of a file with its JSON value; None for a line that is not JSON."""
+    with path.open("rb") as file:
+        yield from parse_lines(file)
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Any]]:
+    """Yield each complete line with its JSON value; None for a line that is not JSON.
 
     A last line without a line break is still being written and is skipped.
     """
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            if line.strip():
-                yield line, parse_json(line)
+    for line in lines:
+        if line.endswith(b"\n") and not line.isspace():
+            yield line, parse_json(line)
 
 
 def parse_json(text: bytes | str) -> Any:
     """Return the JSON value, or None if the text is not JSON."""
     try:
         return _decode(text)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         pass
     try:
-        # Slower, and more tolerant: for example of single surrogates and large numbers.
+        # The standard library is slower, but accepts lone surrogates and large numbers.
         return loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def reversible(
-    messages: list[TranscriptMessage],
-    field: str,
-    record: Any,
-    restore: Callable[[Sequence[Mapping[str, Any]]], Any],
-) -> list[TranscriptMessage]:
-    """Return the messages of a record, from which `restore` makes the record again.
-
-    A record of an unusual form, from which it cannot, is kept in the first message as a whole.
-    """
-    try:
-        is_same = restore([one.message for one in messages]) == record
-    except (LookupError, TypeError, ValueError, AttributeError, StopIteration):
-        is_same = False
-    if is_same or not messages:
-        return messages
-    first = messages[0]
-    return [replace(first, message={**first.message, field: {COPY: record}}), *messages[1:]]
-
-
-def split_text(text: str, lengths: Iterable[int], separator: str) -> list[str]:
-    """Return the texts of these lengths that were joined with a separator."""
-    found, start = [], 0
-    for length in lengths:
-        found.append(text[start : start + length])
-        start += length + len(separator)
-    return found
-
-
-def shared(value: Any, text: Any) -> Any:
-    """Return the value with a marker instead of each copy of a text that is stored elsewhere."""
-    if isinstance(text, str) and len(text) > len(SAME) and value == text:
-        return SAME
-    if isinstance(value, dict):
-        return {name: shared(one, text) for name, one in value.items()}
-    return [shared(one, text) for one in value] if isinstance(value, list) else value
-
-
-def unshared(value: Any, text: Any) -> Any:
-    """Return the value with the text instead of each marker."""
-    if value == SAME:
-        return text
-    if isinstance(value, dict):
-        return {name: unshared(one, text) for name, one in value.items()}
-    return [unshared(one, text) for one in value] if isinstance(value, list) else value
-
-
-def text_of_parts(parts: Any, types: Iterable[str] = ("text",)) -> str:
-    """Return the joined text of content parts of these types, or the content if it is a string."""
-    if isinstance(parts, str):
-        return parts
-    if not isinstance(parts, list):
-        return ""
-    wanted = tuple(types)
-    found = (part for part in parts if isinstance(part, dict) and part.get("type") in wanted)
-    return "\n\n".join(part["text"] for part in found if isinstance(part.get("text"), str))
-
-
 def as_dict(value: Any) -> dict[str, Any]:
-    """Return the value if it is an object, else an empty one."""
+    """Return the value if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the value if it is a list, else an empty list."""
+    return value if isinstance(value, list) else []
+
+
 def as_text(value: Any) -> str:
-    """Return the value if it is a text, else an empty one."""
+    """Return the value if it is a text, else an empty text."""
     return value if isinstance(value, str) else ""
 
 
-def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def omit(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Return the fields except those with these names."""
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value}
-
-
-def hidden(message: TranscriptMessage) -> TranscriptMessage:
-    """Return the message as one that the model no longer sees."""
-    return replace(message, hidden=True)
-
-
-def branch_to(parents: Mapping[str, str | None], leaf: str | None) -> set[str]:
-    """Return the ids from a leaf of a tree up to its root. `parents`: the parent of each id."""
-    branch: set[str] = set()
-    while leaf is not None and leaf in parents and leaf not in branch:
-        branch.add(leaf)
-        leaf = parents[leaf]
-    return branch

@@ -1,43 +1,41 @@
-"""Import of transcripts into a store: a later import adds only what is new.
+"""Import of transcripts into a store: a later import adds only new messages.
 
-Messages are recognized by their identities. If an import is killed, the next one continues it: the
-messages that are stored already are found again, and only the rest is added. If a program changed a
-message, the new version is appended and the older one is hidden, so that nothing is lost and
-nothing is visible twice.
+Messages are recognized by their identities. If an import is killed, the next import finds the
+messages that are already stored, and adds only the rest. If a program changed a message, the new
+version is appended and the old version is hidden, so that nothing is lost and nothing is visible
+twice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any, Final
 
 from msgspec import Raw, Struct, field
 
-from stenolog.catalog.message_metadata import FIELD
+from stenolog.catalog.message_metadata import response_of, usage_of, without_usage
 from stenolog.codec import encode_object
-from stenolog.errors import NoSuchSession, RefusedMessage, SessionExists
-from stenolog.records import Message, SessionInfo, timestamp
+from stenolog.errors import RefusedMessage, SessionExists
+from stenolog.records import Message, timestamp
 from stenolog.stores import spans
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, find_info
 from stenolog.stores.snapshots import Snapshot, SnapshotStore
 from stenolog.transfer.transcripts.transcript import (
-    RESPONSE,
     Transcript,
     TranscriptFile,
     TranscriptMessage,
     TranscriptReader,
     as_dict,
-    digest_of,
+    digest_of_json,
     identity_of,
 )
 
 META: Final = "transcript"
-"""Meta field of an imported session: facts about it, and the state of its file."""
+"""Meta field of an imported session: facts about the session, and the state of its file."""
 LEASE_SECONDS: Final = 60.0
-_CONTENT: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
-"""Fields of a message that say something."""
-MAX_BATCH: Final = 500
+_BODY_FIELDS: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+"""Fields with the content of a message."""
+MAX_BATCH_MESSAGES: Final = 500
 """Maximum number of messages in one append."""
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_BATCH_SESSIONS: Final = 64
@@ -54,7 +52,7 @@ class TranscriptReport(Struct, kw_only=True):
     changed: int = 0
     """Number of messages whose content the program changed since they were imported."""
     is_unchanged: bool = False
-    """Whether the file has not changed since the last import. It is not read then."""
+    """Whether the file is unchanged since the last import. An unchanged file is not read."""
     left_out: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -63,65 +61,25 @@ def import_transcript(
     reader: TranscriptReader, file: TranscriptFile, store: Store
 ) -> TranscriptReport:
     """Import a transcript, or its new messages. Raises OSError and the errors of the store."""
-    info = _info(store, file.key)
-    if info is not None and _is_same_file(info.meta, file):
-        return TranscriptReport(key=file.key, is_unchanged=True)
-    transcript, report = _read(reader, file)
-    if not transcript.messages and info is None:
-        return report
-    if info is None and isinstance(store, SnapshotStore):
-        # If another process imports the session at the same moment, it is updated instead.
-        with suppress(SessionExists):
-            report.added = _write_new(store, transcript, file, report.problems)
-            return report
-    if info is None and not isinstance(store, SnapshotStore):
-        _update(store, transcript, file, report)
-        return report
-    # Two processes may import the same transcript, for example the hook and --watch.
-    with store.lease(file.key, ttl=LEASE_SECONDS) as lease:
-        _update(lease.store, transcript, file, report)
-    return report
-
-
-def _read(reader: TranscriptReader, file: TranscriptFile) -> tuple[Transcript, TranscriptReport]:
-    transcript = reader.read(file, is_complete=False)
-    return transcript, TranscriptReport(
-        key=file.key,
-        messages=len(transcript.messages),
-        left_out=transcript.left_out,
-        problems=transcript.problems,
-    )
-
-
-def _update(
-    store: Store, transcript: Transcript, file: TranscriptFile, report: TranscriptReport
-) -> None:
-    """Add what is new to a session, and hide what is no longer visible."""
-    info = _info(store, file.key)
-    stored = _Stored(store, file.key, exists=info is not None)
-    new = [one for one in transcript.messages if stored.is_new(one)]
-    known = {one.identity for one in new if one.identity in stored.seqs}
-    count = stored.append(new, file, report.problems)
-    report.changed = len(known)
-    report.added = max(0, count - len(known))
-    stored.hide_older_versions()
-    if not stored.has_own_messages:
-        _hide(store, stored, transcript, "" if info is None else info.summary)
-    if count or info is not None:
-        store.set_meta(file.key, **_meta(transcript, file, {} if info is None else info.meta))
+    run = TranscriptImport(reader, store)
+    run.add(file)
+    run.flush()
+    return run.reports[0]
 
 
 class TranscriptImport:
     """An import of many transcripts. New sessions are stored in batches, with few syncs.
 
-    `reports` has the sessions that are stored; call `flush` at the end to store the rest.
+    `reports` has the reports of stored sessions. Call `flush` at the end to store the last batch.
+    With `dry_run` the reports are the same, and nothing is stored.
     """
 
-    def __init__(self, reader: TranscriptReader, store: Store) -> None:
+    def __init__(self, reader: TranscriptReader, store: Store, *, dry_run: bool = False) -> None:
         self._reader = reader
         self._store = store
-        self._waiting: list[tuple[TranscriptFile, TranscriptReport, Snapshot, list[Message]]] = []
-        self._bytes = 0
+        self._dry_run = dry_run
+        self._pending: list[tuple[TranscriptFile, TranscriptReport, Snapshot, list[Message]]] = []
+        self._pending_bytes = 0
         self.reports: list[TranscriptReport] = []
 
     def add(self, file: TranscriptFile) -> None:
@@ -129,114 +87,154 @@ class TranscriptImport:
 
         Raises NotASession, OSError and the errors of the store.
         """
-        if any(file.key == waiting.key for waiting, *_ in self._waiting):
+        if any(file.key == pending.key for pending, *_ in self._pending):
             self.flush()
-        if not isinstance(self._store, SnapshotStore) or _info(self._store, file.key) is not None:
-            self.reports.append(import_transcript(self._reader, file, self._store))
+        info = find_info(self._store, file.key)
+        if info is not None and _is_same_file(info.meta, file):
+            self.reports.append(TranscriptReport(key=file.key, is_unchanged=True))
             return
-        transcript, report = _read(self._reader, file)
-        if not transcript.messages:
-            self.reports.append(report)
-            return
-        snapshot, messages = snapshot_of(
-            transcript, file, uid=token_hex(8), problems=report.problems
+        transcript = self._reader.read(file, is_complete=False)
+        report = TranscriptReport(
+            key=file.key,
+            messages=len(transcript.messages),
+            left_out=transcript.left_out,
+            problems=transcript.problems,
         )
+        if self._dry_run:
+            _update_session(self._store, transcript, file, report, dry_run=True)
+        elif info is not None:
+            # Two processes may import the same transcript, for example the hook and --watch.
+            with self._store.lease(file.key, ttl=LEASE_SECONDS) as lease:
+                _update_session(lease.store, transcript, file, report)
+        elif transcript.messages and isinstance(self._store, SnapshotStore):
+            self._add_new(transcript, file, report)
+            return
+        elif transcript.messages:
+            _update_session(self._store, transcript, file, report)
+        self.reports.append(report)
+
+    def _add_new(
+        self, transcript: Transcript, file: TranscriptFile, report: TranscriptReport
+    ) -> None:
+        """Add a session that the store does not have to the next batch."""
+        problems, uid = report.problems, token_hex(8)
+        snapshot, messages = snapshot_of(transcript, file, uid=uid, problems=problems)
         report.added = len(messages)
-        self._waiting.append((file, report, snapshot, messages))
-        self._bytes += sum(len(message.to_json()) for message in messages)
-        if len(self._waiting) >= MAX_BATCH_SESSIONS or self._bytes >= MAX_BATCH_BYTES:
+        self._pending.append((file, report, snapshot, messages))
+        self._pending_bytes += sum(len(message.to_json()) for message in messages)
+        is_full = len(self._pending) >= MAX_BATCH_SESSIONS
+        if is_full or self._pending_bytes >= MAX_BATCH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Store the sessions that wait. Raises the errors of the store."""
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        if not waiting or not isinstance(self._store, SnapshotStore):
+        """Store the sessions of the batch. Raises the errors of the store."""
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if not pending or not isinstance(self._store, SnapshotStore):
             return
         try:
             with self._store.snapshot_writer() as writer:
-                for _, _, snapshot, messages in waiting:
+                for _, _, snapshot, messages in pending:
                     writer.write(snapshot, messages)
         except SessionExists:
-            # Another process has imported one of them meanwhile.
-            for file, *_ in waiting:
-                self.reports.append(import_transcript(self._reader, file, self._store))
+            # Another process has just imported one of these sessions.
+            for file, *_ in pending:
+                self.add(file)
+                self.flush()
         else:
-            self.reports += [report for _, report, *_ in waiting]
+            self.reports += [report for _, report, *_ in pending]
+
+
+def _update_session(
+    store: Store,
+    transcript: Transcript,
+    file: TranscriptFile,
+    report: TranscriptReport,
+    *,
+    dry_run: bool = False,
+) -> None:
+    """Add new messages to a session, and hide messages that are no longer visible."""
+    info = find_info(store, file.key)
+    stored = _StoredMessages(store, file.key, exists=info is not None)
+    new_messages = [message for message in transcript.messages if stored.is_new(message)]
+    changed_ids = {message.identity for message in new_messages if message.identity in stored.seqs}
+    if dry_run:
+        stored_count = sum(map(len, stored.split_batches(new_messages, file, report.problems)))
+    else:
+        stored_count = stored.append(new_messages, file, report.problems)
+    report.changed = len(changed_ids)
+    report.added = max(0, stored_count - len(changed_ids))
+    if dry_run:
+        return
+    stored.hide_older_versions()
+    if not stored.has_own_messages:
+        _apply_visibility(store, stored, transcript, "" if info is None else info.summary)
+    if stored_count or info is not None:
+        store.set_meta(file.key, **_make_meta(transcript, file, {} if info is None else info.meta))
 
 
 def is_imported(file: TranscriptFile, store: Store) -> bool:
     """Return whether the store has the transcript as it is on disk now."""
-    info = _info(store, file.key)
+    info = find_info(store, file.key)
     return info is not None and _is_same_file(info.meta, file)
 
 
 def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
-    known = as_dict(meta.get(META))
-    return known.get("size") == file.size and known.get("modified") == file.modified
-
-
-def _write_new(
-    store: SnapshotStore, transcript: Transcript, file: TranscriptFile, problems: list[str]
-) -> int:
-    """Write a session that is not in the store yet, in one step."""
-    snapshot, messages = snapshot_of(transcript, file, uid=token_hex(8), problems=problems)
-    with store.snapshot_writer() as writer:
-        writer.write(snapshot, messages)
-    return len(messages)
+    facts = as_dict(meta.get(META))
+    return facts.get("size") == file.size and facts.get("modified") == file.modified
 
 
 def snapshot_of(
     transcript: Transcript, file: TranscriptFile, *, uid: str, problems: list[str] | None = None
 ) -> tuple[Snapshot, list[Message]]:
     """Return a transcript as a complete session. A message that cannot be stored is a problem."""
-    times = [None if one.at is None else timestamp(one.at) for one in transcript.messages]
-    known = [at for at in times if at is not None]
+    times = [None if m.at is None else timestamp(m.at) for m in transcript.messages]
+    known_times = [at for at in times if at is not None]
     last_change = timestamp(datetime.fromtimestamp(file.modified / 1e9, UTC))
-    at = known[0] if known else last_change
+    at = known_times[0] if known_times else last_change
     messages: list[Message] = []
-    hidden: list[int] = []
-    for one, time in zip(transcript.messages, times, strict=True):
+    hidden_seqs: list[int] = []
+    for message, time in zip(transcript.messages, times, strict=True):
         try:
-            payload = encode_object(one.message)
+            payload = encode_object(message.message)
         except RefusedMessage as error:
             if problems is not None:
-                problems.append(f"message {one.identity} cannot be stored: {error}")
+                problems.append(f"message {message.identity} cannot be stored: {error}")
             continue
         at = time or at
         messages.append(Message(seq=len(messages) + 1, _at=at, _body=Raw(payload)))
-        if one.hidden:
-            hidden.append(len(messages))
-    floor = next((n for n, seq in enumerate([*hidden, -1]) if seq != n + 1), 0)
+        if message.hidden:
+            hidden_seqs.append(len(messages))
+    floor = next((n for n, seq in enumerate([*hidden_seqs, -1]) if seq != n + 1), 0)
     snapshot = Snapshot(
         key=file.key,
         uid=uid,
-        created=min(known, default=at),
-        updated=max(known, default=at),
+        created=min(known_times, default=at),
+        updated=max(known_times, default=at),
         last_seq=len(messages),
         floor=floor,
-        hidden=spans.union((seq, seq) for seq in hidden if seq > floor),
+        hidden=spans.union((seq, seq) for seq in hidden_seqs if seq > floor),
         number=1,
         summary=transcript.summary,
-        meta=_meta(transcript, file, {}),
+        meta=_make_meta(transcript, file, {}),
     )
     return snapshot, messages
 
 
-class _Stored:
+class _StoredMessages:
     """The messages of a session in the store."""
 
     def __init__(self, store: Store, key: str, *, exists: bool) -> None:
         self._store = store
         self._key = key
         self.seqs: dict[str, int] = {}
-        """Seq of each identity; of its newest version, if it has several."""
+        """Seq of the newest version of each message, by identity."""
         self._digests: dict[str, str] = {}
-        self._older: set[int] = set()
+        self._older_seqs: set[int] = set()
         self._last_seq = 0
         self.visible: set[int] = set()
         self.has_own_messages = False
-        """Whether the session continued in stenolog: then an import hides nothing."""
-        self._counted: set[str] = set()
+        """Whether the session was continued in stenolog. If so, an import hides nothing."""
+        self._counted_responses: set[str] = set()
         if exists:
             for message in store.get_history(key, full=True):
                 body = message.to_dict()
@@ -245,14 +243,14 @@ class _Stored:
                 if identity is None:
                     self.has_own_messages = True
                     continue
-                self._note(identity, message.seq, content_digest(body))
-                if response := as_dict(body.get(FIELD)).get(RESPONSE):
-                    self._counted.add(response)
+                self._record_message(identity, message.seq, content_digest(body))
+                if usage_of(body) is not None:
+                    self._counted_responses.add(response_of(body))
             self.visible = {message.seq for message in store.get_history(key)}
 
-    def _note(self, identity: str, seq: int, digest: str) -> None:
+    def _record_message(self, identity: str, seq: int, digest: str) -> None:
         if identity in self.seqs:
-            self._older.add(self.seqs[identity])
+            self._older_seqs.add(self.seqs[identity])
         self.seqs[identity] = seq
         self._digests[identity] = digest
 
@@ -262,101 +260,97 @@ class _Stored:
 
     def hide_older_versions(self) -> None:
         """Hide the messages that a newer version replaced."""
-        older = self._older & self.visible
-        for first, last in spans.union((seq, seq) for seq in older):
+        older_seqs = self._older_seqs & self.visible
+        for first, last in spans.union((seq, seq) for seq in older_seqs):
             self._store.hide(self._key, first, last)
-        self.visible -= older
+        self.visible -= older_seqs
 
     def append(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
     ) -> int:
         """Append messages in batches and return how many were stored."""
-        count = 0
-        for batch in self._batches(messages, file, problems):
+        stored_count = 0
+        for batch in self.split_batches(messages, file, problems):
             bodies = [body for _, body, _ in batch]
             times = [at for _, _, at in batch]
-            # The same messages after the same ones: a version may come back later.
-            token = digest_of([self._last_seq, [content_digest(body) for body in bodies]])
+            # The token includes the last seq, because the same version may come back later.
+            token = digest_of_json([self._last_seq, [content_digest(body) for body in bodies]])
             seqs = self._store.add_messages(self._key, bodies, once=f"transcript:{token}", at=times)
             for (message, body, _), seq in zip(batch, seqs, strict=True):
-                self._note(message.identity, seq, content_digest(body))
+                self._record_message(message.identity, seq, content_digest(body))
                 self.visible.add(seq)
             self._last_seq = max(seqs)
-            count += len(batch)
-        return count
+            stored_count += len(batch)
+        return stored_count
 
-    def _batches(
+    def split_batches(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
     ) -> Iterator[list[tuple[TranscriptMessage, dict[str, Any], datetime]]]:
+        """Yield the messages that can be stored, their bodies and times."""
         batch: list[tuple[TranscriptMessage, dict[str, Any], datetime]] = []
         size = 0
         at = datetime.fromtimestamp(file.modified / 1e9, UTC)
-        at = next((one.at for one in messages if one.at is not None), at)
+        at = next((message.at for message in messages if message.at is not None), at)
         for message in messages:
             at = message.at or at
-            body = self._counted_once(message.message)
+            body = self._without_counted_usage(message.message)
             try:
                 size += len(encode_object(body))
             except RefusedMessage as error:
                 problems.append(f"message {message.identity} cannot be stored: {error}")
                 continue
             batch.append((message, body, at))
-            if len(batch) == MAX_BATCH or size >= MAX_BATCH_BYTES:
+            if len(batch) == MAX_BATCH_MESSAGES or size >= MAX_BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
 
-    def _counted_once(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the message without usage that an earlier part of the response has stored."""
-        notes = as_dict(body.get(FIELD))
-        response = notes.get(RESPONSE)
-        if not isinstance(response, str) or response not in self._counted:
-            if isinstance(response, str):
-                self._counted.add(response)
+    def _without_counted_usage(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the message without its usage if an earlier message of the response has it."""
+        response = response_of(body)
+        if not response or usage_of(body) is None:
             return body
-        return {**body, FIELD: {n: v for n, v in notes.items() if n not in ("usage", RESPONSE)}}
+        if response in self._counted_responses:
+            return without_usage(body)
+        self._counted_responses.add(response)
+        return body
 
 
 def content_digest(body: Mapping[str, Any]) -> str:
-    """Return a digest of what the message says.
+    """Return a digest of the content of a message.
 
-    Fields of the program and of stenolog are left out: a program that rewrites its file adds fields
-    to records whose messages stay the same.
+    Fields of the program and of stenolog are left out, because a program that rewrites its file may
+    add fields to records whose messages stay the same.
     """
-    return digest_of({name: body[name] for name in _CONTENT if body.get(name) is not None})
+    return digest_of_json({name: body[name] for name in _BODY_FIELDS if body.get(name) is not None})
 
 
-def _hide(store: Store, stored: _Stored, transcript: Transcript, summary: str) -> None:
-    """Hide what the model of that program no longer sees, and store its summary."""
+def _apply_visibility(
+    store: Store, stored: _StoredMessages, transcript: Transcript, summary: str
+) -> None:
+    """Hide messages that the model of the program no longer sees, and store its summary."""
     seqs = stored.seqs
-    out = {seqs[one.identity] for one in transcript.messages if one.hidden and one.identity in seqs}
-    out &= stored.visible
+    hidden_ids = (message.identity for message in transcript.messages if message.hidden)
+    seqs_to_hide = {seqs[identity] for identity in hidden_ids if identity in seqs} & stored.visible
     if transcript.summary and transcript.summary != summary:
-        first = min(stored.visible - out, default=max(stored.visible, default=0) + 1)
+        first = min(stored.visible - seqs_to_hide, default=max(stored.visible, default=0) + 1)
         if first > 1:
             store.checkpoint(transcript.key, summary=transcript.summary, upto=first - 1)
-            out = {seq for seq in out if seq >= first}
+            seqs_to_hide = {seq for seq in seqs_to_hide if seq >= first}
         else:
             store.set_summary(transcript.key, transcript.summary)
-    for first, last in spans.union((seq, seq) for seq in out):
+    for first, last in spans.union((seq, seq) for seq in seqs_to_hide):
         store.hide(transcript.key, first, last)
 
 
-def _meta(transcript: Transcript, file: TranscriptFile, meta: Any) -> dict[str, Any]:
+def _make_meta(transcript: Transcript, file: TranscriptFile, meta: Any) -> dict[str, Any]:
     """Return the meta fields of the session. A title that the user gave in stenolog stays."""
-    before = as_dict(meta.get(META))
+    old_facts = as_dict(meta.get(META))
     facts = {**transcript.source, "size": file.size, "modified": file.modified}
     fields: dict[str, Any] = {}
     if transcript.title:
         facts["title"] = transcript.title
-        if meta.get("title") in (None, "", before.get("title")):
+        if meta.get("title") in (None, "", old_facts.get("title")):
             fields["title"] = transcript.title
     return {**fields, META: facts}
-
-
-def _info(store: Store, key: str) -> SessionInfo | None:
-    try:
-        return store.info(key)
-    except NoSuchSession:
-        return None

@@ -290,7 +290,7 @@ def test_p4_purge_waits_for_a_catalog_writer_and_removes_its_rows(where: str, ta
         catalog.refresh()
         database = catalog._active.database
         with ExitStack() as writing:
-            transaction = writing.enter_context(database.write())
+            transaction = writing.enter_context(database.write_transaction())
             transaction.execute(database.sql["add_said"], (77, "zebrasecret"))
             with _aside(lambda: store.purge("secretkey")):
                 assert _somebody_waits(where)
@@ -321,7 +321,7 @@ def test_read_during_emptying_sees_all_rows_or_none(where: str) -> None:
         fill_three_sessions(store)
         catalog.refresh()
         database = catalog._active.database
-        with database.read() as transaction:
+        with database.read_transaction() as transaction:
             before = list(transaction.execute(database.sql["about"]))
             with _aside(lambda: store.purge("telegram:1")):
                 assert _somebody_waits(where)
@@ -341,7 +341,7 @@ def test_read_that_waited_for_emptying_sees_no_rows(where: str, tables: str) -> 
         fill_three_sessions(store)
         catalog.refresh()
         database = catalog._active.database
-        read = database.read
+        read = database.read_transaction
         purging.execute(f"LOCK TABLE {tables}about IN ACCESS EXCLUSIVE MODE".encode())
         for name in ("session", "tag", "message", "said", "block", "words"):
             purging.execute(f"TRUNCATE {tables}{name}".encode())
@@ -352,7 +352,7 @@ def test_read_that_waited_for_emptying_sees_no_rows(where: str, tables: str) -> 
                 [(made, _)] = transaction.execute(database.sql["about"])
                 seen.append((made, len(list(transaction.execute(database.sql["stamps"])))))
 
-        before = catalog._active.refresher._known.catalog_id
+        before = catalog._active._known.catalog_id
         seen: list[tuple[int, int]] = []
         with _aside(look):
             assert _somebody_waits(where)
@@ -372,7 +372,7 @@ def test_one_writer_at_a_time_does_not_block_readers(where: str) -> None:
         catalog.refresh()
         database = catalog._active.database
         with ExitStack() as writing:
-            writing.enter_context(database.write())
+            writing.enter_context(database.write_transaction())
             assert len(other.list().entries) == 3
             store.add_message("cli:default", "user", "allmessages more")
             with _aside(lambda: _agree(store, other)):
@@ -678,7 +678,7 @@ def test_catalog_survives_a_broken_connection(where: str) -> None:
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         for _ in range(3):
-            with suppress(Exception), database.read() as transaction:
+            with suppress(Exception), database.read_transaction() as transaction:
                 _run(where, end)
                 transaction.execute(database.sql["about"])
             _run(where, end)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stenolog.catalog import tokenizer
 from stenolog.catalog.catalog_database import BLOCK_SIZE, replace_surrogates
 from stenolog.catalog.postgres.fulltext_query import TSQuery
-from stenolog.catalog.query import MessageTokens, parse, stem_mark
+from stenolog.catalog.query import MessageTokens, parse_query, stem_mark
 from stenolog.testing.strategies import texts
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -40,7 +40,7 @@ def connection(postgres_database: str) -> Iterator[Connection]:
     ],
 )
 def test_query_is_translated_to(typed: str, words: str, looked_up: object) -> None:
-    asked, more = TSQuery().match_values(parse(typed), role=None, sessions=())
+    asked, more = TSQuery().match_values(parse_query(typed), role=None, sessions=())
     assert asked == words
     assert (None if more is None else json.loads(more)) == looked_up
 
@@ -55,9 +55,9 @@ def test_query_is_translated_to(typed: str, words: str, looked_up: object) -> No
 def test_p10_no_text_breaks_a_query(
     connection: Connection, typed: str, role: str, stems: list[str]
 ) -> None:
-    language, parsed = TSQuery(), parse(typed)
+    language, parsed = TSQuery(), parse_query(typed)
     marks = [stem_mark(replace_surrogates(stem)) for stem in [*stems, "x"]]
-    asked = [language.mark_values([marks, ["=o1"]], but=marks)]
+    asked = [language.mark_values([marks, ["=o1"]], excluded=marks)]
     if not parsed.is_empty:
         asked.append(
             language.match_values(parsed, role=replace_surrogates(role), sessions=range(64))[:1]
@@ -70,9 +70,9 @@ def test_p10_no_text_breaks_a_query(
 
 
 def _of(text: str) -> MessageTokens:
-    lines = tokenizer.lines(text)
+    lines = tokenizer.index_lines(text)
     stems = " ".join(f"=w{token}" for token in dict.fromkeys(lines.parts.split()))
-    return MessageTokens(3 * BLOCK_SIZE, lines.parts, lines.more, f"=s1 =o2 =r3 {stems}")
+    return MessageTokens(3 * BLOCK_SIZE, lines.parts, lines.extra, f"=s1 =o2 =r3 {stems}")
 
 
 @settings(max_examples=150)
@@ -81,7 +81,7 @@ def test_p10_every_token_of_any_text_can_be_searched(connection: Connection, tex
     said = _of(replace_surrogates(text))
     [(_, words, _)] = TSQuery().tokens_to_add([said])
     [(found,)] = connection.execute("SELECT tsvector_to_array(%s::tsvector)", (words,))
-    assert set(found) == {"=b3", *said.parts.split(), *said.more.split(), *said.marks.split()}
+    assert set(found) == {"=b3", *said.parts.split(), *said.extra.split(), *said.marks.split()}
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_largest_possible_message_is_indexed(connection: Connection, text: str) 
     said = _of(text)
     [(_, words, _)] = TSQuery().tokens_to_add([said])
     [(found,)] = connection.execute("SELECT tsvector_to_array(%s::tsvector)", (words,))
-    assert {"=b3", "=s1", "=o2", "=r3", *said.parts.split(), *said.more.split()} <= set(found)
+    assert {"=b3", "=s1", "=o2", "=r3", *said.parts.split(), *said.extra.split()} <= set(found)

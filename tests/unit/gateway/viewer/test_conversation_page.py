@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from stenolog.gateway.viewer.conversation_page import (
-    SIZE,
+    MESSAGES_PER_PART,
     PagePart,
-    around,
-    newest,
+    newest_part,
+    part_around,
     read_again_if_damaged,
 )
 from stenolog.records import Message
@@ -40,70 +40,70 @@ def _told(part: PagePart) -> list[int | tuple[int, int]]:
     return made
 
 
-def test_at_first_the_end_is_shown() -> None:
+def test_page_opens_at_the_end_of_the_session() -> None:
     with _filled(200) as store:
-        part = newest(store, store.info(_KEY), full=False)
-    assert _told(part) == list(range(201 - SIZE, 201))
-    assert (part.older, part.newer) == (True, False)
+        part = newest_part(store, store.info(_KEY), full=False)
+    assert _told(part) == list(range(201 - MESSAGES_PER_PART, 201))
+    assert (part.has_older, part.has_newer) == (True, False)
 
 
-def test_a_page_does_not_begin_with_a_result() -> None:
+def test_page_does_not_start_with_a_tool_result() -> None:
     with _filled(20) as store:
         calls = [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]
         store.add_message(_KEY, "user", "Do it.")
         store.add_full_message(_KEY, {"role": "assistant", "content": "", "tool_calls": calls})
         store.add_full_message(_KEY, {"role": "tool", "tool_call_id": "a", "content": "x"})
-        store.add_messages(_KEY, [{"role": "assistant", "content": "."}] * (SIZE - 1))
-        part = newest(store, store.info(_KEY), full=False)
+        store.add_messages(_KEY, [{"role": "assistant", "content": "."}] * (MESSAGES_PER_PART - 1))
+        part = newest_part(store, store.info(_KEY), full=False)
     assert _told(part)[:2] == [22, 24]
 
 
-def test_a_message_is_shown_with_what_is_around_it() -> None:
+def test_messages_around_a_seq_are_shown() -> None:
     with _filled(500) as store:
-        part = around(store, store.info(_KEY), 250, full=False)
+        part = part_around(store, store.info(_KEY), 250, full=False)
     assert _told(part) == list(range(225, 276))
-    assert (part.older, part.newer) == (True, True)
+    assert (part.has_older, part.has_newer) == (True, True)
 
 
-def test_beyond_the_end_the_end_is_shown() -> None:
+def test_seq_beyond_the_end_shows_the_end() -> None:
     with _filled(5) as store:
-        part = around(store, store.info(_KEY), 10**9, full=False)
+        part = part_around(store, store.info(_KEY), 10**9, full=False)
     assert _told(part) == [1, 2, 3, 4, 5]
-    assert not part.newer
+    assert not part.has_newer
 
 
-def test_what_was_compacted_stands_where_it_was() -> None:
+def test_gap_is_at_the_position_of_the_summarized_messages() -> None:
     with _filled(10) as store:
         store.checkpoint(_KEY, summary="so", upto=4)
         store.hide(_KEY, 7, 8)
         info = store.info(_KEY)
-        assert _told(newest(store, info, full=False)) == [(1, 4), 5, 6, (7, 8), 9, 10]
-        assert _told(newest(store, info, full=True)) == [1, 2, 3, 4, (1, 4), 5, 6, 7, 8, 9, 10]
+        assert _told(newest_part(store, info, full=False)) == [(1, 4), 5, 6, (7, 8), 9, 10]
+        assert _told(newest_part(store, info, full=True)) == [1, 2, 3, 4, (1, 4), 5, 6, 7, 8, 9, 10]
 
 
-def test_where_everything_was_cleared_that_is_told() -> None:
+def test_cleared_session_shows_a_gap() -> None:
     with _filled(4) as store:
         store.clear(_KEY)
-        assert _told(newest(store, store.info(_KEY), full=False)) == [(1, 4)]
+        assert _told(newest_part(store, store.info(_KEY), full=False)) == [(1, 4)]
 
 
-def test_a_message_that_is_out_of_sight_is_shown_when_it_is_asked_for() -> None:
+def test_hidden_message_is_shown_on_request() -> None:
     with _filled(10) as store:
         store.checkpoint(_KEY, summary="so", upto=6)
-        part = around(store, store.info(_KEY), 3, full=False)
+        part = part_around(store, store.info(_KEY), 3, full=False)
     assert 3 in _told(part)
 
 
-def test_what_is_in_sight_is_known_by_a_mark_that_an_append_does_not_change() -> None:
+def test_append_does_not_change_the_digest_of_the_visibility() -> None:
     with _filled(10) as store:
-        before = newest(store, store.info(_KEY), full=False).digest
+        before = newest_part(store, store.info(_KEY), full=False).digest
         store.add_message(_KEY, "user", "more")
-        assert newest(store, store.info(_KEY), full=False).digest == before
+        assert newest_part(store, store.info(_KEY), full=False).digest == before
         store.checkpoint(_KEY, summary="so", upto=4)
-        after = newest(store, store.info(_KEY), full=False).digest
+        after = newest_part(store, store.info(_KEY), full=False).digest
         assert after != before
         store.undo(_KEY)
-        assert newest(store, store.info(_KEY), full=False).digest == before
+        assert newest_part(store, store.info(_KEY), full=False).digest == before
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_what_is_in_sight_is_known_by_a_mark_that_an_append_does_not_change() ->
         lambda store: store.truncate_history(_KEY, 2),
     ],
 )
-def test_the_mark_changes_with_every_operation_however_many_there_were(
+def test_every_operation_changes_the_digest_of_the_visibility(
     act: Callable[[Store], object],
 ) -> None:
     with _filled(30) as store:
         for number in range(9):
             store.set_summary(_KEY, f"so {number}")
-        before = newest(store, store.info(_KEY), full=False).digest
+        before = newest_part(store, store.info(_KEY), full=False).digest
         undoable = store.info(_KEY).undoable
         act(store)
         assert store.info(_KEY).undoable == undoable
-        assert newest(store, store.info(_KEY), full=False).digest != before
+        assert newest_part(store, store.info(_KEY), full=False).digest != before
 
 
 def _not_asked(*_: object, **__: object) -> list[Message]:
@@ -135,7 +135,7 @@ def _not_asked(*_: object, **__: object) -> list[Message]:
 @pytest.mark.parametrize("where", ["memory:", "{}/s", "sqlite:{}/s.db"])
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("at", [60, 118, 3_990])
-def test_of_a_long_session_no_more_is_read_than_is_shown(
+def test_only_the_shown_part_of_a_long_session_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, full: bool, at: int
 ) -> None:
     with open_store(where.format(tmp_path)) as store:
@@ -145,39 +145,39 @@ def test_of_a_long_session_no_more_is_read_than_is_shown(
         info = store.info(_KEY)
         with monkeypatch.context() as patched:
             patched.setattr("stenolog.gateway.viewer.conversation_page._MAX_DISCARDED", 10**9)
-            expected = around(store, info, at, full=full)
+            expected = part_around(store, info, at, full=full)
         if at < 1_000:
             monkeypatch.setattr(type(store), "get_history", _not_asked)
-        assert around(store, info, at, full=full) == expected
-        assert expected.newer == (at < 1_000)
+        assert part_around(store, info, at, full=full) == expected
+        assert expected.has_newer == (at < 1_000)
         marked = [one.message.seq for one in expected.items if one.message and one.message.hidden]
         assert bool(marked) == (full and at < 1_000)
 
 
-def test_a_call_before_the_end_of_a_part_has_its_result() -> None:
+def test_last_call_of_a_part_has_its_result() -> None:
     with _filled(100) as store:
         calls = [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]
         store.add_full_message(_KEY, {"role": "assistant", "content": "", "tool_calls": calls})
         store.add_full_message(_KEY, {"role": "tool", "tool_call_id": "a", "content": "x"})
         store.add_messages(_KEY, [{"role": "user", "content": "x"}] * 4_000)
-        part = around(store, store.info(_KEY), 101 - SIZE // 2, full=False)
+        part = part_around(store, store.info(_KEY), 101 - MESSAGES_PER_PART // 2, full=False)
     last = part.items[-1].message
     assert last is not None
     assert last.seq == 101
     assert ["<pre>x</pre>" in str(call.result) for call in last.calls] == [True]
 
 
-def test_seqs_that_a_fork_has_not_are_no_divider() -> None:
+def test_seqs_missing_in_a_fork_are_no_gap() -> None:
     with _filled(12) as store:
         store.checkpoint(_KEY, summary="so", upto=4)
         store.hide(_KEY, 7, 8)
         store.fork(_KEY, "fork")
         store.hide("fork", 10, 10)
         info = store.info("fork")
-        assert _told(newest(store, info, full=False)) == [(4, 4), 5, 6, 9, (10, 10), 11, 12]
-        everything = around(store, info, 9, full=True)
+        assert _told(newest_part(store, info, full=False)) == [(4, 4), 5, 6, 9, (10, 10), 11, 12]
+        everything = part_around(store, info, 9, full=True)
         assert _told(everything) == [(4, 4), 5, 6, 9, 10, 11, 12]
-        assert not everything.older
+        assert not everything.has_older
 
 
 def _damaged(where: str, folder: Path) -> str:
@@ -203,38 +203,38 @@ def _with_lost(part: PagePart) -> list[int | str]:
 
 
 @pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
-def test_a_damaged_message_is_told_where_it_was_and_not_as_hidden(
+def test_damaged_message_is_marked_at_its_position_and_not_as_hidden(
     tmp_path: Path, where: str
 ) -> None:
     with open_store(_damaged(where, tmp_path)) as store:
         store.get_history(_KEY, full=True)  # which meets it
         for full in (False, True):
-            part = newest(store, store.info(_KEY), full=full)
+            part = newest_part(store, store.info(_KEY), full=full)
             assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
-            part = around(store, store.info(_KEY), 3, full=full)
+            part = part_around(store, store.info(_KEY), 3, full=full)
             assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
-        before = newest(store, store.info(_KEY), full=False).digest
+        before = newest_part(store, store.info(_KEY), full=False).digest
         store.add_message(_KEY, "user", "more")
-        assert newest(store, store.info(_KEY), full=False).digest == before
+        assert newest_part(store, store.info(_KEY), full=False).digest == before
         store.checkpoint(_KEY, summary="so", upto=3)
-        part = newest(store, store.info(_KEY), full=False)
+        part = newest_part(store, store.info(_KEY), full=False)
         assert _with_lost(part) == ["gap", "lost (2, 2)", 4, 5, 6]
-        part = newest(store, store.info(_KEY), full=True)
+        part = newest_part(store, store.info(_KEY), full=True)
         assert _with_lost(part) == [1, "lost (2, 2)", 3, "gap", 4, 5, 6]
 
 
-def test_a_damaged_message_at_the_end_is_told_too(tmp_path: Path) -> None:
+def test_damaged_message_at_the_end_is_marked(tmp_path: Path) -> None:
     with open_store(_damaged("{}/s", tmp_path)) as store:
         store.hide(_KEY, 3, 5)
-        part = newest(store, store.info(_KEY), full=False)
+        part = newest_part(store, store.info(_KEY), full=False)
     assert _with_lost(part) == [1, "gap", "lost (2, 2)"]
 
 
 @pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
-def test_damage_that_is_met_by_reading_is_told_at_once(tmp_path: Path, where: str) -> None:
+def test_damage_found_while_reading_is_shown_immediately(tmp_path: Path, where: str) -> None:
     with open_store(_damaged(where, tmp_path)) as store:
         info, part = read_again_if_damaged(
-            store, _KEY, lambda info: newest(store, info, full=False)
+            store, _KEY, lambda info: newest_part(store, info, full=False)
         )
     assert (info.lost, info.visible) == (1, 4)
     assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]

@@ -18,14 +18,14 @@ from stenolog.gateway.viewer.formatting import (
 _NOW = datetime(2026, 3, 14, 12, tzinfo=UTC)
 
 
-def test_an_age_has_one_unit() -> None:
+def test_age_has_one_unit() -> None:
     ages = [timedelta(seconds=1), timedelta(seconds=50), timedelta(minutes=5), timedelta(hours=30)]
     assert [age(_NOW - one, _NOW) for one in ages] == ["now", "50 s", "5 min", "1 d"]
     assert age(_NOW - timedelta(days=30), _NOW) == "2026-02-12"
     assert age(None) == ""
 
 
-def test_numbers_are_short() -> None:
+def test_large_numbers_are_shortened() -> None:
     assert [short(one) for one in (0, 950, 1_234, 34_000, 5_600_000)] == [
         "0",
         "950",
@@ -37,7 +37,7 @@ def test_numbers_are_short() -> None:
     assert (plural(1, "turn"), plural(2_000, "turn")) == ("1 turn", "2,000 turns")
 
 
-def test_a_duration_is_rounded_once_and_as_a_whole() -> None:
+def test_duration_is_rounded_once() -> None:
     told = [seconds(one) for one in (0.9996, 59.97, 61, 90, 119.7, 150, 3_599.6)]
     assert told == [
         "1.0 s",
@@ -50,11 +50,11 @@ def test_a_duration_is_rounded_once_and_as_a_whole() -> None:
     ]
 
 
-def test_a_key_is_one_segment() -> None:
+def test_key_is_one_segment_of_a_path() -> None:
     assert segment("a/b?c#d%e ü") == "a%2Fb%3Fc%23d%25e%20%C3%BC"
 
 
-def test_small_amounts_are_told_from_nothing() -> None:
+def test_small_amounts_are_not_shown_as_zero() -> None:
     amounts = (0.0, 0.000_01, 0.0042, 0.5, 1.0, 1_234.567)
     assert [dollars(one) for one in amounts] == [
         "$0.00",
@@ -66,7 +66,7 @@ def test_small_amounts_are_told_from_nothing() -> None:
     ]
 
 
-def test_messages_are_counted_in_one_wording() -> None:
+def test_message_count_names_visible_messages_if_some_are_hidden() -> None:
     told = [message_count(1, 1), message_count(11, 11), message_count(8, 11), message_count(0, 1)]
     assert told == [
         "1 message",
@@ -76,12 +76,12 @@ def test_messages_are_counted_in_one_wording() -> None:
     ]
 
 
-def test_a_time_of_another_day_has_its_date() -> None:
+def test_time_of_another_day_has_its_date() -> None:
     assert clock(_NOW - timedelta(hours=3), _NOW) == "09:00"
     assert clock(_NOW - timedelta(hours=13), _NOW) == "2026-03-13 23:00"
 
 
-def test_damage_is_told_with_what_it_cost() -> None:
+def test_damage_text_has_the_number_of_lost_messages() -> None:
     assert damage(0, 0, "w") == ""
     told = "damaged and cannot be read. For details, run <code>steno doctor w</code>"
     assert damage(1, 1, "w") == f"1 message is {told}"

@@ -21,7 +21,7 @@ def _filled(store: Store, count: int = 10) -> None:
 
 
 def _told(store: Store, key: str = _KEY) -> list[tuple[int, int, int, str]]:
-    return [(one.first, one.last, one.count, one.why) for one in _gaps(store, key)]
+    return [(one.first, one.last, one.count, one.reason) for one in _gaps(store, key)]
 
 
 def _gaps(store: Store, key: str = _KEY) -> list[Gap]:
@@ -56,7 +56,7 @@ def test_each_gap_names_its_operation(
             _filled(store)
             act(store)
             assert _told(store) == [told]
-            assert _gaps(store)[0].undo
+            assert _gaps(store)[0].can_undo
 
 
 def test_each_operation_has_its_gap_and_only_the_last_can_be_undone() -> None:
@@ -66,14 +66,19 @@ def test_each_operation_has_its_gap_and_only_the_last_can_be_undone() -> None:
         store.checkpoint(_KEY, summary="so on", upto=4)
         store.set_history(_KEY, [*store.get_history(_KEY)[:-2], {"role": "user", "content": "x"}])
         first, second = _gaps(store)
-        assert (first.first, first.last, first.why, first.has_summary) == (1, 4, "summarized", True)
-        assert (second.first, second.last, second.why, second.has_summary) == (
+        assert (first.first, first.last, first.reason, first.has_summary) == (
+            1,
+            4,
+            "summarized",
+            True,
+        )
+        assert (second.first, second.last, second.reason, second.has_summary) == (
             9,
             10,
             "replaced",
             False,
         )
-        assert (first.undo, second.undo) == (False, True)
+        assert (first.can_undo, second.can_undo) == (False, True)
 
 
 def test_edit_next_to_summarized_messages_is_a_separate_gap() -> None:
@@ -105,7 +110,7 @@ def test_fork_shows_the_summary_of_left_out_messages() -> None:
         store.checkpoint(_KEY, summary="so", upto=4)
         store.fork(_KEY, "fork")
         [only] = _gaps(store, "fork")
-        assert (only.last, only.count, only.has_summary, only.undo) == (4, 0, True, False)
+        assert (only.last, only.count, only.has_summary, only.can_undo) == (4, 0, True, False)
 
 
 def test_gap_without_an_undo_step_is_only_marked_hidden() -> None:
@@ -115,4 +120,4 @@ def test_gap_without_an_undo_step_is_only_marked_hidden() -> None:
         for seq in range(1, 18, 2):
             store.hide(_KEY, seq, seq)
         assert _told(store)[-1] == (29, 30, 2, "hidden")
-        assert read_visibility(store, store.info(_KEY)).why(29) == "hidden"
+        assert read_visibility(store, store.info(_KEY)).reason_at(29) == "hidden"

@@ -5,13 +5,14 @@ from datetime import UTC, datetime
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Hit
 from stenolog.gateway.viewer.list_page import (
-    SIZE,
+    SESSIONS_PER_PAGE,
     HomeQuery,
     filter_entries,
-    highlighted,
     matching_sessions,
+    snippet_html,
 )
 from stenolog.stores.in_memory import InMemoryStore
+from support.tool_samples import SECRET
 
 
 def test_filter_requires_all_words_in_title_key_or_tags() -> None:
@@ -50,11 +51,11 @@ def test_filtered_sessions_are_paged_without_duplicates() -> None:
                 found = [key for page in pages for key in page]
                 assert len(found) == len(set(found)) == count, words
                 assert found == sorted(found, reverse=True)
-                assert max(map(len, pages)) == min(SIZE, count)
+                assert max(map(len, pages)) == min(SESSIONS_PER_PAGE, count)
 
 
-def test_matches_are_marked_and_other_text_is_escaped() -> None:
-    hit = Hit(
+def _hit(snippet: str, *marks: tuple[int, int]) -> Hit:
+    return Hit(
         key="s",
         uid="u",
         title="",
@@ -62,10 +63,29 @@ def test_matches_are_marked_and_other_text_is_escaped() -> None:
         role="user",
         at=datetime.now(UTC),
         hidden=False,
-        snippet="<b>owl</b> & <i> <s>",
-        marks=[(0, 6), (13, 16)],
+        snippet=snippet,
+        marks=marks,
     )
+
+
+def test_matches_are_marked_and_other_text_is_escaped() -> None:
     assert (
-        highlighted(hit)
+        snippet_html(_hit("<b>owl</b> & <i> <s>", (0, 6), (13, 16)))
         == "<mark>&lt;b&gt;owl</mark>&lt;/b&gt; &amp; <mark>&lt;i&gt;</mark> &lt;s&gt;"
     )
+
+
+def test_secrets_in_snippets_are_covered() -> None:
+    end = 13 + len(SECRET)
+    marks = [(4, 9), (13, 20), (20, end), (end + 1, end + 4)]
+    shown = snippet_html(_hit(f"the <key> is {SECRET} now", *marks))
+    assert shown == "the <mark>&lt;key&gt;</mark> is •••••• <mark>now</mark>"
+
+
+def test_snippet_that_starts_or_ends_inside_a_secret_does_not_show_a_part_of_it() -> None:
+    shown = snippet_html(_hit(f"…{SECRET[20:]} is the key and {SECRET[:15]}…"))
+    assert "is the key and" in shown
+    assert SECRET[25:35] not in shown
+    assert SECRET[5:10] not in shown
+    plain = "…the lighthouse-keeper of 1850 rows to the neighbourhood…"
+    assert snippet_html(_hit(plain)) == plain

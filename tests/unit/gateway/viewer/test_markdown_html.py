@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, coloured, is_picture, to_html
+from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, coloured_code, is_picture, to_html
 
 _PICTURE = "data:image/png;base64,iVBORw0KGgo="
 _ACTS = re.compile(r"<(script|style|iframe|object|svg|form|input|meta|base|link)|\son\w+\s*=")
@@ -20,7 +20,7 @@ def _acting(made: str) -> list[str]:
     return [tag for tag in tags if _ACTS.search(tag)]
 
 
-def test_markdown_is_shown() -> None:
+def test_markdown_is_rendered() -> None:
     made = to_html("# Title\n\n*a* **b** `c` ~~d~~\n\n- one\n\n|x|y|\n|-|-|\n|1|2|")
     for tag in ("<h1>Title</h1>", "<em>a</em>", "<code>c</code>", "<s>d</s>", "<li>", "<td>1</td>"):
         assert tag in made
@@ -41,7 +41,7 @@ def test_markdown_is_shown() -> None:
         ("- [ ] do https://a.example/", "https://a.example/", "https://a.example/"),
     ],
 )
-def test_an_address_in_the_text_is_one_link(text: str, address: str, shown: str | None) -> None:
+def test_address_in_text_becomes_one_link(text: str, address: str, shown: str | None) -> None:
     made = to_html(text)
     [link] = re.findall(r'<a href="([^"]*)" rel="[^"]*">([^<]*)</a>', made)
     assert html.unescape(link[0]) == address
@@ -66,7 +66,7 @@ def test_many_brackets_after_an_address_are_cut_in_bounded_time() -> None:
     assert to_html("https://a.example/" + ")" * 50_000).count("<a") == 1
 
 
-def test_a_task_list_has_boxes() -> None:
+def test_task_list_has_boxes() -> None:
     made = to_html("- [x] read\n- [ ] write\n\n1. [X] three\n\n[ ] not a task")
     assert re.findall(r'<span class="task">(.)</span> (\w+)', made) == [
         ("☑", "read"),
@@ -76,18 +76,18 @@ def test_a_task_list_has_boxes() -> None:
     assert "[ ] not a task" in made
 
 
-def test_columns_are_aligned_as_the_table_says() -> None:
+def test_table_columns_keep_their_alignment() -> None:
     made = to_html("|a|b|c|\n|:-|:-:|-:|\n|1|2|3|")
     assert '<th class="center">b</th>' in made
     assert '<td class="right">3</td>' in made
     assert "style" not in made
 
 
-def test_code_has_the_colours_of_its_language() -> None:
+def test_code_is_coloured_by_its_language() -> None:
     made = to_html("```python\ndef f(): return 'x'\n```")
     assert '<span class="k">def</span>' in made
     assert "def" in to_html("```no-such-language\ndef f()\n```")
-    assert "<span" not in coloured("<b>" * 9_000, "html")
+    assert "<span" not in coloured_code("<b>" * 9_000, "html")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_code_has_the_colours_of_its_language() -> None:
         "[x]: javascript:alert(1)\n\n[x]",
     ],
 )
-def test_nothing_that_was_said_can_act(text: str) -> None:
+def test_hostile_markdown_renders_without_active_content(text: str) -> None:
     made = to_html(text)
     assert _acting(made) == []
     for address in re.findall(r'(?:href|src)="([^"]*)"', made):
@@ -117,18 +117,18 @@ def test_nothing_that_was_said_can_act(text: str) -> None:
 
 
 @given(st.text(alphabet=st.sampled_from(_SIGNS), max_size=80))
-def test_no_text_makes_a_tag_that_acts(text: str) -> None:
+def test_no_text_renders_as_an_active_tag(text: str) -> None:
     assert _acting(to_html(text)) == []
 
 
-def test_tags_in_what_was_said_are_text() -> None:
+def test_html_tags_in_messages_are_shown_as_text() -> None:
     assert to_html("a <b>bold</b> <i>word</i>") == (
         "<p>a &lt;b&gt;bold&lt;/b&gt; &lt;i&gt;word&lt;/i&gt;</p>\n"
     )
     assert "&lt;table&gt;" in to_html("<table><tr><td>x</td></tr></table>")
 
 
-def test_only_a_picture_that_is_in_the_text_is_shown() -> None:
+def test_only_embedded_pictures_are_shown() -> None:
     assert f'<img src="{_PICTURE}"' in to_html(f"![a]({_PICTURE})")
     made = to_html("![a cat](https://elsewhere.example/cat.png)")
     assert "<img" not in made
@@ -138,11 +138,11 @@ def test_only_a_picture_that_is_in_the_text_is_shown() -> None:
     assert not is_picture(7)
 
 
-def test_what_is_very_long_is_plain_and_cut() -> None:
+def test_very_long_text_is_cut_and_not_rendered() -> None:
     made = to_html("<b>" + "x" * MAX_RENDERED)
     assert made.startswith('<pre class="plain">&lt;b&gt;')
     assert "3 more characters" in made
 
 
-def test_half_a_character_does_no_harm() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     assert "a?b" in to_html("a\ud800b")

@@ -17,7 +17,7 @@ def _call(id: str, name: str = "look", arguments: Any = "{}") -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def test_a_result_stands_with_its_call() -> None:
+def test_result_is_shown_at_its_call() -> None:
     made = message_views(
         _stored(
             {"role": "assistant", "content": "", "tool_calls": [_call("a"), _call("b", "<b>")]},
@@ -39,7 +39,7 @@ def test_a_result_stands_with_its_call() -> None:
     assert "1" in second.result
 
 
-def test_results_of_parallel_calls_in_several_messages_stand_with_their_calls() -> None:
+def test_results_of_parallel_calls_in_several_messages_are_shown_at_their_calls() -> None:
     made = message_views(
         _stored(
             {"role": "assistant", "content": None, "tool_calls": [_call("a")]},
@@ -53,13 +53,13 @@ def test_results_of_parallel_calls_in_several_messages_stand_with_their_calls() 
     assert "<pre>second</pre>" in str(made[1].calls[0].result)
 
 
-def test_a_result_without_its_call_is_a_message() -> None:
+def test_result_without_its_call_is_a_separate_message() -> None:
     [one] = message_views(_stored({"role": "tool", "tool_call_id": "x", "content": "<i>alone</i>"}))
     assert one.kind == "tool"
-    assert "&lt;i&gt;alone" in one.words
+    assert "&lt;i&gt;alone" in one.html
 
 
-def test_a_result_may_come_behind_what_is_shown() -> None:
+def test_result_after_the_shown_messages_is_found() -> None:
     call, result = _stored(
         {"role": "assistant", "content": None, "tool_calls": [_call("a")]},
         {"role": "tool", "tool_call_id": "a", "content": "late"},
@@ -68,7 +68,7 @@ def test_a_result_may_come_behind_what_is_shown() -> None:
     assert "<pre>late</pre>" in str(one.calls[0].result)
 
 
-def test_parts_of_other_shapes_are_read() -> None:
+def test_content_parts_of_other_providers_are_read() -> None:
     made = message_views(
         _stored(
             {
@@ -111,7 +111,7 @@ def test_pictures_are_shown_or_linked_or_neither() -> None:
     assert prompt_line(message.to_dict()) == "What is this?"
 
 
-def test_an_answer_that_was_cut_off_says_so_once() -> None:
+def test_interrupted_answer_is_marked_once() -> None:
     mark = {"interrupted": "stopped"}
     cut, plain = message_views(
         _stored(
@@ -119,8 +119,8 @@ def test_an_answer_that_was_cut_off_says_so_once() -> None:
             {"role": "assistant", "content": "It reads [interrupted]"},
         )
     )
-    assert (cut.words, cut.interrupted) == ("<p>Half an</p>\n", "stopped")
-    assert "[interrupted]" in plain.words
+    assert (cut.html, cut.interrupted) == ("<p>Half an</p>\n", "stopped")
+    assert "[interrupted]" in plain.html
 
 
 def test_results_of_responses_items_are_shown_at_their_calls() -> None:
@@ -137,7 +137,7 @@ def test_results_of_responses_items_are_shown_at_their_calls() -> None:
     assert [one.calls[0].name for one in made[:2]] == ["look", "find"]
     assert "<pre>rain</pre>" in str(made[0].calls[0].result)
     assert "<pre>wind</pre>" in str(made[1].calls[0].result)
-    assert "&lt;i&gt;alone" in made[2].words
+    assert "&lt;i&gt;alone" in made[2].html
 
 
 def test_tools_that_the_provider_runs_are_shown_with_their_results() -> None:
@@ -148,12 +148,12 @@ def test_tools_that_the_provider_runs_are_shown_with_their_results() -> None:
     first, second = message_views(
         _stored({"role": "assistant", "content": [use, found, said]}, image)
     )
-    assert first.words == "<p>Done.</p>\n"
+    assert first.html == "<p>Done.</p>\n"
     assert "<pre>found</pre>" in str(first.calls[0].result)
     assert second.pictures[0].shown
 
 
-def test_parts_that_cannot_be_shown_leave_a_word() -> None:
+def test_parts_that_cannot_be_shown_are_named() -> None:
     parts = [{"type": "redacted_thinking", "data": "c2VjcmV0"}, {"type": "place", "name": "Porto"}]
     first, second, third = message_views(
         _stored(
@@ -163,16 +163,16 @@ def test_parts_that_cannot_be_shown_leave_a_word() -> None:
         )
     )
     assert first.thoughts == ("<p>[redacted_thinking]</p>\n",)
-    assert first.words == "<p>[place]</p>\n"
-    assert second.words == "<p>I cannot.</p>\n"
-    assert "<pre></pre>" in third.words
+    assert first.html == "<p>[place]</p>\n"
+    assert second.html == "<p>I cannot.</p>\n"
+    assert "<pre></pre>" in third.html
 
 
-def test_a_result_of_a_wrong_type_is_shown_once() -> None:
+def test_result_of_an_unexpected_type_is_shown_once() -> None:
     [one] = message_views(
         _stored({"role": "tool", "tool_call_id": "x", "content": {"sky": "rain"}})
     )
-    assert one.words.count("rain") == 1
+    assert one.html.count("rain") == 1
 
 
 def test_secrets_are_covered_in_every_part_of_a_message() -> None:
@@ -194,7 +194,7 @@ def test_secrets_are_covered_in_every_part_of_a_message() -> None:
         )
     )
     call = made[1].calls[0]
-    for html in (made[0].words, made[1].thoughts[0], call.arguments, call.result, made[2].words):
+    for html in (made[0].html, made[1].thoughts[0], call.arguments, call.result, made[2].html):
         assert shown in str(html)
         assert secret not in str(html).replace(shown, "")
     assert 'data-secret="hunter2"' in call.arguments
@@ -202,9 +202,9 @@ def test_secrets_are_covered_in_every_part_of_a_message() -> None:
     assert "export KEY=••••••" in call.line
 
 
-def test_a_text_cannot_show_the_secret_of_another() -> None:
+def test_message_cannot_forge_the_placeholder_of_a_secret() -> None:
     [one] = message_views(_stored({"role": "user", "content": "x0x x1x \ue0000\ue001"}))
-    assert "button" not in one.words.replace('<button type="button" class="copy', "")
+    assert "button" not in one.html.replace('<button type="button" class="copy', "")
 
 
 def test_pictures_of_a_result_are_shown_at_its_call() -> None:

@@ -7,6 +7,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import unescape
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
@@ -22,8 +23,12 @@ from stenolog.gateway.viewer import conversation_navigation
 from stenolog.gateway.viewer.pages import POLICY
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from stenolog.transfer.transcripts.programs import PROGRAMS
+from stenolog.transfer.transcripts.transcript_import import import_transcript
 from support.gateway.served_gateway import Served
+from support.transcripts import SAMPLES
 
+_CLAUDE = "20c7a18b-7d9d-457e-bc34-7dfb461f0515"
 _KEY = "a/b?c#d%2F"
 _HOSTILE = "\"'><script>hurt()</script>"
 _SECRET = "sk-ant-" + "a1B2" * 12
@@ -51,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield gateway
 
 
-def test_who_has_not_signed_in_is_told_how_and_nothing_else(served: Served) -> None:
+def test_page_without_a_cookie_shows_only_the_sign_in_command(served: Served) -> None:
     for path in ("/", _PATH, "/notes", "/static/viewer.css", "/nothing"):
         found = httpx2.get(served.url + path, headers={"Accept": "text/html,*/*"})
         assert found.status_code == 401
@@ -83,7 +88,7 @@ def _browser(served: Served) -> Iterator[httpx2.Client]:
         yield made
 
 
-def test_the_page_without_a_cookie_has_its_style_and_lets_no_other_in(served: Served) -> None:
+def test_sign_in_page_allows_only_its_embedded_style_and_script(served: Served) -> None:
     found = httpx2.get(served.url, headers={"Accept": "text/html"})
     style = found.text.partition("<style>")[2].partition("</style>")[0]
     assert ".failure" in style
@@ -100,18 +105,18 @@ def test_the_page_without_a_cookie_has_its_style_and_lets_no_other_in(served: Se
     assert (looked.status_code, looked.content) == (401, b"")
 
 
-def test_a_link_that_was_used_leads_to_a_page_that_says_what_to_do(served: Served) -> None:
+def test_used_login_link_shows_a_page_with_the_next_step(served: Served) -> None:
     headers = {"Accept": "text/html", "Host": _own(served)}
     found = httpx2.get(f"{served.url}/login?code=old", headers=headers)
     assert found.status_code == 403
     assert "This link is no longer valid" in found.text
-    assert f"<pre>steno open --port {served.url.rpartition(':')[2]}</pre>" in found.text
+    port = served.url.rpartition(":")[2]
+    assert f"<pre>steno open --port {port}</pre>" in found.text
+    assert f"<code>ssh -L {port}:127.0.0.1:{port} HOST</code>" in found.text
     assert "steno=" not in found.headers.get("set-cookie", "")
 
 
-def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_browsers_get_errors_as_pages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> str:
         raise RuntimeError("<b>secret</b>")
 
@@ -128,7 +133,7 @@ def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
         assert "<h1>Session not found</h1>" in gone
         assert "There is no session &#34;no&lt;b&gt;body&#34;." in gone
         for failing, told in ((broken, "Internal error"), (damaged, "&lt;i&gt;s&lt;/i&gt; is dam")):
-            monkeypatch.setattr("stenolog.gateway.viewer.conversation_page.title_of", failing)
+            monkeypatch.setattr("stenolog.gateway.viewer.conversation_page.damage", failing)
             found = browser.get(_PATH)
             assert found.status_code == 500
             assert found.headers["content-type"] == "text/html; charset=utf-8"
@@ -140,14 +145,14 @@ def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
             assert program.json()["error"]["message"]
 
 
-def test_programs_are_told_in_json_as_before(served: Served) -> None:
+def test_programs_get_errors_as_json(served: Served) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong", "Accept": "text/html"}):
         found = httpx2.get(served.url + "/v1/sessions", headers=headers)
         assert found.status_code == 401
         assert found.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_any_key_has_its_pages(served: Served) -> None:
+def test_session_with_any_key_has_pages(served: Served) -> None:
     with served.client() as client:
         assert _PATH in client.get("/").text
         for rest in (
@@ -178,14 +183,16 @@ def test_any_key_has_its_pages(served: Served) -> None:
         assert client.get(f"{_PATH}/export.pdf").status_code == 404
 
 
-def test_a_hit_that_is_out_of_sight_says_what_became_of_it(served: Served) -> None:
+def test_hidden_search_result_says_hidden_as_the_terminal_does_and_the_reason(
+    served: Served,
+) -> None:
     with served.client() as client:
         found = client.get("/?q=heron").text
-    told = re.findall(r"message \d+ · (\w+) · <time", found)
-    assert sorted(told) == ["cleared", "replaced", "summarized"]
+    labels = re.findall(r"message \d+ · ([^·]+) · <time", found)
+    assert sorted(labels) == ["hidden (cleared)", "hidden (replaced)", "hidden (summarized)"]
 
 
-def test_no_field_is_taken_for_html(served: Served) -> None:
+def test_every_field_is_escaped(served: Served) -> None:
     with served.client() as client:
         path = f"/v1{_PATH.replace('/s/', '/sessions/')}"
         client.patch(path, json={"title": _HOSTILE, "tags": [_HOSTILE]})
@@ -214,7 +221,7 @@ class _Drawn(HTMLParser):
             self.turns = found["data-turns"] or ""
 
 
-def test_what_was_asked_stays_inside_of_what_the_drawing_is_given(served: Served) -> None:
+def test_prompt_cannot_leave_the_data_of_the_chart(served: Served) -> None:
     with served.client() as client:
         drawn = _Drawn()
         drawn.feed(client.get("/s/drawn/turns").text)
@@ -223,7 +230,7 @@ def test_what_was_asked_stays_inside_of_what_the_drawing_is_given(served: Served
     assert (turn["input_tokens"], turn["output_tokens"]) == (5, 6)
 
 
-def test_every_page_has_the_strict_policy(served: Served) -> None:
+def test_every_page_has_the_content_security_policy(served: Served) -> None:
     with served.client() as client:
         for path in ("/", _PATH, "/notes", f"{_PATH}/fragment", "/s/nobody"):
             found = client.get(path)
@@ -243,7 +250,7 @@ def test_every_page_has_the_strict_policy(served: Served) -> None:
             assert client.get(f"/static/{name}").status_code == 404, name
 
 
-def test_what_goes_wrong_is_told_by_a_page(served: Served) -> None:
+def test_errors_of_pages_are_pages(served: Served) -> None:
     with served.client() as client:
         for path, status in {
             "/s/nobody": 404,
@@ -260,7 +267,7 @@ def test_what_goes_wrong_is_told_by_a_page(served: Served) -> None:
             assert found.headers["content-security-policy"] == POLICY
 
 
-def test_a_note_is_changed_only_by_a_page_of_ours(served: Served) -> None:
+def test_notes_can_be_changed_only_from_the_same_origin(served: Served) -> None:
     with served.client() as client:
         link = client.post("/v1/login-links").json()["url"]
     with httpx2.Client(base_url=served.url, headers={"Host": _own(served)}) as browser:
@@ -274,7 +281,7 @@ def test_a_note_is_changed_only_by_a_page_of_ours(served: Served) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_does_not_wait_for_an_index_that_is_being_made(
+def test_page_does_not_wait_for_a_catalog_that_is_being_built(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = threading.Event()
@@ -296,7 +303,7 @@ def test_a_page_does_not_wait_for_an_index_that_is_being_made(
             made.set()
 
 
-def test_a_page_has_its_title_where_many_keys_begin_with_its_own(tmp_path: Path) -> None:
+def test_page_has_its_title_if_many_keys_start_with_its_key(tmp_path: Path) -> None:
     with open_store(str(tmp_path)) as store:
         store.add_message("telegram:1", "user", "Where is the owl?")
         for number in range(60):
@@ -309,7 +316,38 @@ def test_a_page_has_its_title_where_many_keys_begin_with_its_own(tmp_path: Path)
     assert 'id="tokens"' in text
 
 
-def test_an_export_has_what_is_out_of_sight_only_where_that_is_asked_for(served: Served) -> None:
+@pytest.mark.parametrize(
+    ("program", "fork", "source", "last_copied"),
+    [
+        ("claude-code", "9e1eb1be-32e7-4220-a0bf-a63df7f38f75", f"claude-code:{_CLAUDE}", 28),
+        (
+            "codex",
+            "01a1e437-98be-7321-aa57-4921f92b0243",
+            "codex:01a1e437-7030-7230-8002-8dfe870f6794",
+            16,
+        ),
+    ],
+)
+def test_imported_fork_leads_to_the_message_that_it_continues(
+    tmp_path: Path, program: str, fork: str, source: str, last_copied: int
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        reader = PROGRAMS[program]()
+        folder = "projects" if program == "claude-code" else "sessions"
+        for file in reader.find(SAMPLES / program / folder):
+            import_transcript(reader, file, store)
+        assert store.info(f"{program}:{fork}").count == 2
+    with Served(tmp_path, ScriptedModel(["x"])) as served, served.client() as client:
+        page = client.get(f"/s/{program}%3A{fork}").text
+        assert f"continues {source} at message {last_copied}</a>" in page
+        [link] = re.findall(r'href="(/s/[^"]*)"[^>]*>continues', page)
+        assert f'id="m{last_copied}"' in client.get(unescape(link)).text
+        # Without its source, the number is unknown.
+        assert client.delete(f"/v1/sessions/{quote(source)}").status_code == 200
+        assert f"continues {source}</a>" in client.get(f"/s/{program}%3A{fork}").text
+
+
+def test_export_contains_hidden_messages_only_on_request(served: Served) -> None:
     with served.client() as client:
         for suffix in ("md", "html", "jsonl"):
             path = f"/s/replaced/export.{suffix}"
@@ -318,14 +356,22 @@ def test_an_export_has_what_is_out_of_sight_only_where_that_is_asked_for(served:
                 assert ("An owl." in text, "A heron was" in text) == (True, is_there), suffix
 
 
-def test_a_document_is_shared_without_secrets_and_lines_are_as_stored(served: Served) -> None:
+def test_page_to_share_has_summarized_messages_unless_they_are_left_out(served: Served) -> None:
+    with served.client() as client:
+        for asked, is_there in (("", True), ("?full=true", True), ("?full=false", False)):
+            text = client.get(f"/s/summarized/export.html{asked}").text
+            assert ("A heron was summarized." in text) is is_there
+        assert "A heron was" not in client.get("/s/summarized/export.md").text
+
+
+def test_documents_are_redacted_and_jsonl_is_exported_as_stored(served: Served) -> None:
     with served.client() as client:
         for suffix, is_there in (("md", False), ("html", False), ("jsonl", True)):
             assert (_SECRET in client.get(f"/s/secret/export.{suffix}").text) is is_there
 
 
 @pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
-def test_the_page_of_a_damaged_session_says_so(tmp_path: Path, where: str) -> None:
+def test_page_of_a_damaged_session_shows_a_notice(tmp_path: Path, where: str) -> None:
     place = where.format(tmp_path)
     with open_store(place) as store:
         for number in range(1, 4):
@@ -345,7 +391,7 @@ def test_the_page_of_a_damaged_session_says_so(tmp_path: Path, where: str) -> No
         assert text.index('id="m1"') < marker < text.index('id="m3"')
 
 
-def test_search_in_a_session_ends_in_time_between_any_two_messages(
+def test_search_in_a_session_stops_at_its_time_limit(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served.client() as client:
@@ -356,3 +402,18 @@ def test_search_in_a_session_ends_in_time_between_any_two_messages(
         monkeypatch.setattr(conversation_navigation, "monotonic", lambda: next(ticks))
         found = client.get("/s/drawn/find", params={"q": "x"}).json()
         assert not found["complete"]
+
+
+def test_fork_whose_source_cannot_be_read_has_a_page(tmp_path: Path) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_message("gone", "user", "Hello.")
+        for key, source in (("broken", "gone"), ("long", "💬" * 400)):
+            store.add_message(key, "user", f"The fork {key}.")
+            store.set_meta(key, transcript={"forked_from": source, "forked_after": "id"})
+    [log] = (tmp_path / "sessions").glob("gone*.jsonl")
+    log.unlink()
+    log.mkdir()  # reading it fails
+    with Served(tmp_path, ScriptedModel(["x"])) as served, served.client() as client:
+        for key in ("broken", "long"):
+            page = client.get(f"/s/{key}")
+            assert (page.status_code, f"The fork {key}." in page.text) == (200, True), page.text

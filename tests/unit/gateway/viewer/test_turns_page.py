@@ -1,11 +1,18 @@
 """A session by its turns: what each took, and what it cost."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from stenolog.gateway.viewer.session_outline import turns_of
-from stenolog.gateway.viewer.turns_page import costs_of
+import pytest
+
+from stenolog.gateway.viewer.export_page import export_pieces
+from stenolog.gateway.viewer.session_outline import MessageFilter, Outline, read_outline
 from stenolog.records import Message
+from stenolog.redaction.redact import SharingRedactor
+from stenolog.sessions.usage import Price
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.transfer.viewed_places import open_places, recognize_place
+from support.transcripts import SAMPLES
 
 
 def _answer(model: str, prompt: int, answer: int, cached: int = 0) -> dict[str, Any]:
@@ -32,10 +39,17 @@ def _history() -> list[Message]:
         return store.get_history("s")
 
 
-def test_a_turn_is_a_prompt_and_all_that_came_of_it() -> None:
+def _outline(history: Sequence[Message], price: Price | None = None) -> Outline:
+    outline = Outline(price)
+    for message in history:
+        outline.add(message)
+    return outline
+
+
+def test_turn_contains_the_messages_up_to_the_next_prompt() -> None:
     found = [
-        (one.seq, one.prompt, one.messages, one.input_tokens, one.output_tokens, one.counted)
-        for one in turns_of(_history())
+        (one.seq, one.prompt, one.messages, one.input_tokens, one.output_tokens, one.has_counts)
+        for one in _outline(_history()).turns
     ]
     assert found == [
         (2, "One?", 3, 110, 5, True),
@@ -44,12 +58,66 @@ def test_a_turn_is_a_prompt_and_all_that_came_of_it() -> None:
     ]
 
 
-def test_each_turn_costs_what_its_answers_cost() -> None:
+def test_cost_of_a_turn_is_the_sum_of_its_answers() -> None:
     price = {"big": 100.0, "small": 1.0}
-    found = costs_of(turns_of(_history(), lambda model, _: price.get(model)))
-    assert list(found.turns) == [101.0, None, None]
-    assert (found.total, found.known, list(found.unknown)) == (101.0, True, ["nobody/knows"])
+    outline = _outline(_history(), lambda model, _: price.get(model))
+    assert [turn.cost for turn in outline.turns] == [101.0, None, None]
+    assert (outline.totals().cost, list(outline.totals().unpriced)) == (101.0, ["nobody/knows"])
+
+
+def test_answers_that_a_fork_copied_count_only_for_its_source() -> None:
+    with InMemoryStore() as store:
+        store.add_messages("s", [{"role": "user", "content": "One?"}, _answer("gpt-4o", 10, 5)])
+        store.fork("s", "fork")
+        store.add_messages("fork", [{"role": "user", "content": "Two?"}, _answer("gpt-4o", 30, 7)])
+        fork, source = (read_outline(store, store.info(key)) for key in ("fork", "s"))
+        assert [turn.input_tokens for turn in fork.turns] == [0, 30]
+        assert (fork.totals().input_tokens, fork.totals().output_tokens) == (30, 7)
+        assert source.totals().input_tokens == 10
 
 
 def test_without_prices_no_turn_has_a_cost() -> None:
-    assert list(costs_of(turns_of(_history())).turns) == [None, None, None]
+    assert [turn.cost for turn in _outline(_history()).turns] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("program", "key", "prompts"),
+    [
+        (
+            "claude-code/projects",
+            "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515",
+            [
+                "Add a tide table to the harbour page",
+                "I think the table is wrong, check nosuchfile.txt",
+                "What did we do so far?",
+            ],
+        ),
+        (
+            "codex/sessions",
+            "codex:01a1e437-7030-7230-8002-8dfe870f6794",
+            ["Count the lighthouses", "and write it down"],
+        ),
+    ],
+)
+def test_injected_messages_do_not_start_a_turn(
+    program: str, key: str, prompts: Sequence[str]
+) -> None:
+    with open_places([recognize_place(str(SAMPLES / program))], catalog=None) as store:
+        history = store.get_history(key, full=True)
+        outline = read_outline(store, store.info(key))
+        pieces = export_pieces("html", store.info(key), history, SharingRedactor(enabled=True))
+        exported = b"".join(pieces).decode()
+    assert [turn.prompt for turn in _outline(history).turns] == prompts
+    only_prompts = outline.selected(MessageFilter(only="prompts"))
+    assert sum(last - first + 1 for first, last in only_prompts) == len(prompts)
+    assert f"<dt>Turns</dt><dd>{len(prompts)}</dd>" in exported
+    assert ">not a prompt<" in exported
+
+
+def test_tokens_before_the_first_prompt_are_in_the_totals() -> None:
+    command = {"role": "user", "content": "/review", "stenolog": {"kind": "command"}}
+    with InMemoryStore() as store:
+        store.add_messages("s", [command, _answer("big", 10, 5)])
+        outline = read_outline(store, store.info("s"))
+    assert outline.turns == []
+    assert (outline.totals().input_tokens, outline.totals().output_tokens) == (10, 5)

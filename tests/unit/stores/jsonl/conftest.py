@@ -1,4 +1,4 @@
-"""What the tests of the log share."""
+"""Fixtures of the tests of the JSONL log."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
-    """A folder in memory where there is one: for thousands of rounds that test no syncing."""
+    """Yield a folder in memory if possible, for thousands of rounds that do not test syncs."""
     memory = Path("/dev/shm")
     folder = Path(
         tempfile.mkdtemp(

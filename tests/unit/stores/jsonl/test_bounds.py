@@ -1,4 +1,4 @@
-"""P9: what a process holds does not grow with the number of sessions it has met."""
+"""Tests P9: memory of a process does not grow with the number of sessions it has used."""
 
 import gc
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 from stenolog import JSONLStore
 from stenolog.stores.jsonl import open_logs
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.write_queue import GATES
+from stenolog.stores.jsonl.write_queue import MAX_GATES
 from support.reachable_objects import hanging_on
 
 KEYS = 100_000
@@ -17,7 +17,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def _touch(store: JSONLStore, first: int, end: int) -> None:
-    """Through the locks, as a writer goes, of sessions that are not there; one in ten is read."""
+    """Lock missing sessions as a writer does; read one in ten."""
     for number in range(first, end):
         store.clear(f"user:{number}")
         if number % 10 == 0:
@@ -36,8 +36,8 @@ def test_p9_locks_and_memory_do_not_grow_with_the_number_of_keys(fast_path: Path
         finally:
             tracemalloc.stop()
         assert grown < 1_000_000
-        assert len(store._queue._gates) <= GATES == 1_024
-        assert sum(hanging_on(store)[kind] for kind in _LOCKS) <= GATES + 8
+        assert len(store._queue._gates) <= MAX_GATES == 1_024
+        assert sum(hanging_on(store)[kind] for kind in _LOCKS) <= MAX_GATES + 8
         assert hanging_on(store).total() <= before.total() + 8
 
 
@@ -48,12 +48,12 @@ def test_p9_cached_state_of_written_sessions_is_bounded(fast_path: Path) -> None
             if number % 3 == 0:
                 assert len(store.get_history(f"user:{number}")) == 1
         logs, kinds = store._logs, hanging_on(store)
-        assert len(store.list_sessions()) == WRITTEN > open_logs._MAX_ENTRIES
-        assert len(logs._open) <= open_logs._MAX_OPEN
-        assert len(logs.entries) <= open_logs._MAX_ENTRIES
-        assert sum(log.weight for log in logs._open.values()) <= 100_000
-        assert logs._locked == {}
-        assert logs.suspects == set()
-        assert kinds[Log] <= open_logs._MAX_OPEN
+        assert len(store.list_sessions()) == WRITTEN > open_logs._MAX_SYNCED_ENTRIES
+        assert len(logs._open_logs) <= open_logs._MAX_OPEN_LOGS
+        assert len(logs.synced_entries) <= open_logs._MAX_SYNCED_ENTRIES
+        assert sum(log.weight for log in logs._open_logs.values()) <= 100_000
+        assert logs._locked_logs == {}
+        assert logs.suspect_names == set()
+        assert kinds[Log] <= open_logs._MAX_OPEN_LOGS
         # One for each gate, one for each open log, and those of the store.
-        assert sum(kinds[kind] for kind in _LOCKS) <= GATES + open_logs._MAX_OPEN + 8
+        assert sum(kinds[kind] for kind in _LOCKS) <= MAX_GATES + open_logs._MAX_OPEN_LOGS + 8

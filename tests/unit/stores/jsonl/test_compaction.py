@@ -1,4 +1,4 @@
-"""P4, P7: moving the start of a log into an archive loses nothing and doubles nothing."""
+"""Tests P4 and P7: moving the start of a log into an archive loses and doubles nothing."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def live(path: Path) -> bytes:
 
 def test_p4_state_records_above_the_cut_do_not_hide_the_archive(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
-        fill(store, 600)  # a state stands at least every 256 lines
+        fill(store, 600)  # there is a state at least every 256 lines
         store.checkpoint(KEY, summary="the first hundred", upto=100)
         assert store.compact(KEY).archived == 100
     assert live(tmp_path).count(b'{"kind":"state"') == 3, "twice at the start, once at the end"
@@ -160,7 +160,7 @@ store.compact("a")
 
 
 def recorded(name: str, steps: list[str]) -> Callable[..., object]:
-    """The system call of this name, which notes what it is called with."""
+    """Return the system call of this name, with its calls recorded in `steps`."""
     real: Callable[..., object] = getattr(os, name)
 
     def call(target: int | str, *arguments: object, **named: object) -> object:

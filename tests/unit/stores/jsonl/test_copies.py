@@ -1,4 +1,4 @@
-"""Copies of sessions from another store: swapped in one step, whatever fails meanwhile."""
+"""Tests that copied sessions replace a session in one step, even if system calls fail."""
 
 import errno
 import os

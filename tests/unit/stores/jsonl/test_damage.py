@@ -1,6 +1,6 @@
-"""P2, P3: a log that was cut, flipped or overwritten opens, and has lost only what was hit.
+"""Tests P2 and P3: a cut, flipped or overwritten log opens and loses only the damaged records.
 
-The store says so, takes an append, and has it after reopening.
+The store reports the damage, accepts an append, and has it after reopening.
 """
 
 import logging
@@ -30,7 +30,7 @@ def bench(fast_path: Path) -> "Bench":
 
 
 class Bench:
-    """Opens a damaged copy of a log and goes through broken → readable → writable → readable."""
+    """Checks a damaged copy of a log: broken → readable → writable → readable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Bench:
         reported: bool,
         what: str,
     ) -> None:
-        """Only `expected` is left, that is said, and the session goes on."""
+        """Check that only `expected` is left, damage is reported, and the session can be used."""
         self.rounds += 1
         log_path(self.folder).write_bytes(damaged)
         caplog.clear()
@@ -63,7 +63,8 @@ class Bench:
             seq = store.add_message(KEY, "user", "after the damage")
             assert caplog.records or not reported, f"{what}: no warning"
             assert seq > max(expected, default=0), f"{what}: a seq was given out again"
-            # The second is written by a process that has synced all: it proves what stands before.
+            # A process that has synced everything writes the second: it proves the records before
+            # it.
             more = store.add_message(KEY, "user", "proof")
         with JSONLStore(self.folder) as store:
             again = {m.seq: m.to_json() for m in store.get_history(KEY, full=True)}
@@ -76,19 +77,19 @@ class Bench:
 
 
 def whole_within(log: Account, cut: int) -> set[int]:
-    """What is left of a log that was cut: a record counts without its newline."""
+    """Return what is left of a cut log: a record counts without its newline."""
     kept = {i for i, line in enumerate(log.lines) if line.stop - 1 <= cut}
     return log.messages({i for i in kept if all(j in kept for j in log.unit(i))})
 
 
 def proven(log: Account, index: int) -> bool:
-    """Whether a later line shows that this one was acknowledged."""
+    """Return whether a later line proves that this one was acknowledged."""
     last = max(log.unit(index))
     return any(not line.joined for line in log.lines[last + 1 :])
 
 
 def left_after(log: Account, index: int) -> set[int]:
-    """What is left when this line cannot be read."""
+    """Return what is left if this line cannot be read."""
     gone = [index] if proven(log, index) else log.unit(index)
     return log.all_messages - log.messages(gone)
 

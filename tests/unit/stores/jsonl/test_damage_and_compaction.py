@@ -1,4 +1,4 @@
-"""P3, P4: damage stays what it was when the log is compacted or renewed."""
+"""Tests P3 and P4: damage does not change when the log is compacted or rewritten."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def seqs(store: JSONLStore) -> list[int]:
 
 
 def renew(store: JSONLStore, patch: pytest.MonkeyPatch) -> None:
-    """Let one sync fail, so that the log is written into a fresh file."""
+    """Let one sync fail, so that the log is written into a new file."""
     real = os.fdatasync
     failed: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The folder of logs, as more than one thread uses it."""
+"""Tests the folder of logs with several threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""P8: a failed write or sync is never acknowledged, and the error says whether it may be there."""
+"""Tests P8: a failed write or sync is not acknowledged, and the error says if it may be stored."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ KEY = "a"
 
 
 class Fault:
-    """Makes a system call fail, from its n-th call on, a number of times."""
+    """Makes a system call fail a number of times, from its n-th call on."""
 
     def __init__(
         self, patch: pytest.MonkeyPatch, name: str, code: int, *, skip: int = 0, times: int = 1
@@ -34,7 +34,7 @@ class Fault:
 
 
 def fill_up(patch: pytest.MonkeyPatch, room: Callable[[bytes], int]) -> None:
-    """Let the next write be cut short as if the disk were full then, and the one after it fail."""
+    """Let the next write be short, as on a full disk, and the one after it fail."""
     real = os.write
     calls = 0
 

@@ -1,4 +1,4 @@
-"""What other programs wrote is never repaired, appended to or listed."""
+"""Tests that files of other programs are never repaired, appended to or listed."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from stenolog.stores.file_names import log_name
 
 SAMPLES = Path(__file__).parents[3] / "samples"
 
-# The key of each sample, as the program that wrote it understands it.
+# The key of each sample, as its program understands it.
 KEYS = {
     "picoclaw/cli_torn-1001.jsonl": "cli:torn-1001",
     "picoclaw/slack_C1001_1700000000.000100.jsonl": "slack:C1001/1700000000.000100",
@@ -60,7 +60,7 @@ def test_every_sample_log_has_an_expected_key() -> None:
 
 
 def test_session_does_not_block_a_key_with_a_similar_file_name(tmp_path: Path) -> None:
-    """`telegram_1001` is what picoclaw would call `telegram:1001`; ours are two sessions."""
+    """The file name picoclaw would use for `telegram:1001` is another session here."""
     with JSONLStore(tmp_path) as store:
         store.add_message("telegram_1001", "user", "one")
         store.add_message("telegram:1001", "user", "two")
@@ -75,7 +75,7 @@ def test_file_with_foreign_content_is_not_changed(text: bytes, tmp_path: Path) -
     path.write_bytes(text)
     with JSONLStore(tmp_path) as store:
         if text == b"{":
-            # It may be the first byte of a log of ours whose writer was killed.
+            # It may be the first byte of our own log whose writer was killed.
             assert store.add_message("a", "user", "hello") == 1
             assert path.read_bytes().startswith(b"{\n")
         else:

@@ -1,4 +1,4 @@
-"""A fork is a whole log of its own, in which what was left out is no damage."""
+"""Tests that a fork is a complete log, in which omitted messages are not damage."""
 
 import json
 import os
@@ -16,7 +16,7 @@ KEY = "a"
 
 
 def talk(store: JSONLStore) -> None:
-    """Ten messages, of which 1, 2, 5 and 8 are out of sight, two of them in an archive."""
+    """Store ten messages; 1, 2, 5 and 8 are hidden, two of them in an archive."""
     for number in range(1, 11):
         store.add_message(KEY, "user", f"m{number}", once=f"t{number}")
     store.checkpoint(KEY, summary="two of them", upto=2)

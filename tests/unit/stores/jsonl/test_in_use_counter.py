@@ -1,4 +1,4 @@
-"""`InUseCounter`: close during calls of other threads."""
+"""Tests `InUseCounter`: close during calls of other threads."""
 
 import threading
 from contextlib import suppress

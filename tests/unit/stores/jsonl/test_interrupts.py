@@ -1,10 +1,13 @@
-"""Ctrl-C at every step of a call: no descriptor stays open, no lock is kept."""
+"""Tests that Ctrl-C at every step of a call leaves no descriptor open and no lock held."""
 
+import contextlib
 import gc
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +26,9 @@ from support.interrupts import Striking
 KEY = "a"
 _MODULES = (archive, directory, disk, leases, rewrite, open_logs)
 _STEP = 17
-"""Not every place is struck: there are about a thousand."""
+"""Interrupt only every n-th place: there are about a thousand."""
 _FINALIZER = ("close,", "__del__,")
-"""Places in a finalizer, where Python ignores an exception; then the descriptor stays open."""
+"""Places in a finalizer, where Python ignores an exception and the descriptor stays open."""
 
 
 def _lease(store: JSONLStore) -> None:
@@ -75,6 +78,68 @@ def test_p8_ctrl_c_at_any_step_leaks_no_descriptor_or_lock(
     assert number > 30
 
 
+def _interrupt(strike: Striking, call: Callable[[], object]) -> KeyboardInterrupt | None:
+    """Return the exception with its traceback, as interactive programs keep it."""
+    try:
+        with strike.watching():
+            call()
+    except KeyboardInterrupt as error:
+        return error
+    return None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "call", [lambda store: store.purge(KEY, before=2), lambda store: store.restore("new")]
+)
+def test_p7_a_kept_traceback_of_ctrl_c_does_not_lock_the_new_file_of_a_log(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[JSONLStore], None]
+) -> None:
+    rename = os.rename
+    number, where = 1, "first"
+    while where and number < 60:  # the later steps do not use the file
+        place = fast_path / f"{number}"
+        strike = Striking(number, (contextlib, disk))
+
+        def rename_and_arm(
+            *args: Any, _armed: threading.Event = strike.armed, **folders: Any
+        ) -> None:
+            rename(*args, **folders)
+            _armed.set()
+
+        with JSONLStore(place) as store:
+            for key in (KEY, KEY, "new"):
+                store.add_message(key, "user", "text")
+            store.delete("new")
+            monkeypatch.setattr(os, "rename", rename_and_arm)
+            kept = _interrupt(strike, lambda: call(store))
+            where = strike.where
+            monkeypatch.setattr(os, "rename", rename)
+            with JSONLStore(place, busy_timeout=0) as other:
+                for key in other.list_sessions():
+                    other.add_message(key, "user", where or "last")
+        del kept
+        number += 1
+    assert number > 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_p7_a_kept_traceback_of_ctrl_c_does_not_hold_a_lease(fast_path: Path) -> None:
+    number, where = 1, "first"
+    with JSONLStore(fast_path) as store, JSONLStore(fast_path) as other:
+        store.add_message(KEY, "user", "text")
+        while where and not where.startswith(_FINALIZER):
+            strike = Striking(number, (leases,))
+            strike.armed.set()
+            kept = _interrupt(strike, lambda: store.lease(KEY, ttl=60))
+            where = strike.where
+            if not where.startswith(_FINALIZER):
+                other.lease(KEY, ttl=60, wait=0).release()
+            del kept
+            number += 1
+    assert number > 20
+
+
 def test_p8_ctrl_c_at_any_step_leaks_no_folder_watch(fast_path: Path) -> None:
     before = _count_descriptors()
     number, where = 1, "first"
@@ -84,7 +149,7 @@ def test_p8_ctrl_c_at_any_step_leaks_no_folder_watch(fast_path: Path) -> None:
         with JSONLStore(fast_path) as store:
             with suppress(KeyboardInterrupt), strike.watching():
                 store.stamps()
-                store.stamps()  # the first call does not begin a watch
+                store.stamps()  # the first call does not start a watch
             where = strike.where
         assert _count_descriptors() == before, where
         number += 1

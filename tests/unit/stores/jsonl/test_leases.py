@@ -1,4 +1,4 @@
-"""A lease is a lock file held by a process: it is gone with it, and nobody else can lose it."""
+"""Tests leases: lock files that end with their process and that no other process can release."""
 
 import fcntl
 import json
@@ -50,7 +50,7 @@ def lock(tmp_path: Path) -> Path:
 
 @contextmanager
 def holder(place: Path, ttl: float = 60) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the turn."""
+    """Run another process that holds the lease."""
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(place), str(ttl)],
         stdin=subprocess.PIPE,
@@ -257,8 +257,8 @@ def test_each_key_has_its_own_lock_file(tmp_path: Path) -> None:
 
 
 @contextmanager
-def glance(lock: Path) -> Iterator[int]:
-    """Somebody who looks whether the turn is taken, as a list does."""
+def check_lease(lock: Path) -> Iterator[int]:
+    """Check whether the lease is held, as a list of sessions does."""
     looking = os.open(lock, os.O_RDONLY)
     try:
         fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -269,14 +269,16 @@ def glance(lock: Path) -> Iterator[int]:
 
 def test_checking_a_lease_does_not_block_acquiring_it(store: JSONLStore, lock: Path) -> None:
     store.lease(KEY, ttl=60).release()
-    with glance(lock) as looking:
+    with check_lease(lock) as looking:
         pauses: list[float] = []
 
         def pause(seconds: float) -> None:
             pauses.append(seconds)
             fcntl.flock(looking, fcntl.LOCK_UN)
 
-        with leases.acquire(store._directory, store, KEY, ttl=60, deadline=0, pause=pause) as lease:
+        with leases.acquire_lease(
+            store._directory, store, KEY, ttl=60, deadline=0, pause=pause
+        ) as lease:
             assert not lease.lost
         assert len(pauses) == 1
 
@@ -288,12 +290,12 @@ def test_acquire_past_its_deadline_raises_store_busy_without_waiting(
         raise AssertionError(f"it waited for {seconds} s")
 
     with store.lease(KEY, ttl=60), pytest.raises(StoreBusy):
-        leases.acquire(store._directory, store, KEY, ttl=60, deadline=0, pause=pause)
+        leases.acquire_lease(store._directory, store, KEY, ttl=60, deadline=0, pause=pause)
 
 
 def test_endless_check_of_a_lease_does_not_block_for_ever(store: JSONLStore, lock: Path) -> None:
     store.lease(KEY, ttl=60).release()
-    with glance(lock), pytest.raises(StoreBusy):
+    with check_lease(lock), pytest.raises(StoreBusy):
         store.lease(KEY, ttl=60, wait=0)
     store.lease(KEY, ttl=60, wait=0).release()
 
@@ -384,7 +386,7 @@ def test_fast_append_detects_a_lost_lease(store: JSONLStore, lock: Path) -> None
 
 @contextmanager
 def busy(log: Path) -> Iterator[None]:
-    """Somebody writes to a log, and takes his time."""
+    """Hold the lock of a log, as a slow writer does."""
     writing = os.open(log, os.O_RDWR)
     try:
         fcntl.flock(writing, fcntl.LOCK_EX)
@@ -404,7 +406,7 @@ def test_p8_failed_purge_does_not_end_the_lease(
         with busy(log), pytest.raises(StoreBusy):
             other.purge(KEY)
         assert lease.store.add_message(KEY, "user", "2") == 2
-        monkeypatch.setattr(Log, "check_known", refuse)
+        monkeypatch.setattr(Log, "check_record_kinds", refuse)
         with pytest.raises(NewerFormat):
             other.purge(KEY)
         assert not lease.lost
@@ -427,7 +429,7 @@ def test_p8_purge_that_fails_in_the_trash_does_not_end_the_lease(
 def test_lease_acquired_during_a_purge_is_lost(
     store: JSONLStore, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, told = trash.move_in, list[StenologError]()
+    put, told = trash.move_to_trash, list[StenologError]()
 
     def take(other: JSONLStore) -> None:
         try:
@@ -444,7 +446,7 @@ def test_lease_acquired_during_a_purge_is_lost(
 
     with JSONLStore(tmp_path) as other, store.lease(KEY, ttl=60):
         taking = Thread(target=take, args=[other])
-        monkeypatch.setattr(trash, "move_in", put_late)
+        monkeypatch.setattr(trash, "move_to_trash", put_late)
         assert store.purge(KEY).messages == 1
         taking.join(PATIENCE)
     assert [type(error) for error in told] == [NoSuchSession]
@@ -525,19 +527,19 @@ def test_p7_epoch_increases_if_a_lease_starts_while_a_purge_deletes_the_lock_fil
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.lease(KEY, ttl=60)
-    record = leases._record_ended
+    record = leases._record_deleted_epoch
     begun = list[leases.JSONLLease]()
 
     def begin_another(*values: Any) -> None:
         record(*values)
         if not begun:
             first.release()
-            lease = leases.acquire(
+            lease = leases.acquire_lease(
                 store._directory, store, KEY, ttl=60, deadline=time.monotonic(), pause=time.sleep
             )
             begun.append(lease)
 
-    monkeypatch.setattr(leases, "_record_ended", begin_another)
+    monkeypatch.setattr(leases, "_record_deleted_epoch", begin_another)
     store.purge(KEY)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     store.add_message(KEY, "user", "a new session")

@@ -1,4 +1,4 @@
-"""Logs that several threads of a process share while one of them loads or fails to load it."""
+"""Tests logs that several threads share while one of them loads or fails to load."""
 
 import errno
 import threading
@@ -47,9 +47,9 @@ def _make_copied(workspace: Path) -> None:
 
 
 def _keep_shared_log(store: JSONLStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every call use one Log object, as a thread does that took it before another failed."""
-    log = store._logs._get(KEY, create=False)
-    monkeypatch.setattr(store._logs, "_get", lambda *_, **__: log)
+    """Let every call use one Log object, as a thread that got it before another one failed."""
+    log = store._logs._get_log(KEY, create=False)
+    monkeypatch.setattr(store._logs, "_get_log", lambda *_, **__: log)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_p1_p4_append_continues_the_session_after_a_reader_failed(
 
     with JSONLStore(tmp_path) as store:
         uid = store.info(KEY).uid
-        store._logs._open.clear()
+        store._logs._open_logs.clear()
         _keep_shared_log(store, monkeypatch)
         monkeypatch.setattr(log_module, "find_state", fail)
         expected = StoreUnavailable if isinstance(error, OSError) else type(error)
@@ -100,7 +100,7 @@ def test_p1_p4_append_continues_the_session_after_a_reader_failed(
         assert [message.seq for message in store.get_history(KEY)] == list(range(1, 22))
 
 
-@pytest.mark.parametrize("step", ["_apply", "_apply_scan", "_prepend", "read"])
+@pytest.mark.parametrize("step", ["_apply_records", "_apply_scan", "_parse_before", "read_bytes"])
 def test_p1_a_failed_update_of_a_loaded_log_is_repeated_by_the_next_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -147,7 +147,7 @@ def test_p4_session_created_after_the_check_is_not_replaced(
             labels = [point.label for point in scheduler.points]
         read = next(n for n, label in enumerate(labels, 1) if label.endswith("pread"))
         with JSONLStore(fast_path) as store:
-            # The key was free when it was checked, and a reader is loading the log by now.
+            # The key was free when it was checked, and a reader loads the log by now.
             monkeypatch.setattr(store._lifecycle, "_check_free", lambda _: None)
             engine.scheduler = Scheduler(read)
             found, result = engine.scheduler.run(
@@ -162,27 +162,27 @@ def test_p4_session_created_after_the_check_is_not_replaced(
 # --- every field under the mutex -------------------------------------------------------------
 
 _GUARDED = {
-    "_damaged",
-    "_missing_archived",
+    "_archive_gaps",
+    "_reported_damage",
     "_tokens",
-    "_visible",
+    "_visible_cache",
     "bytes_since_state",
-    "end",
+    "end_offset",
     "ends_line",
-    "first_loaded",
+    "first_loaded_seq",
     "has_state_record",
+    "is_suspect",
     "keeps_messages",
     "last_weight",
     "lines_since_state",
+    "loaded_offset",
     "messages",
     "next_seq",
     "phase",
     "size",
-    "start",
     "state",
     "state_bytes",
-    "suspect",
-    "synced",
+    "synced_offset",
     "tail",
     "unknown_kind",
     "updated",
@@ -196,7 +196,7 @@ def test_p7_no_field_of_a_log_is_used_without_its_mutex(
 
     def check(log: Log, name: str, action: str) -> None:
         mutex: Any = log.__dict__.get("mutex")
-        complete = "_damaged" in log.__dict__ and isinstance(mutex, TracedLock)
+        complete = "_reported_damage" in log.__dict__ and isinstance(mutex, TracedLock)
         if complete and name in _GUARDED and mutex.owner != threading.get_ident():
             wrong.add(f"{action} {name}")
 
@@ -236,7 +236,7 @@ def _use_everything(store: JSONLStore) -> None:
         store.truncate_history(KEY, 2)
         store.pop(KEY)
         store.set_meta(KEY, a=1)
-        store._logs.suspects.add("a.jsonl")
+        store._logs.suspect_names.add("a.jsonl")
         store.add_message(KEY, "user", "after a failed sync")
         store.info(KEY)
         list(store.follow(KEY, after=1, timeout=0))

@@ -1,4 +1,4 @@
-"""The log in one process and in two: what stands in it, and what is synced when."""
+"""Tests the log in one process and in two: its records, and when it is synced."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def lines(workspace: Path) -> list[dict[str, object]]:
 
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are synced, as they are."""
+    """Record the names of the synced files."""
     names: list[str] = []
     real = os.fdatasync
 
@@ -223,7 +223,7 @@ def test_p9_message_cache_stays_within_its_limit(tmp_path: Path) -> None:
         for _ in range(4):
             for session in range(30):
                 assert len(store.get_history(f"s{session}")) == 20
-        held = sum(log.weight for log in store._logs._open.values())
+        held = sum(log.weight for log in store._logs._open_logs.values())
         assert held < 3 * 200_000
 
 
@@ -231,7 +231,7 @@ def test_p9_writer_that_never_reads_caches_no_messages(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         for number in range(300):
             store.add_message(KEY, "user", str(number))
-        assert store._logs._open[KEY].messages == []
+        assert store._logs._open_logs[KEY].messages == []
         assert [m.content for m in store.get_history(KEY, last=2)] == ["298", "299"]
 
 
@@ -344,7 +344,7 @@ def test_changes_to_returned_content_do_not_affect_later_reads(tmp_path: Path) -
 def test_p7_sessions_that_share_a_gate_are_served_fairly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stenolog.stores.jsonl.write_queue.GATES", 1)
+    monkeypatch.setattr("stenolog.stores.jsonl.write_queue.MAX_GATES", 1)
     with JSONLStore(tmp_path, busy_timeout=3) as store:
         counts = {"a": 0, "b": 0}
         done = threading.Event()
@@ -385,9 +385,9 @@ def test_p3_voided_bytes_are_not_damage_wherever_a_read_starts(
         store.add_message("a", "user", "behind a state")
     caplog.clear()
     found = set()
-    # However the stretches fall that are read backwards, one of them begins next to the void.
+    # For some chunk length, a chunk that is read backwards starts right at the void.
     for length in range(150, 60_000, 97):
-        monkeypatch.setattr("stenolog.stores.jsonl.log._FIRST_CHUNK", length)
+        monkeypatch.setattr("stenolog.stores.jsonl.log._FIRST_CHUNK_BYTES", length)
         with JSONLStore(tmp_path, read_only=True) as store:
             assert len(store.get_history("a", last=600)) == 600
             found.add((store.info("a").damaged, store.info("a").lost))
@@ -408,7 +408,7 @@ def test_p8_checkpoint_in_the_leftover_of_a_killed_creator_is_rejected(
 
 @pytest.fixture
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of bytes of each read."""
+    """Record the number of bytes of each read."""
     counts: list[int] = []
     real = os.pread
 
@@ -434,7 +434,7 @@ def test_p9_p12_appends_with_once_read_old_messages_only_the_first_time(
             store.add_message(KEY, "user", "next", once=f"next {number}")
             store.add_message(KEY, "user", "plain")
         assert sum(bytes_read) == 0
-        assert store._logs._open[KEY].messages == []
+        assert store._logs._open_logs[KEY].messages == []
         other.add_message(KEY, "user", "elsewhere", once="elsewhere")
         bytes_read.clear()
         assert store.add_message(KEY, "user", "elsewhere", once="elsewhere") == 92

@@ -1,4 +1,4 @@
-"""P6: key ↔ file name."""
+"""Tests P6: conversion between keys and file names."""
 
 import pytest
 from hypothesis import given

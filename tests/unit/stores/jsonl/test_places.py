@@ -1,4 +1,4 @@
-"""P8, P11: places that are not what they should be give typed errors and are left alone."""
+"""Tests P8 and P11: unsuitable paths raise typed errors and are left unchanged."""
 
 import json
 import os
@@ -195,7 +195,7 @@ def test_p8_namespace_that_is_not_a_folder_name_is_rejected(namespace: str, tmp_
 
 
 def child(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own."""
+    """Run Python in its own process."""
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
@@ -206,7 +206,7 @@ def child(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_p8_permission_error_says_what_to_do(fast_path: Path) -> None:
-    needs.root()  # to have another user's files
+    needs.root()  # to create files of another user
     script = """
 import json, os, sys
 from stenolog import JSONLStore, StenologError

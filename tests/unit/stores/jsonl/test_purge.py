@@ -1,4 +1,4 @@
-"""Purge: not one byte of what is purged stays, and nothing else goes."""
+"""Tests that a purge removes every byte of the purged messages, and nothing else."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ KEY = "a"
 
 
 def everywhere(place: Path) -> bytes:
-    """All bytes below a folder, names included, archives unpacked."""
+    """Return all bytes below a folder, including names and uncompressed archives."""
     found = []
     for path in sorted(place.rglob("*")):
         found.append(str(path.relative_to(place)).encode())
@@ -66,7 +66,7 @@ def states(place: Path) -> list[dict[str, Any]]:
 
 
 def tell(place: Path) -> None:
-    """Twelve messages in three archives and a live log, with a torn write, changes and damage."""
+    """Store twelve messages in three archives and a log, with a torn write, changes and damage."""
     with JSONLStore(place) as store:
         for first in (1, 4, 7):
             say(store, first, first + 1, first + 2)
@@ -100,7 +100,7 @@ def test_no_byte_of_a_purged_message_remains(tmp_path: Path, before: int) -> Non
     for number in range(1, 13):
         present = f"secret-{number}-".encode() in text
         assert present == (number >= before)
-        # The token of an archived message stands in two states as well.
+        # The idempotency key of an archived message is in two states as well.
         assert (f"token-{number}-".encode() in text) == (number >= before)
     for word in (b"torn-bytes", b"old-summary"):
         assert word not in text
@@ -131,7 +131,7 @@ def test_no_byte_of_a_purged_session_remains(tmp_path: Path) -> None:
         store.truncate_history(KEY, 1)
         store.compact(KEY)
         store.lease(KEY, ttl=60).release()
-        # What crashes and the doctor may have left of it.
+        # Files that crashes and the doctor may have left of it.
         (sessions / ".a.jsonl.new").write_bytes(b"secret-1-")
         (sessions / "aside").mkdir(mode=0o700)
         for name in (
@@ -249,7 +249,7 @@ def test_interrupted_purge_is_listed_and_can_be_finished(tmp_path: Path) -> None
         assert store.unfinished_purges() == []
         with pytest.raises(NoSuchSession):
             store.finish_purge(gone.uid)
-        # What is in use is not touched, nor is what tells of it alone.
+        # The lease and the files of the live session are not changed.
         assert not lease.lost
         assert list(aside.iterdir()) == [of_live]
         assert seqs(store) == [1]
@@ -283,7 +283,7 @@ def test_purge_report_names_copies_moved_aside_by_the_doctor(tmp_path: Path) -> 
 def test_p7_session_deleted_while_the_trash_is_scanned_is_purged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys, moved = trash.keys, list[int]()
+    keys, moved = trash.entries_with_keys, list[int]()
 
     def delete_then(*arguments: Any, **options: Any) -> list[tuple[trash.Entry, str]]:
         found = list(keys(*arguments, **options))
@@ -297,7 +297,7 @@ def test_p7_session_deleted_while_the_trash_is_scanned_is_purged(
         say(store, 1)
         store.delete(KEY)
         say(store, 2)
-        monkeypatch.setattr(trash, "keys", delete_then)
+        monkeypatch.setattr(trash, "entries_with_keys", delete_then)
         assert store.purge(KEY).messages == 2
         assert moved
         assert store.list_trash() == []
@@ -370,7 +370,7 @@ def test_p3_purge_keeps_damage_in_remaining_messages_visible(tmp_path: Path) -> 
     assert b"edited-11-" in live(tmp_path).read_bytes(), "a person may still want to accept it"
     assert [finding.kind for finding in examine(tmp_path).findings] == [Kind.HAND_EDIT]
     with JSONLStore(tmp_path) as store:
-        # Below the seq it is not what was purged, and goes as well.
+        # Below the seq, damage is removed by the purge as well.
         assert store.purge(KEY, before=12).messages == 7
         assert (store.info(KEY).lost, seqs(store)) == (0, [12])
     assert b"edited" not in everywhere(tmp_path)
@@ -438,7 +438,7 @@ def test_p4_undo_steps_too_long_for_a_state_work_after_a_purge(tmp_path: Path) -
             store.hide(KEY, seq, seq)
         store.hide(KEY, 100, 1100)
         store.purge(KEY, before=50)
-    # More than a state has room for: it points to a change, which is kept for it.
+    # More than fits into a state: the state refers to a change, which is kept for it.
     assert [entry.get("elsewhere", False) for entry in states(tmp_path)[-1]["undo"]] == [
         *[False] * 7,
         True,
@@ -486,7 +486,7 @@ def test_p8_purge_stops_if_a_needed_archive_is_missing(tmp_path: Path) -> None:
                 store.purge(KEY, before=4)
             assert seqs(store)
             assert everywhere(place).count(b"secret") >= before.count(b"secret")
-            # Put back, or not to be kept, it is no hindrance.
+            # With the archive restored, or if it is to be purged, the purge works.
             lost.write_bytes(text)
             store.purge(KEY, before=4)
             assert seqs(store) == list(range(4, 13))
@@ -601,14 +601,14 @@ def test_p8_failed_purge_raises_and_can_be_repeated(
             assert len(seqs(store)) == 12
         else:
             assert type(raised.value) is MaybeStored
-            # Out of sight it is, and nobody can bring half of it back.
+            # The session is not listed, and half of it cannot be restored.
             assert store.list_sessions() == ["other"]
             assert store.list_trash() == []
             with pytest.raises(NoSuchSession):
                 store.restore(KEY)
             [finding] = examine(tmp_path).findings
             assert (finding.kind, finding.key) == (Kind.LEFTOVER, KEY)
-            assert "Purge it again" in finding.advice
+            assert "Purge the session again" in finding.advice
             assert repair(tmp_path) == []
         assert store.purge(KEY).messages == 12
         assert examine(tmp_path).findings == ()

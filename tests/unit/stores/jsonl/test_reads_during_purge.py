@@ -1,4 +1,4 @@
-"""Reads during a purge return every remaining message and report no damage."""
+"""Tests that reads during a purge return every remaining message and report no damage."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ JustThen = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[tuple[JSONLStore, JSONLStore]]:
-    """One who reads and one who purges: twenty messages, of which fifteen lie in two archives."""
+    """Yield a reader and a purger of twenty messages, fifteen of them in two archives."""
     with JSONLStore(tmp_path) as reader, JSONLStore(tmp_path) as purger:
         for number in range(1, 11):
             purger.add_message(KEY, "user", f"question {number}")
@@ -34,7 +34,7 @@ def stores(tmp_path: Path) -> Iterator[tuple[JSONLStore, JSONLStore]]:
 
 @pytest.fixture
 def just_then(monkeypatch: pytest.MonkeyPatch) -> JustThen:
-    """Has something done once, between a look at the log and the first look into an archive."""
+    """Return a function that schedules work between reading the log and opening an archive."""
     opened = os.open
 
     def arm(work: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""What tells an index which logs changed: quick, and never silent."""
+"""Tests the stamps that tell a catalog which logs changed: fast, and never missing a change."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Iterator[JSONLStore]:
 
 
 def _look(store: JSONLStore) -> dict[str, str]:
-    """The stamps by a look at every file."""
+    """Compute the stamps from every file."""
     found = {}
     for path in store.folder.glob("*.jsonl"):
         key = file_names.key_of_log(path.name) or session_list._key_inside(
@@ -113,14 +113,14 @@ def test_stamps_reflect_changes_of_other_stores_immediately(
 def test_folder_watch_avoids_listing_the_folder(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     assert store.stamps() == store.stamps() == store.stamps()
-    seen = session_list._caches[store._directory]
+    seen = store._stamp_cache
     if seen._watch is None:
-        pytest.skip("NOT RUN (kernel): nobody tells what happens in a folder here")
-    looks = seen._listings
+        pytest.skip("NOT RUN (kernel): folders cannot be watched here")
+    looks = seen._listing_count
     for number in range(20):
         store.add_message(f"k{number}", "user", "x")
         assert store.stamps() == _look(store)
-    assert seen._listings == looks
+    assert seen._listing_count == looks
 
 
 def test_folder_is_listed_after_dropped_events(
@@ -129,7 +129,7 @@ def test_folder_is_listed_after_dropped_events(
     store.add_message("k", "user", "x")
     for _ in range(3):
         store.stamps()
-    monkeypatch.setattr(FolderWatch, "changed", lambda _: None)
+    monkeypatch.setattr(FolderWatch, "changed_names", lambda _: None)
     store.add_message("other", "user", "x")
     assert store.stamps() == _look(store)
 
@@ -141,7 +141,7 @@ def test_overflow_of_the_event_queue_is_harmless(store: JSONLStore) -> None:
     limit = Path("/proc/sys/fs/inotify/max_queued_events")
     with (store.folder / "a.txt").open("wb") as one, (store.folder / "b.txt").open("wb") as two:
         for _ in range(int(limit.read_text()) if limit.exists() else 1):
-            # By turns, because the system tells the same thing only once.
+            # Alternating, because the system reports repeated events only once.
             os.write(one.fileno(), b"x")
             os.write(two.fileno(), b"x")
     store.add_message("other", "user", "x")
@@ -224,7 +224,7 @@ def test_closed_store_ends_its_folder_watch(
     store.add_message("k", "user", "x")
     seen = [store.stamps() for _ in range(3)]
     assert seen[0] == seen[2]
-    held = session_list._caches[store._directory]
+    held = store._stamp_cache
     store.close()
     assert held is not None
     assert _watches() == before
@@ -236,7 +236,7 @@ def test_useless_folder_watch_is_closed(tmp_path: Path) -> None:
         store.add_message("k", "user", "x")
         for _ in range(2):
             store.stamps()
-        held = session_list._caches[store._directory]._watch
+        held = store._stamp_cache._watch
         if held is None:
             pytest.skip("this file system may not tell all")
         store.folder.rename(tmp_path / "moved")
@@ -245,8 +245,8 @@ def test_useless_folder_watch_is_closed(tmp_path: Path) -> None:
 
 
 def test_grew_compares_two_stamps() -> None:
-    assert session_list.grew("1:10:5", "1:11:6")
-    assert not session_list.grew("1:10:5", "1:10:6")
-    assert not session_list.grew("1:10:5", "1:9:6")
-    assert not session_list.grew("1:10:5", "2:11:6")
+    assert session_list.has_grown("1:10:5", "1:11:6")
+    assert not session_list.has_grown("1:10:5", "1:10:6")
+    assert not session_list.has_grown("1:10:5", "1:9:6")
+    assert not session_list.has_grown("1:10:5", "2:11:6")
     assert session_list.write_time("1:10:5") == 5

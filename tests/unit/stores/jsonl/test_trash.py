@@ -1,4 +1,4 @@
-"""P2, P4: a deleted log is whole, in one place, and comes back as it was."""
+"""Tests P2 and P4: a deleted log is complete, in one place, and is restored unchanged."""
 
 import errno
 import itertools
@@ -51,7 +51,7 @@ def trashed(place: Path) -> list[Path]:
 
 @contextmanager
 def failing(call: str, error: int, *, after: int = 0) -> Iterator[None]:
-    """Let a function of os fail, from some call on."""
+    """Let a function of os fail from its n-th call on."""
     real, calls = getattr(os, call), itertools.count()
 
     def fail(*arguments: Any, **options: Any) -> Any:
@@ -65,7 +65,7 @@ def failing(call: str, error: int, *, after: int = 0) -> Iterator[None]:
 
 
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The inodes of folders as they are synced from now on."""
+    """Record the inodes of the folders that are synced."""
     synced: list[int] = []
     sync = os.fsync
 
@@ -144,7 +144,7 @@ def test_p7_another_store_sees_each_delete_and_restore(tmp_path: Path) -> None:
 def test_p1_store_with_the_log_open_syncs_the_folder_after_a_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The other one may have been killed before it did, and a power cut would take the name back.
+    # The other process may have been killed before the sync, and a power cut would undo the move.
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
         fill(one, "1", "2")
         two.delete(KEY)
@@ -161,7 +161,7 @@ def test_p1_store_with_the_log_open_syncs_the_folder_after_a_restore(
 def test_p1_folder_is_synced_if_the_known_log_became_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A number of a file that is gone is given out again, and with it a name that may not last.
+    # Inode numbers are reused: the name of this file may not be synced yet.
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         (tmp_path / "sessions" / NAME).write_bytes(b"")
@@ -191,7 +191,7 @@ def test_p4_a_damaged_session_is_not_replaced(tmp_path: Path) -> None:
         fill(store, "2", key="b")
         store.delete("a")
     log = tmp_path / "sessions" / "b.jsonl"
-    # Every line is damaged, so nothing shows that there was a session but that there are lines.
+    # Every line is damaged, so only the existence of lines shows that there was a session.
     log.write_bytes(log.read_bytes().replace(b'"crc":"', b'"crc":"#'))
     damaged = log.read_bytes()
     with JSONLStore(tmp_path) as store:
@@ -287,7 +287,7 @@ def test_p8_read_only_store_rejects_lifecycle_calls(tmp_path: Path) -> None:
 def test_p8_delete_with_a_failed_folder_sync_raises_maybe_stored(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
-        # The first sync is of the folder in which the trash was just made.
+        # The first sync is of the folder in which the trash was just created.
         with failing("fsync", errno.EIO, after=1), pytest.raises(MaybeStored):
             store.delete(KEY)
         assert store.list_sessions() == []
@@ -336,13 +336,13 @@ CALLS = ("open", "write", "fdatasync", "fsync", "rename", "unlink", "mkdir")
 
 
 def killed(workspace: Path, number: int, work: Callable[[JSONLStore], None]) -> bool:
-    """Do something in a process that is killed before its n-th call; whether it was."""
+    """Run work in a process that is killed before its n-th call; return whether it was killed."""
     pid = os.fork()
     if pid == 0:
         try:
             counter = itertools.count(1)
 
-            def or_die(real: Callable[..., Any]) -> Callable[..., Any]:
+            def kill_at_call(real: Callable[..., Any]) -> Callable[..., Any]:
                 def call(*arguments: Any, **options: Any) -> Any:
                     if next(counter) == number:
                         os.kill(os.getpid(), signal.SIGKILL)
@@ -352,7 +352,7 @@ def killed(workspace: Path, number: int, work: Callable[[JSONLStore], None]) -> 
 
             store = JSONLStore(workspace)
             for name in CALLS:
-                setattr(os, name, or_die(getattr(os, name)))
+                setattr(os, name, kill_at_call(getattr(os, name)))
             work(store)
         finally:
             os._exit(0)
@@ -360,7 +360,7 @@ def killed(workspace: Path, number: int, work: Callable[[JSONLStore], None]) -> 
 
 
 def places(store: JSONLStore) -> list[tuple[str, str]]:
-    """Where sessions are, and under which key."""
+    """Return state and key of all sessions."""
     return [
         *(("alive", key) for key in store.list_sessions()),
         *(("deleted", trashed.key) for trashed in store.list_trash()),
@@ -382,7 +382,7 @@ def test_p2_killed_restore_under_another_key_is_complete_or_absent(
             [where] = places(store)
             found.append(where)
             if where == ("deleted", "a"):
-                # As if nothing had happened, and under whatever key.
+                # Works as if nothing had happened, under any key.
                 with pytest.raises(NoSuchSession):
                     store.restore("b")
                 store.restore("a", as_key=("a", "b", "c")[number % 3])
@@ -390,7 +390,7 @@ def test_p2_killed_restore_under_another_key_is_complete_or_absent(
             assert [m.content for m in store.get_history(key, full=True)] == [*"123"]
             assert shown(store, key) == ["3"]
             assert store.add_message(key, "user", "4") == 4
-            # What it was called on the way means nothing any more.
+            # The intermediate file names of the restore no longer matter.
             assert store.delete(key).key == key
             assert places(store) == [("deleted", key)]
             store.restore(key)
@@ -441,12 +441,12 @@ def test_p4_purge_finds_a_session_after_a_killed_restore_under_another_key(
             [(_, key)] = places(store)
             store.purge(key)
             assert places(store) == []
-        assert not [path for path in place.rglob("*") if _says(path, b"secret")]
+        assert not [path for path in place.rglob("*") if _contains(path, b"secret")]
         if not cut:
             break
 
 
-def _says(path: Path, text: bytes) -> bool:
+def _contains(path: Path, text: bytes) -> bool:
     return path.is_file() and text in path.read_bytes()
 
 
@@ -465,7 +465,7 @@ def test_p8_failed_fork_leaves_no_file(tmp_path: Path, call: str) -> None:
 def test_p8_fork_with_a_failed_folder_sync_raises_maybe_stored(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key="a")
-        # The first sync is for the empty file whose place it takes.
+        # The first sync is for the empty file that it replaces.
         with failing("fsync", errno.EIO, after=1), pytest.raises(MaybeStored):
             store.fork("a", "b")
         assert shown(store, "b") == ["1"]

@@ -1,4 +1,4 @@
-"""Views beside another process that is in the middle of a write."""
+"""Tests views while another process is in the middle of a write."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,18 +6,22 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore, Store
-from stenolog.testing.contract.open_store_base import say, user
+from stenolog.testing.contract.open_store_base import append, user_message
 
 WRITES: dict[str, Callable[[Store], object]] = {
-    "batch": lambda store: store.add_messages("a", [user("3"), user("4"), user("5")]),
-    "replace": lambda store: store.set_history("a", [user("1"), user("other"), user("more")]),
+    "batch": lambda store: store.add_messages(
+        "a", [user_message("3"), user_message("4"), user_message("5")]
+    ),
+    "replace": lambda store: store.set_history(
+        "a", [user_message("1"), user_message("other"), user_message("more")]
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WRITES)
 def test_view_read_during_a_write_is_refreshed_after_it(name: str, tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as writer:
-        say(writer, "a", "1", "2")
+        append(writer, "a", "1", "2")
         [log] = tmp_path.rglob("*.jsonl")
         before = log.read_bytes()
         WRITES[name](writer)

@@ -1,4 +1,4 @@
-"""The write queue: order of callers, time limits and Ctrl-C."""
+"""Tests the write queue: order of callers, timeouts and Ctrl-C."""
 
 import fcntl
 import threading
@@ -15,19 +15,19 @@ import pytest
 from stenolog import JSONLStore, MaybeStored, StoreBusy
 from stenolog.stores.arguments import Batch
 from stenolog.stores.jsonl import open_logs, write_queue
-from stenolog.stores.jsonl.write_queue import Gate, Pending
+from stenolog.stores.jsonl.write_queue import Gate, Waiter
 from support.interrupts import Striking
 
 SECONDS = 20
 
 
-def _append(key: str) -> Pending:
-    return Pending(key, Batch((b"{}",)))
+def _append(key: str) -> Waiter:
+    return Waiter(key, Batch((b"{}",)))
 
 
 def test_group_contains_only_appends_to_the_same_session() -> None:
     gate = Gate()
-    mine, other, alone, along = _append("a"), _append("b"), Pending("a"), _append("a")
+    mine, other, alone, along = _append("a"), _append("b"), Waiter("a"), _append("a")
     gate.waiting += [mine, other, alone, along]
     assert gate._take_group(mine) == [mine, along]
     assert gate.waiting == [other, alone]
@@ -52,17 +52,17 @@ def test_p8_caller_that_waits_too_long_raises_and_leaves_the_queue() -> None:
 
 def test_p8_append_started_by_an_interrupted_leader_is_not_repeated() -> None:
     gate, mine, fresh = Gate(), _append("a"), _append("a")
-    led = list[Pending]()
-    mine.begun = True
+    led = list[Waiter]()
+    mine.is_started = True
     gate._lead_group(mine, led.extend)
     assert isinstance(mine.error, MaybeStored)
     gate._lead_group(fresh, led.extend)
     assert led == [fresh]
-    assert fresh.begun
+    assert fresh.is_started
 
 
-class Struck(Pending):
-    """One who is struck by Ctrl-C while it waits."""
+class InterruptedCaller(Waiter):
+    """A waiting caller that is interrupted by Ctrl-C."""
 
     def wait(self) -> None:
         raise KeyboardInterrupt
@@ -72,18 +72,18 @@ def test_p8_caller_interrupted_twice_leaves_the_queue(monkeypatch: pytest.Monkey
     gate = Gate()
     leave, strikes = gate._leave, iter([True])
 
-    def struck_again(mine: Pending) -> None:
+    def interrupted_again(mine: Waiter) -> None:
         if next(strikes, False):
             raise KeyboardInterrupt
         leave(mine)
 
-    monkeypatch.setattr(gate, "_leave", struck_again)
+    monkeypatch.setattr(gate, "_leave", interrupted_again)
     with gate.lock, pytest.raises(KeyboardInterrupt):
-        gate.enter(Struck("a"), lambda _: None, time.monotonic() + SECONDS)
+        gate.enter(InterruptedCaller("a"), lambda _: None, time.monotonic() + SECONDS)
     assert gate.waiting == []
 
 
-class TakenAtTheLastMoment:
+class LockTakenLate:
     """A lock that another thread takes after it looked free."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def test_p8_wait_for_a_gate_respects_the_timeout(tmp_path: Path, call: str) -> N
     with JSONLStore(tmp_path, busy_timeout=0.05) as store:
         store.add_message("a", "user", "opens the log")
         gate = store._queue._gate("a")
-        real, gate.lock = gate.lock, cast("Any", TakenAtTheLastMoment())
+        real, gate.lock = gate.lock, cast("Any", LockTakenLate())
         told: list[object] = []
 
         calls: dict[str, Callable[[], object]] = {
@@ -137,7 +137,7 @@ _MODULES = (write_queue, open_logs)
 
 
 class Caller(threading.Thread):
-    """A thread that makes one append, and what it was told."""
+    """A thread that makes one append, and its result."""
 
     def __init__(self, append: Callable[[], int], strike: Striking | None = None) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Caller(threading.Thread):
 
 
 def _strike_at(number: int, store: JSONLStore, path: Path) -> str:
-    """Let Ctrl-C strike the leader of three callers; where it did, or nothing."""
+    """Interrupt the leader of three callers; return the place, or "" if there was no interrupt."""
     key, strike = f"{number}", Striking(number, _MODULES)
     store.add_message(key, "user", "before")
     gate = store._queue._gate(key)
@@ -172,7 +172,7 @@ def _strike_at(number: int, store: JSONLStore, path: Path) -> str:
     for caller in callers:
         caller.join(SECONDS)
     assert not any(caller.is_alive() for caller in callers), strike.where
-    _check_told([caller.told for caller in callers], store, key, strike.where)
+    _check_results([caller.told for caller in callers], store, key, strike.where)
     assert not gate.waiting, strike.where
     assert not gate.lock.locked(), strike.where
     _check_free(path, key)
@@ -181,13 +181,13 @@ def _strike_at(number: int, store: JSONLStore, path: Path) -> str:
 
 
 def _check_free(path: Path, key: str) -> None:
-    """Raise BlockingIOError where another process would have to wait."""
+    """Raise BlockingIOError if another process would have to wait."""
     with (path / "sessions" / f"{key}.jsonl").open("rb") as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _check_told(told: list[Any], store: JSONLStore, key: str, where: str) -> None:
-    """Who was told a seq is there and once; who was not told for sure is there at most once."""
+def _check_results(told: list[Any], store: JSONLStore, key: str, where: str) -> None:
+    """Check that acknowledged messages are stored once, and uncertain ones at most once."""
     found = {m.seq: m.content for m in store.get_history(key)}
     assert max(Counter(found.values()).values()) == 1, where
     for name, answer in zip(("leader", "second", "third"), told, strict=True):
@@ -206,7 +206,7 @@ def test_p7_p8_ctrl_c_anywhere_in_the_leader_does_not_affect_other_callers(
     with JSONLStore(fast_path, busy_timeout=5) as store:
         while where := _strike_at(len(struck) + 1, store, fast_path):
             struck.append(where)
-    assert {"_take_group", "_lead_group", "enter", "_lead"} <= {
+    assert {"_take_group", "_lead_group", "enter", "_run_group"} <= {
         where.partition(",")[0] for where in struck
     }
 
@@ -216,7 +216,7 @@ def test_p7_p8_ctrl_c_anywhere_in_an_append_leaves_no_lock(fast_path: Path) -> N
     with JSONLStore(fast_path) as store:
         while not struck or struck[-1]:
             key, strike = f"{len(struck)}", Striking(len(struck) + 1, _MODULES)
-            for _ in range(2):  # so that the last of three has the shortest way
+            for _ in range(2):  # so that the last of three has the shortest path
                 store.add_message(key, "user", "before")
             strike.armed.set()
             caller = Caller(partial(store.add_message, key, "user", "x"), strike)

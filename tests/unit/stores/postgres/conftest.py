@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL store share."""
+"""Fixtures of the PostgreSQL store tests."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from stenolog import PostgresStore
 
 @pytest.fixture
 def store(postgres_url: str) -> Iterator[PostgresStore]:
-    """A store of the test's own, closed behind it."""
+    """Yield a store for the test."""
     with PostgresStore(postgres_url) as opened:
         yield opened
 
 
 @pytest.fixture
 def server(postgres_url: str) -> Iterator[psycopg.Connection]:
-    """The same database, for who looks at its tables or spoils them."""
+    """Yield a connection to the same database, to examine or damage its tables."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         yield connection

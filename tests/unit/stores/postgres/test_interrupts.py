@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a call: no later call hangs, and no connection is lost for good."""
+"""Tests that after Ctrl-C at any moment of a call no later call hangs and no connection is lost."""
 
 import gc
 import threading
@@ -18,7 +18,7 @@ from stenolog.stores.sql import store as sql_store
 from support.interrupts import Striking
 
 PATIENCE: Final = 60.0
-"""Seconds after which a call counts as hanging."""
+"""Seconds until a call counts as hanging."""
 _MODULES: Final = (
     connections,
     database,
@@ -41,7 +41,7 @@ def _run(strike: Striking, call: Callable[[], Any]) -> None:
             finally:
                 strike.armed.clear()
     except BaseException as error:
-        # Where the interrupt strikes in Thread.start, a lock of Python may raise instead.
+        # If the interrupt hits Thread.start, a lock of Python may raise instead.
         if not strike.where or not isinstance(error, KeyboardInterrupt | RuntimeError):
             raise
 
@@ -61,7 +61,7 @@ def _in_a_thread(call: Callable[[], Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def _dropped_connections() -> Iterator[None]:
-    """A connection that an interrupt leaves without an owner is closed with a warning."""
+    """Ignore the warnings about connections that lost their owner in an interrupt."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
@@ -69,7 +69,7 @@ def _dropped_connections() -> Iterator[None]:
 
 
 def _strikes(every: int) -> Iterator[Striking]:
-    """An interrupt at every n-th place of a call, until the call has fewer places."""
+    """Yield interrupts at every n-th place of a call, until the call has fewer places."""
     number = 1
     while True:
         strike = Striking(number, _MODULES)
@@ -97,7 +97,7 @@ def _follow(store: PostgresStore, heard: list[int]) -> threading.Thread:
 )
 def test_p8_interrupted_append_leaves_the_store_usable(postgres_url: str, every: int) -> None:
     heard: list[int] = []
-    # Two connections: one that is not given back would soon be missed.
+    # Two connections, so that one that is not returned is soon missing.
     with PostgresStore(postgres_url, connections=2) as store:
         first = store.add_message("a", "user", "x")
         follower = _follow(store, heard)
@@ -117,7 +117,7 @@ def test_p8_interrupted_first_append_leaves_the_store_usable(postgres_url: str, 
     PostgresStore(postgres_url).close()
     for count, strike in enumerate(_strikes(every)):
         with PostgresStore(postgres_url, connections=2) as store:
-            key = f"session {count}"  # a longer session would have more places at each round
+            key = f"session {count}"  # a longer session would have more places in each round
 
             def use(store: PostgresStore = store, key: str = key) -> None:
                 store.add_message(key, "user", "x")
@@ -158,7 +158,7 @@ def test_p8_waiting_for_a_connection_can_be_interrupted_anywhere(
             holding = threading.Thread(target=hold, daemon=True)
             holding.start()
             assert taken.wait(PATIENCE)
-            # Given back while the caller waits for it.
+            # Returned while the caller waits for it.
             threading.Timer(0.01, give_back.set).start()
             _run(strike, lambda: store.get_history("a"))
             give_back.set()
@@ -174,7 +174,7 @@ def test_p8_connection_interrupted_after_a_prepare_is_not_reused(
     def interrupt(transaction: Transaction, expected: ExecStatus) -> Any:
         result = result_of(transaction, expected)
         if expected == ExecStatus.COMMAND_OK:
-            # The server has prepared the statement, and the connection does not know it yet.
+            # The server has prepared the statement, but the connection does not know it yet.
             monkeypatch.undo()
             raise KeyboardInterrupt
         return result

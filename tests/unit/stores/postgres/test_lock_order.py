@@ -1,4 +1,4 @@
-"""P7: calls that lock a session and its lease never wait for each other in a circle."""
+"""Tests P7: calls that lock a session and its lease never deadlock."""
 
 import threading
 import time
@@ -68,7 +68,7 @@ def test_p7_purge_during_a_writing_turn_causes_no_deadlock(postgres_url: str, na
             purged: list[object] = []
             written: list[object] = []
             holder.execute("SELECT FROM stenolog.session WHERE key = 'a' FOR UPDATE")
-            # The purge is first in the queue for the session, and a writer comes behind it.
+            # The purge is first in the queue for the session, and a writer waits after it.
             purge = _start(lambda: store.purge("a"), purged)
             _wait_until_blocked(watcher, 1)
             write = _start(lambda: WRITES[name](lease.store), written)  # noqa: B023
@@ -80,5 +80,5 @@ def test_p7_purge_during_a_writing_turn_causes_no_deadlock(postgres_url: str, na
             assert [type(one).__name__ for one in purged] == ["Purged"]
             assert [type(one) for one in written] == [LeaseLost]
             assert store.list_sessions() == []
-    # The server counts what a connection saw at its end.
+    # The server updates its counters when a connection ends.
     assert _deadlocks(postgres_url) == before

@@ -1,4 +1,4 @@
-"""`postgresql://` in a place's name: what it accepts, and what it says otherwise."""
+"""Tests `postgresql://` addresses: accepted forms and error messages."""
 
 import os
 import subprocess
@@ -176,7 +176,10 @@ def test_p8_callers_beyond_the_connection_limit_wait_and_then_raise(
 ) -> None:
     with PostgresStore(postgres_url, connections=1, busy_timeout=0.2) as store:
         store.add_message("a", "user", "x")
-        with store.database.read(), pytest.raises(stenolog.StoreBusy, match="connections=NUMBER"):
+        with (
+            store.database.read_transaction(),
+            pytest.raises(stenolog.StoreBusy, match="connections=NUMBER"),
+        ):
             store.get_history("a")
         assert len(store.get_history("a")) == 1
 
@@ -259,7 +262,7 @@ def test_p8_close_wakes_callers_that_wait_for_a_connection(
             found.append(type(error))
 
     thread = threading.Thread(target=wait)
-    with store.database.read():
+    with store.database.read_transaction():
         thread.start()
         begun.wait()
         store.close()

@@ -1,4 +1,4 @@
-"""What stands in the tables: byte for byte, nothing after a purge, and damage is told."""
+"""Tests the tables: content byte for byte, nothing left after a purge, and reported damage."""
 
 import logging
 import secrets
@@ -44,7 +44,7 @@ def test_p8_lease_waits_for_a_purge_and_survives_it(
 ) -> None:
     store.add_message("k", "user", "secret")
     with ThreadPoolExecutor(1) as other, server.transaction():
-        # As a purge removes it, before it is committed.
+        # As a purge does before its commit.
         server.execute("DELETE FROM stenolog.message")
         server.execute("DELETE FROM stenolog.session")
         asking = other.submit(store.lease, "k", ttl=60, wait=0)
@@ -151,7 +151,7 @@ def test_p8_wait_for_a_locked_session_ends_with_store_busy(
             ):
                 with pytest.raises(StoreBusy, match="held the session too long"):
                     call()
-            # Readers wait for nobody, and other sessions are not concerned.
+            # Readers do not wait, and other sessions are not affected.
             assert len(store.get_history("a")) == 1
             assert store.add_message("b", "user", "y") == 1
         assert store.add_message("a", "user", "y") == 2
@@ -169,7 +169,7 @@ def test_p12_concurrent_appends_with_one_token_store_once(store: PostgresStore) 
                 seqs.append(store.add_message("a", "user", number, once=f"t{number}"))
         finally:
             if len(seqs) < 10:
-                together.abort()  # or the others would wait for who has failed
+                together.abort()  # otherwise the others would wait for the failed one
         return seqs
 
     with ThreadPoolExecutor(8) as threads:
@@ -182,7 +182,7 @@ def test_p12_concurrent_appends_with_one_token_store_once(store: PostgresStore) 
 
 
 def told_of(seen: Sequence[Exchange], *, after: int) -> bool:
-    """Whether something was stored after so many exchanges, and then told."""
+    """Return whether something was stored after `after` exchanges, and then notified."""
     seen = seen[after:]
     stored = [number for number, one in enumerate(seen) if ".message" in one.text]
     return bool(stored) and any("pg_notify" in one.text for one in seen[stored[0] :])
@@ -228,7 +228,7 @@ def test_p9_view_is_two_round_trips_and_an_empty_refresh_is_one(
             def exchanges(call: Callable[[], SessionView]) -> tuple[SessionView, int]:
                 before = len(proxy.seen)
                 found = call()
-                store.mark("end")  # seen on the same connection, after all of the call
+                store.read_marker("end")  # on the same connection, after everything of the call
                 assert proxy.wait_until(lambda seen: any(".mark" in x.text for x in seen[before:]))
                 texts = [one.text for one in proxy.seen[before:]]
                 assert not any("BEGIN" in text for text in texts)
@@ -324,14 +324,14 @@ def test_p8_transaction_with_an_ignored_error_raises_not_stored(
     store: PostgresStore,
 ) -> None:
     def fail() -> None:
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.run("change_mark", "sessions", "m")
             with suppress(psycopg.Error):
                 transaction.execute("SELECT 1 / 0")
 
     with pytest.raises(NotStored):
         fail()
-    assert store.mark("m") == ""
+    assert store.read_marker("m") == ""
 
 
 def test_p8_errors_after_the_commit_do_not_fail_an_append(

@@ -1,4 +1,4 @@
-"""What the tests of the SQLite store share."""
+"""Fixtures of the SQLite store tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from stenolog import SQLiteStore
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a database may be made, in a folder that only its owner may enter."""
+    """Return the path of a new database in a private folder."""
     folder = tmp_path / "workspace"
     folder.mkdir(mode=0o700)
     return folder / "sessions.db"
@@ -18,6 +18,6 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(file: Path) -> Iterator[SQLiteStore]:
-    """A store of the test's own, closed behind it."""
+    """Yield a store for the test."""
     with SQLiteStore(file) as opened:
         yield opened

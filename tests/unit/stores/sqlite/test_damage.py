@@ -1,4 +1,4 @@
-"""P3 on SQLite: a message that is not as it was stored is left out, counted and reported."""
+"""Tests P3 on SQLite: a changed message is left out, counted and reported."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 
 @pytest.fixture
 def spoilt(file: Path) -> Path:
-    """A database of six messages, in one of which a letter has changed on the disk."""
+    """Create a database of six messages with a changed letter in one of them."""
     with SQLiteStore(file) as store:
         store.add_messages("a", [_said(f"word {number}") for number in range(1, 7)])
         store.add_message("b", "user", "of another session")
@@ -62,10 +62,10 @@ def test_p3_last_n_skips_a_damaged_message_and_returns_an_earlier_one(spoilt: Pa
 
 @pytest.fixture
 def emptied(file: Path) -> Path:
-    """A database of nine messages, three of which are gone without a trace."""
+    """Create a database of nine messages, three of which are missing."""
     with SQLiteStore(file) as store:
         store.add_messages("a", [_said(f"word {number}") for number in range(1, 10)])
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("DELETE FROM message WHERE seq IN (5, 6, 8)")
     return file
 
@@ -108,7 +108,7 @@ def test_p9_missing_rows_cause_no_second_read(
 
 def test_p9_damaged_last_seq_does_not_slow_down_reads(emptied: Path) -> None:
     with SQLiteStore(emptied) as store:
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("UPDATE session SET last_seq = 1000000000000")
         assert len(store.get_history("a")) == 6
         for full in (False, True):
@@ -129,7 +129,7 @@ def test_p3_the_doctor_names_the_damaged_message(spoilt: Path) -> None:
 def test_p3_restored_message_is_no_longer_counted_as_damaged(spoilt: Path) -> None:
     with SQLiteStore(spoilt) as store:
         assert len(_texts(store)) == 5
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute(
                 "UPDATE message "
                 "SET body = CAST(replace(CAST(body AS TEXT), 'ward', 'word') AS BLOB)"
@@ -162,7 +162,7 @@ def test_p3_every_way_to_store_a_message_stores_its_crc(file: Path) -> None:
         store.fork("a", "b")
         store.delete("b")
         store.restore("b", as_key="c")
-        with store.database.read() as transaction:
+        with store.database.read_transaction() as transaction:
             rows = list(transaction.execute("SELECT seq, body, crc FROM message"))
     assert len(rows) == 10
     assert all(crc == checksum(body, seq) for seq, body, crc in rows)

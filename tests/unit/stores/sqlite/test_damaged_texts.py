@@ -1,4 +1,4 @@
-"""P3, P8 on SQLite: a text that is none, or a time that is none, hides only what it belongs to."""
+"""Tests P3 and P8 on SQLite: an invalid text or time only hides the record it belongs to."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,12 @@ from stenolog.stores.sqlite import file_check
 
 NO_TEXT = b"2026-\xff"
 TIMES = (NO_TEXT, b"2026-x1-15T19:48:55.775171Z", b"2026-11-15T19:48:55.7751711", b"", b"\0")
-"""What is no time: no text at all, a letter amiss, one without a zone, nothing."""
+"""Invalid times: invalid UTF-8, a wrong letter, no time zone, empty."""
 
 
 @pytest.fixture
 def store(file: Path) -> Iterator[SQLiteStore]:
-    """Sessions a and b, live, and two that were deleted."""
+    """Yield a store with sessions a and b, and two deleted sessions."""
     with SQLiteStore(file) as opened:
         opened.add_messages("a", [{"role": "user", "content": f"word {n}"} for n in range(1, 6)])
         opened.add_message("b", "user", "of another session")
@@ -27,7 +27,7 @@ def store(file: Path) -> Iterator[SQLiteStore]:
 
 
 def _spoil(store: SQLiteStore, sql: str, value: bytes) -> None:
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         transaction.execute(sql, (value,))
 
 

@@ -1,4 +1,4 @@
-"""The database beneath: forks, bounded memory, following, and what is read at what cost."""
+"""Tests the database layer: forks, bounded memory, following, and the cost of reads."""
 
 import gc
 import os
@@ -93,7 +93,7 @@ def test_no_thread_is_inside_sqlite_while_the_process_forks(file: Path) -> None:
 
 
 def test_fork_inside_a_transaction_does_not_deadlock(store: SQLiteStore) -> None:
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         transaction.execute("INSERT INTO purge (begun) VALUES ('x')")
         pid = os.fork()
         if pid == 0:
@@ -129,7 +129,7 @@ def test_p9_locks_connections_and_memory_do_not_grow_with_the_number_of_keys(fil
 
 
 def _touch(store: SQLiteStore, first: int, end: int) -> None:
-    """Each is looked for, and one in twenty-five is there from then on."""
+    """Look up each session; create one in twenty-five."""
     for number in range(first, end):
         key = f"user:{number}"
         if number % 25 == 0:
@@ -141,11 +141,11 @@ def test_p9_log_size_is_bounded_while_readers_overlap(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr(connections, "_RESTART_PAGES", 100)
+    monkeypatch.setattr(connections, "_LOG_RESTART_PAGES", 100)
     inside: list[AbstractContextManager[Transaction]] = []
 
     def leave(_writer: connections.WriteConnection, _times: int) -> bool:
-        """Who waits for readers finds that they come to their end."""
+        """Let all readers end while the writer waits for them."""
         while inside:
             inside.pop().__exit__(None, None, None)
         return True
@@ -155,8 +155,8 @@ def test_p9_log_size_is_bounded_while_readers_overlap(
         largest = 0
         for number in range(300):
             store.add_message("a", "user", f"{number} " * 500)
-            # The next one begins before the last one is done, so that somebody always reads.
-            inside.append(store.database.read())
+            # The next reader starts before the last one ends, so that there always is one.
+            inside.append(store.database.read_transaction())
             list(inside[-1].__enter__().execute("SELECT 1 FROM session"))
             if len(inside) > 1:
                 inside.pop(0).__exit__(None, None, None)
@@ -171,7 +171,7 @@ def test_p9_log_size_is_bounded_while_readers_overlap(
 def test_a_follower_is_woken_by_a_writer_of_this_process(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialect, "FOLLOW_POLL", 60.0)
+    monkeypatch.setattr(dialect, "FOLLOW_POLL_SECONDS", 60.0)
     following = store.follow("a")
     found: list[object] = []
     reader = threading.Thread(target=lambda: found.extend(m.content for m in islice(following, 2)))
@@ -194,12 +194,12 @@ def test_followers_unregister_their_events(store: SQLiteStore) -> None:
     assert store.database.commit_events == []
 
 
-# --- what is kept ----------------------------------------------------------------------------
+# --- stored data -----------------------------------------------------------------------------
 
 
 def test_p10_payload_is_stored_byte_for_byte(store: SQLiteStore) -> None:
     store.add_full_message("a", {"b": 1.50, "a": "\u00e9\0", "n": 10**400})
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         [(kind, body)] = transaction.execute("SELECT typeof(body), body FROM message")
     assert kind == "blob"
     assert body == store.get_history("a")[0].to_json()

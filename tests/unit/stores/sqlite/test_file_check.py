@@ -1,4 +1,4 @@
-"""What the doctor is told of a database."""
+"""Tests the findings that the doctor gets about a database."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 
 @pytest.fixture
 def used(file: Path) -> Path:
-    """A database with all that may lawfully be in one."""
+    """Create a database with everything that a healthy one may contain."""
     with SQLiteStore(file) as store:
         for number in range(30):
             store.add_message("a", "user", f"{number} \ud800", once=f"t{number}")
@@ -91,7 +91,7 @@ def test_interrupted_purge_is_reported(used: Path) -> None:
 
 def test_wide_modes_and_known_bugs_are_reported(used: Path) -> None:
     used.chmod(0o644)
-    # What SQLite makes beside it has the same mode.
+    # The files that SQLite creates next to it have the same mode.
     assert {one.kind for one in file_check.examine(used).findings} == {"wide permissions"}
     found = file_check.examine(used, sqlite_version="3.50.4").findings
     assert {one.kind for one in found} == {"known bug", "wide permissions"}

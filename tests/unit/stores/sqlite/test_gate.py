@@ -1,4 +1,4 @@
-"""The gate: by order of arrival, together where possible, and nobody waits for ever."""
+"""Tests the write queue: order of arrival, shared transactions, and no endless waits."""
 
 import fcntl
 import os
@@ -19,8 +19,8 @@ from stenolog.stores.base import Append
 from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue
 
 
-def _soon(reached: Callable[[], bool]) -> None:
-    """Wait until this is so: another thread is on its way there."""
+def _wait_until(reached: Callable[[], bool]) -> None:
+    """Wait until another thread has reached a state."""
     limit = time.monotonic() + 120
     while not reached():
         assert time.monotonic() < limit, "it never came to that"
@@ -28,12 +28,12 @@ def _soon(reached: Callable[[], bool]) -> None:
 
 
 def _wait_for(store: SQLiteStore, writers: int) -> None:
-    """Wait until so many stand in the queue."""
-    _soon(lambda: len(store.database._queue.waiting) >= writers)
+    """Wait until this number of writers is in the queue."""
+    _wait_until(lambda: len(store.database._queue.waiting) >= writers)
 
 
-class _Held:
-    """A queue whose lock somebody holds while others arrive, one by one."""
+class _HeldQueue:
+    """A queue whose lock is held while other callers arrive one by one."""
 
     def __init__(self) -> None:
         self.queue = WriteQueue()
@@ -44,13 +44,15 @@ class _Held:
     def arrive(self, number: int) -> None:
         def lead(group: list[QueuedWrite]) -> None:
             for caller in group:
-                caller.run(None)
+                caller.run_work(None)
             self.groups.append([caller.result for caller in group])
             for caller in group:
                 caller.finish()
 
         def enter() -> None:
-            self.queue.enter(QueuedWrite(lambda _: number), lead, time.monotonic() + 20)
+            mine = QueuedWrite(lambda _: number)
+            self.queue.waiting.append(mine)
+            self.queue.wait_for_turn(mine, lead, time.monotonic() + 20)
 
         self._start(enter)
 
@@ -65,7 +67,7 @@ class _Held:
         waiting = len(self.queue.waiting)
         self.threads.append(threading.Thread(target=enter))
         self.threads[-1].start()
-        _soon(lambda: len(self.queue.waiting) > waiting)
+        _wait_until(lambda: len(self.queue.waiting) > waiting)
 
     def release(self) -> list[list[int]]:
         self.queue.lock.release()
@@ -77,14 +79,14 @@ class _Held:
 
 
 def test_p7_waiting_writes_join_the_first_group() -> None:
-    held = _Held()
+    held = _HeldQueue()
     for number in range(5):
         held.arrive(number)
     assert held.release() == [[0, 1, 2, 3, 4]]
 
 
 def test_p7_exclusive_turns_keep_the_order_of_arrival() -> None:
-    held = _Held()
+    held = _HeldQueue()
     held.arrive(0)
     held.arrive(1)
     held.arrive_alone(2)
@@ -106,8 +108,10 @@ def test_p7_only_the_first_in_the_queue_runs() -> None:
 def test_p8_write_that_waits_too_long_raises_and_leaves_the_queue() -> None:
     queue = WriteQueue()
     with queue.lock:
+        mine = QueuedWrite(lambda _: None)
+        queue.waiting.append(mine)
         with pytest.raises(StoreBusy):
-            queue.enter(QueuedWrite(lambda _: None), lambda _: None, time.monotonic())
+            queue.wait_for_turn(mine, lambda _: None, time.monotonic())
         with pytest.raises(StoreBusy), queue.exclusive_turn(time.monotonic()):
             pass
     assert queue.waiting == []
@@ -144,12 +148,12 @@ def test_each_caller_gets_its_own_error_object() -> None:
 # --- groups in a store -----------------------------------------------------------------------
 
 
-def _hold_the_gate(store: SQLiteStore) -> tuple[threading.Event, threading.Thread]:
-    """Somebody who is in a transaction until told to leave."""
+def _hold_transaction(store: SQLiteStore) -> tuple[threading.Event, threading.Thread]:
+    """Hold a transaction open in a thread until told to leave."""
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with store.database.write():
+        with store.database.write_transaction():
             inside.set()
             leave.wait(20)
 
@@ -160,7 +164,7 @@ def _hold_the_gate(store: SQLiteStore) -> tuple[threading.Event, threading.Threa
 
 
 def test_p7_waiting_threads_share_one_transaction(store: SQLiteStore) -> None:
-    leave, holder = _hold_the_gate(store)
+    leave, holder = _hold_transaction(store)
     found: dict[int, int] = {}
 
     def append(number: int) -> None:
@@ -170,12 +174,12 @@ def test_p7_waiting_threads_share_one_transaction(store: SQLiteStore) -> None:
     for number, writer in enumerate(writers):
         writer.start()
         _wait_for(store, number + 1)
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         [(before,)] = transaction.execute("PRAGMA data_version")
         leave.set()
         for thread in [holder, *writers]:
             thread.join(20)
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         [(after,)] = transaction.execute("PRAGMA data_version")
     assert sorted(found.values()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     # The holder changed nothing, so there was one commit.
@@ -210,7 +214,7 @@ def test_p12_failed_append_of_a_group_does_not_affect_the_others(store: SQLiteSt
 
 def test_p8_failed_group_raises_for_each_caller(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.05) as store:
-        leave, holder = _hold_the_gate(store)
+        leave, holder = _hold_transaction(store)
         try:
             found = store.add_group(
                 "a", [Append(messages=[{"role": "user"}]), Append(messages=[{"role": "user"}])]
@@ -224,7 +228,7 @@ def test_p8_failed_group_raises_for_each_caller(file: Path) -> None:
 
 
 def test_interrupted_leader_does_not_affect_other_callers(store: SQLiteStore) -> None:
-    leave, holder = _hold_the_gate(store)
+    leave, holder = _hold_transaction(store)
     found: list[object] = []
 
     class Interruption(BaseException):
@@ -287,8 +291,8 @@ def test_every_caller_finishes_after_any_interrupt(
     assert store.add_message("a", "user", "x") == 1
 
 
-class _LookedAt:
-    """A lock at which somebody else comes along between a look at it and what follows."""
+class _InterceptedLock:
+    """A lock that lets another caller act between a check and the next step."""
 
     def __init__(self, lock: threading.Lock, then: Callable[[], object]) -> None:
         self._lock = lock
@@ -320,17 +324,17 @@ def test_p8_no_caller_waits_behind_a_later_one(store: SQLiteStore, first: str) -
     waited: list[bool] = []
 
     def purge() -> None:
-        with store.database.write():
+        with store.database.write_transaction():
             inside.set()
             waited.append(leave.wait(10))
 
     other = threading.Thread(target=purge)
 
-    def come_along() -> None:
+    def start_other() -> None:
         other.start()
-        _soon(lambda: inside.is_set() or len(queue.waiting) > 1)
+        _wait_until(lambda: inside.is_set() or len(queue.waiting) > 1)
 
-    queue.lock = _LookedAt(queue.lock, come_along)  # type: ignore[assignment]
+    queue.lock = _InterceptedLock(queue.lock, start_other)  # type: ignore[assignment]
     if first == "append":
         assert store.add_message("a", "user", "2") == 2
     else:
@@ -355,7 +359,7 @@ def test_p8_wait_for_an_earlier_writer_is_limited_by_busy_timeout(
         store.add_message("k", "user", "first")
         queue = store.database._queue
         real = queue.lock
-        queue.lock = _LookedAt(real, lambda: bool(real.acquire()))  # type: ignore[assignment]
+        queue.lock = _InterceptedLock(real, lambda: bool(real.acquire()))  # type: ignore[assignment]
         outcome: list[object] = []
 
         def call() -> None:
@@ -386,7 +390,7 @@ def test_p7_caller_returns_the_result_of_work_done_by_another_thread(file: Path)
             with real:
                 queue._run_group(queue.waiting[0], database._run_group)
 
-        queue.lock = _LookedAt(real, lead)  # type: ignore[assignment]
+        queue.lock = _InterceptedLock(real, lead)  # type: ignore[assignment]
         assert store.add_message("k", "user", "first") == 1
         assert store.add_message("k", "user", "second") == 2
 
@@ -396,7 +400,7 @@ def test_p7_caller_returns_the_result_of_work_done_by_another_thread(file: Path)
 
 def test_close_does_not_wait_and_running_calls_finish(file: Path) -> None:
     store = SQLiteStore(file)
-    leave, holder = _hold_the_gate(store)
+    leave, holder = _hold_transaction(store)
     found: list[object] = []
 
     def append() -> None:
@@ -408,33 +412,33 @@ def test_close_does_not_wait_and_running_calls_finish(file: Path) -> None:
     waiting = threading.Thread(target=append)
     waiting.start()
     _wait_for(store, 1)
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         store.close()
         assert list(transaction.execute("SELECT count(*) FROM session")) == [(0,)]
     leave.set()
     for thread in (holder, waiting):
         thread.join(20)
     assert found == [StoreClosed]
-    # The last one out has taken the log over.
+    # The last call to end has checkpointed the log.
     assert not file.with_name("sessions.db-wal").exists()
     store.close()
 
 
 def test_failed_transaction_stores_nothing(store: SQLiteStore) -> None:
     def fail() -> None:
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("INSERT INTO purge (begun) VALUES ('x')")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         assert list(transaction.execute("SELECT * FROM purge")) == []
 
 
 def test_readers_do_not_wait_for_a_writer(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         transaction.execute("DELETE FROM message")
         assert [message.content for message in store.get_history("a")] == ["x"]
         assert store.list_sessions() == ["a"]
@@ -444,7 +448,7 @@ def test_readers_do_not_wait_for_a_writer(store: SQLiteStore) -> None:
 def test_p8_readers_beyond_the_limit_wait(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.05) as store:
         store.add_message("a", "user", "x")
-        inside = [store.database.read() for _ in range(8)]
+        inside = [store.database.read_transaction() for _ in range(8)]
         for one in inside:
             one.__enter__()
         with pytest.raises(StoreBusy, match="reads at once"):
@@ -483,7 +487,7 @@ def test_p7_returning_process_does_not_overtake_waiting_ones(file: Path) -> None
         ) as other,
         next_one.open("r+b") as looking,
     ):
-        _soon(lambda: _is_taken(looking.fileno()))
+        _wait_until(lambda: _is_taken(looking.fileno()))
         mine.unlock()
         with pytest.raises(StoreBusy):
             mine.lock(0)
@@ -491,7 +495,7 @@ def test_p7_returning_process_does_not_overtake_waiting_ones(file: Path) -> None
         assert other.stdout.readline() == "inside\n"
         other.communicate()
     mine.lock(0)
-    # To have it already is no harm.
+    # Locking again does no harm.
     mine.lock(0)
     mine.close()
 
@@ -510,7 +514,7 @@ def test_p7_stopped_process_that_is_next_does_not_block_others(file: Path) -> No
         ) as other,
         next_one.open("r+b") as looking,
     ):
-        _soon(lambda: _is_taken(looking.fileno()))
+        _wait_until(lambda: _is_taken(looking.fileno()))
         other.send_signal(signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(other.pid, os.WUNTRACED)[1])
         mine.unlock()
@@ -533,11 +537,11 @@ def test_p7_writer_stopped_at_the_gate_does_not_block_others(file: Path) -> None
         store.add_message("k", "user", "a")
         with (
             file.with_name(f"{file.name}-next").open("r+b") as looking,
-            store.database.write() as transaction,
+            store.database.write_transaction() as transaction,
         ):
             transaction.execute("UPDATE session SET version = version + 1")
             other = subprocess.Popen([sys.executable, "-c", code, str(file)])
-            _soon(lambda: _is_taken(looking.fileno()))
+            _wait_until(lambda: _is_taken(looking.fileno()))
             other.send_signal(signal.SIGSTOP)
             assert os.WIFSTOPPED(os.waitpid(other.pid, os.WUNTRACED)[1])
         try:
@@ -550,7 +554,7 @@ def test_p7_writer_stopped_at_the_gate_does_not_block_others(file: Path) -> None
 
 
 def _is_taken(descriptor: int) -> bool:
-    """Whether some other process is next."""
+    """Return whether another process is next."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""P8: Ctrl-C at any place of a call leaves the store usable by every thread."""
+"""Tests P8: Ctrl-C at any place of a call leaves the store usable by every thread."""
 
 import contextlib
 import gc
@@ -40,12 +40,12 @@ CALLS: dict[str, Call] = {
     "read": lambda store: store.get_history("a", last=2),
     "append": lambda store: store.add_message("a", "user", "x"),
     "change": lambda store: store.set_meta("a", title="x"),
-    "lease": _lease,  # one that is taken and lost is free after its ttl
+    "lease": _lease,  # a lease that is acquired and lost is free after its ttl
 }
 
 
 class _Thread(threading.Thread):
-    """Makes calls in another thread, which nobody waits for in vain."""
+    """Makes calls in a daemon thread, so that a hanging call does not block the test run."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -58,7 +58,7 @@ class _Thread(threading.Thread):
         try:
             self._call()
         except BaseException as error:  # noqa: BLE001 - the test looks at it
-            # Without its frames: they would keep alive what the call has lost.
+            # Without its frames, which would keep lost objects alive.
             self.error = error.with_traceback(None)
 
 
@@ -98,7 +98,7 @@ def test_p8_ctrl_c_anywhere_in_a_call_leaves_the_store_usable(
     file: Path, name: str, step: int
 ) -> None:
     struck: list[str] = []
-    # As few connections as possible, so that one that is lost is missed at once.
+    # As few connections as possible, so that a lost one is missing immediately.
     with pytest.MonkeyPatch.context() as patched, SQLiteStore(file, busy_timeout=1) as store:
         patched.setattr(connections, "MAX_READERS", 1)
         store.add_message("a", "user", "x")

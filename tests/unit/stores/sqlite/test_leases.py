@@ -1,4 +1,4 @@
-"""Leases: the fence is in the transaction of each write, and a turn outlasts a deleted session."""
+"""Tests leases: each write checks the lease in its transaction, and leases outlast deletion."""
 
 import gc
 import os
@@ -23,8 +23,8 @@ from support.namespaces import in_namespace
 
 
 def _take_over(store: SQLiteStore, key: str) -> None:
-    """As if the holder's time were over and another had come."""
-    with store.database.write() as transaction:
+    """Let the lease expire and another holder acquire it."""
+    with store.database.write_transaction() as transaction:
         transaction.execute("UPDATE lease SET expires = 1, process = '' WHERE key = ?", (key,))
     store.lease(key, ttl=60).release()
 
@@ -94,8 +94,8 @@ def test_p8_lease_is_checked_inside_the_write_transaction(
             found.append(error.epoch)
 
     late = threading.Thread(target=append)
-    with store.database.write() as transaction:
-        # The writer stands at the gate, its lease still good; it is taken away before it gets in.
+    with store.database.write_transaction() as transaction:
+        # The writer waits in the queue with a valid lease, which is lost before it is next.
         late.start()
         while not store.database._queue.waiting:
             pass
@@ -116,8 +116,8 @@ def test_p7_concurrent_acquirers_get_one_lease(store: SQLiteStore) -> None:
             found.append(type(error))
 
     takers = [threading.Thread(target=take) for _ in range(2)]
-    with store.database.write():
-        # Both have seen that nobody has it when they come to the gate.
+    with store.database.write_transaction():
+        # Both have seen that the lease is free when they enter the queue.
         for number, taker in enumerate(takers, start=1):
             taker.start()
             while len(store.database._queue.waiting) < number:
@@ -171,7 +171,7 @@ def test_close_during_a_release_leaves_no_lease(file: Path) -> None:
     lease = store.lease("a", ttl=600)
     waiting = store.database._queue.waiting
     releasing, closing = (threading.Thread(target=do) for do in (lease.release, store.close))
-    with store.database.write():
+    with store.database.write_transaction():
         releasing.start()
         while not waiting:
             pass
@@ -184,19 +184,19 @@ def test_close_during_a_release_leaves_no_lease(file: Path) -> None:
 
 
 class _Watching(StoreLeases):
-    """Looks, when a lease is written down, whether it counts already."""
+    """Counts the stored leases when a lease is registered."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self._file = file
         self.counted: list[int] = []
 
-    def add(self, key: str, epoch: int) -> None:
+    def add_lease(self, key: str, epoch: int) -> None:
         with SQLiteStore(self._file, read_only=True) as other:
-            with other.database.read() as transaction:
+            with other.database.read_transaction() as transaction:
                 [(counted,)] = transaction.execute("SELECT count(*) FROM lease")
             self.counted.append(counted)
-        super().add(key, epoch)
+        super().add_lease(key, epoch)
 
 
 def test_lease_is_registered_before_it_is_committed(file: Path) -> None:
@@ -223,8 +223,8 @@ def test_no_lease_is_acquired_after_close_began(file: Path) -> None:
 # --- forks and clocks ------------------------------------------------------------------------
 
 
-def _in_a_child(work: Callable[[], bool]) -> bool:
-    """What comes of it in a forked child."""
+def _run_in_child(work: Callable[[], bool]) -> bool:
+    """Run work in a forked child and return its result."""
     pid = os.fork()
     if pid == 0:
         good = False
@@ -255,7 +255,7 @@ def test_p8_lease_counts_as_lost_in_a_forked_child(store: SQLiteStore) -> None:
                     and is_refused(lease.renew)
                 )
 
-        assert _in_a_child(child)
+        assert _run_in_child(child)
         assert not lease.lost
         with pytest.raises(StoreBusy):
             store.lease("a", ttl=600, wait=0)
@@ -268,7 +268,7 @@ def _later(clock: Callable[[], float], ahead: int) -> float:
 
 @contextmanager
 def _clock(ahead: int) -> Iterator[None]:
-    """The wall clock of this process, set ahead or back by so many seconds."""
+    """Move the wall clock of this process by this number of seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", partial(_later, time.time, ahead))
         patch.setattr(time, "time_ns", partial(_later, time.time_ns, ahead * 10**9))
@@ -276,8 +276,8 @@ def _clock(ahead: int) -> Iterator[None]:
 
 
 def _forget_process(store: SQLiteStore) -> None:
-    """As if another machine, or an older version, had taken the lease."""
-    with store.database.write() as transaction:
+    """Make the lease look as if another machine, or an older version, had acquired it."""
+    with store.database.write_transaction() as transaction:
         transaction.execute("UPDATE lease SET process = ''")
 
 
@@ -299,13 +299,13 @@ def test_lease_with_damaged_time_does_not_block(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     for spoilt in (b"never", b"\xff"):
         lease = store.lease("a", ttl=60)
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("UPDATE lease SET since = CAST(? AS TEXT)", (spoilt,))
         _forget_process(store)
         assert lease.lost
         store.lease("a", ttl=60, wait=0).release()
     with store.lease("a", ttl=60):
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("UPDATE lease SET holder = CAST(x'ff' AS TEXT)")
         with pytest.raises(StoreBusy, match="since 2"):
             store.lease("a", ttl=60, wait=0)
@@ -341,7 +341,7 @@ def test_lease_expires_by_the_monotonic_clock(
         lease.renew()
 
 
-# --- holders that are gone -------------------------------------------------------------------
+# --- ended holders ---------------------------------------------------------------------------
 
 _HOLDS = """
 import os, sys
@@ -356,7 +356,7 @@ _HAS_A_CHILD = _HOLDS + "if not os.fork(): sys.stdin.read()\n" + "os._exit(0)\n"
 
 @contextmanager
 def _holder(file: Path, program: str, *before: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that has the turn for ten minutes, and lives until its input ends."""
+    """Run a process that holds the lease for ten minutes, until its input ends."""
     with subprocess.Popen(
         [*before, sys.executable, "-c", program, str(file)],
         stdin=subprocess.PIPE,
@@ -381,8 +381,8 @@ def _is_free(store: SQLiteStore) -> bool:
 
 @pytest.fixture
 def _tells() -> None:
-    if processes.current() is None:
-        pytest.skip("NOT RUN: nothing can be told of processes here")
+    if processes.current_process() is None:
+        pytest.skip("NOT RUN: the start times of processes are unknown here")
 
 
 told = pytest.mark.usefixtures("_tells")
@@ -431,7 +431,7 @@ def test_running_child_keeps_its_own_lease(store: SQLiteStore) -> None:
     os.close(ends)
     os.waitpid(pid, 0)
     assert not while_it_lived
-    assert _is_free(store) or processes.current() is None
+    assert _is_free(store) or processes.current_process() is None
     for descriptor in (heard, says, reads):
         os.close(descriptor)
 
@@ -454,13 +454,13 @@ def test_holder_of_another_boot_or_namespace_blocks_until_expiry(
     with _holder(file, _WAITS) as holder:
         holder.kill()
         holder.wait()
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             [(process,)] = transaction.execute("SELECT process FROM lease")
             words = process.split(" ")
             words[field] = "another"
             transaction.execute("UPDATE lease SET process = ?", (" ".join(words),))
         assert not _is_free(store)
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("UPDATE lease SET process = ?", (process,))
         assert _is_free(store)
 
@@ -469,7 +469,7 @@ def test_holder_of_another_boot_or_namespace_blocks_until_expiry(
 def test_unknown_holder_blocks_until_expiry(store: SQLiteStore, process: bytes) -> None:
     store.add_message("a", "user", "x")
     lease = store.lease("a", ttl=600)
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         transaction.execute("UPDATE lease SET process = CAST(? AS TEXT)", (process,))
     assert not _is_free(store)
     assert not lease.lost
@@ -488,12 +488,12 @@ def test_holder_in_a_container_blocks_until_expiry(
         assert not _is_free(store)
 
 
-# --- turns that this process cannot give back ------------------------------------------------
+# --- leases that this process cannot release -------------------------------------------------
 
 
 @contextmanager
-def _no_room() -> Iterator[None]:
-    """No file may grow."""
+def _no_file_growth() -> Iterator[None]:
+    """Do not let any file grow."""
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, usual[1]))
     try:
@@ -507,7 +507,7 @@ def _is_free_elsewhere(file: Path) -> bool:
         with SQLiteStore(file) as other:
             return _is_free(other)
 
-    return _in_a_child(child)
+    return _run_in_child(child)
 
 
 @told
@@ -516,7 +516,7 @@ def test_p8_lease_whose_release_failed_is_free_in_this_process(
 ) -> None:
     store.add_message("a", "user", "x")
     first = store.lease("a", ttl=600)
-    with _no_room(), pytest.raises(StenologError):
+    with _no_file_growth(), pytest.raises(StenologError):
         first.release()
     assert first.lost
     with pytest.raises(LeaseLost):
@@ -535,7 +535,7 @@ def test_close_releases_leases_whose_release_failed(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "x")
         lease = store.lease("a", ttl=600)
-        with _no_room(), pytest.raises(StenologError):
+        with _no_file_growth(), pytest.raises(StenologError):
             lease.release()
     assert _is_free_elsewhere(file)
 
@@ -547,9 +547,9 @@ def test_lease_of_a_store_closed_on_a_full_disk_is_free_in_this_process(
     other = SQLiteStore(file)
     other.add_message("a", "user", "x")
     other.lease("a", ttl=600)
-    with _no_room():
+    with _no_file_growth():
         other.close()
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         [(expires,)] = transaction.execute("SELECT expires FROM lease")
     assert expires > 0
     assert _is_free(store)
@@ -558,7 +558,7 @@ def test_lease_of_a_store_closed_on_a_full_disk_is_free_in_this_process(
 @told
 def test_lease_whose_acquisition_failed_is_free_in_this_process(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
-    with _no_room(), pytest.raises(StenologError):
+    with _no_file_growth(), pytest.raises(StenologError):
         store.lease("a", ttl=600)
     assert _is_free(store)
 
@@ -567,9 +567,9 @@ def test_failed_takeover_does_not_end_the_lease(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.2) as store:
         store.add_message("a", "user", "x")
         lease = store.lease("a", ttl=600)
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("UPDATE lease SET expires = 1")
-        with _no_room(), pytest.raises(StenologError):
+        with _no_file_growth(), pytest.raises(StenologError):
             store.lease("a", ttl=600)
         lease.renew()
         assert not lease.lost

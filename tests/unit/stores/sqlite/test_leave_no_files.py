@@ -1,4 +1,4 @@
-"""A reader with `leave_no_files` creates and changes no file next to the database."""
+"""Tests that a reader with `leave_no_files` creates and changes no file next to the database."""
 
 import subprocess
 import sys

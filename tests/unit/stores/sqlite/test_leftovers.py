@@ -1,4 +1,4 @@
-"""What a crash, or a hand, may leave beside a database, and who meets it next."""
+"""Tests files that a crash or a user may leave next to a database."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from support import needs
 
 
 def _left_behind(file: Path, *, key: str = "a") -> None:
-    """A database with a log beside it, as a process leaves both that ends without closing."""
+    """Leave a database with its log, as a process that ends without closing."""
     code = (
         "import os, sys, stenolog; store = stenolog.SQLiteStore(sys.argv[1]);"
         "store.add_message(sys.argv[2], 'user', 'left behind', once='t'); os._exit(0)"
@@ -86,12 +86,12 @@ def test_p4_finished_purge_keeps_the_record_of_another(
 
     def rewrite_while_another_begins() -> None:
         rewrite()
-        with store.database.write() as transaction:
+        with store.database.write_transaction() as transaction:
             transaction.execute("INSERT INTO purge (begun) VALUES ('2026-01-01T00:00:00.000000Z')")
 
     monkeypatch.setattr(store.database, "rewrite", rewrite_while_another_begins)
     store.purge("mine")
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         assert transaction.unfinished_purges()
 
 

@@ -1,4 +1,4 @@
-"""`sqlite:` in a place's name: what it accepts, and what it says otherwise."""
+"""Tests `sqlite:` addresses: accepted forms and error messages."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from stenolog.stores.sqlite.connections import Settings
 
 def _pragma(store: stenolog.Store, name: str) -> object:
     assert isinstance(store, SQLiteStore)
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         [(value,)] = transaction.execute(f"PRAGMA {name}")
     return value
 

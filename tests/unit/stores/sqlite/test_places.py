@@ -1,4 +1,4 @@
-"""P8, P11, P13: files that are not what they should be give typed errors and are left alone."""
+"""Tests P8, P11 and P13: unsuitable files raise typed errors and are left unchanged."""
 
 import gc
 import os
@@ -38,7 +38,7 @@ def _beside(file: Path) -> list[str]:
 
 @contextmanager
 def _connection(file: Path) -> Iterator[apsw.Connection]:
-    """A connection of somebody else's."""
+    """Yield a connection of another program."""
     connection = apsw.Connection(str(file))
     try:
         yield connection
@@ -128,7 +128,7 @@ def test_p11_symlinked_companion_files_are_rejected(file: Path, end: str) -> Non
     assert target.read_bytes() == b"mine"
 
 
-# --- what stands in its place ----------------------------------------------------------------
+# --- other files at the path -----------------------------------------------------------------
 
 
 def test_p8_database_of_another_program_is_rejected_unchanged(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_p13_running_process_rejects_a_newer_schema(file: Path) -> None:
             assert list(connection.execute("SELECT count(*) FROM message")) == [(1,)]
 
 
-# --- places that change under a running store ------------------------------------------------
+# --- files that change under a running store -------------------------------------------------
 
 
 def test_p8_missing_file_raises_and_is_not_recreated(file: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_database_on_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
 
 @contextmanager
 def _mounted_to_read(folder: Path) -> Iterator[Path]:
-    """The same folder at a second place, where nothing can be written."""
+    """Mount the same folder read-only at a second path."""
     needs.kernel("mount")
     second = folder.with_name("to read")
     second.mkdir()
@@ -331,11 +331,11 @@ def test_p8_reader_on_a_read_only_disk_sees_writes_of_others(file: Path) -> None
         SQLiteStore(folder / file.name, read_only=True) as reading,
     ):
         assert _texts(reading) == [0]
-        # One that comes, writes and goes: it is all in the file.
+        # A writer that opens, writes and closes: everything is in the file.
         with SQLiteStore(file) as writing:
             writing.add_message(KEY, "user", 1)
         assert _texts(reading) == [0, 1]
-        # One that stays: the newest is in its log.
+        # A writer that stays open: the newest messages are in its log.
         with SQLiteStore(file) as writing:
             for number in range(2, 400):
                 writing.add_message(KEY, "user", number)
@@ -352,7 +352,7 @@ def test_p8_read_fails_if_the_file_changed_during_it(file: Path) -> None:
         _mounted_to_read(file.parent) as folder,
         SQLiteStore(folder / file.name, read_only=True) as reading,
     ):
-        look = reading.database.read()
+        look = reading.database.read_transaction()
         list(look.__enter__().execute("SELECT 1 FROM message"))
         with SQLiteStore(file) as writing:
             writing.add_message(KEY, "user", 1)
@@ -430,7 +430,7 @@ def test_p8_user_without_write_permission_can_read_the_file(tmp_path: Path) -> N
 
 
 def _fill(store: SQLiteStore) -> int:
-    """Append until there is no room; how many were stored."""
+    """Append until the disk is full; return the number of stored messages."""
     for stored in range(1000):
         try:
             store.add_message(KEY, "user", "x" * 20_000)
@@ -508,14 +508,14 @@ def test_p8_log_without_space_for_its_index_raises(tmp_path: Path) -> None:
 
 
 def _fill_up(folder: Path) -> None:
-    """Take all the room that is left."""
+    """Use up the remaining space."""
     with (folder / "rest").open("wb", 0) as rest, suppress(OSError):
         while True:
             rest.write(b"x" * 512)
     assert os.statvfs(folder).f_bavail == 0
 
 
-# --- locks, and the end ----------------------------------------------------------------------
+# --- locks and closing -----------------------------------------------------------------------
 
 
 def test_p8_long_write_of_another_program_raises_store_busy(file: Path) -> None:
@@ -554,7 +554,7 @@ def test_p8_gate_held_too_long_raises_store_busy(file: Path) -> None:
 
 
 def test_close_closes_every_file(file: Path) -> None:
-    gc.collect()  # what earlier tests left behind is not ours to count
+    gc.collect()  # do not count what earlier tests left
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of this process
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")

@@ -1,4 +1,4 @@
-"""Processes that are there, that have ended, and of which nothing can be told."""
+"""Tests the detection of running, ended and unknown processes."""
 
 import ctypes
 import os
@@ -13,14 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.stores.sqlite import processes
-from stenolog.stores.sqlite.processes import Process, current, has_ended, parse
+from stenolog.stores.sqlite.processes import Process, current_process, has_ended, parse_process
 from support.namespaces import in_namespace
 
 PATIENCE = 120.0
 
-_WHO = "from stenolog.stores.sqlite import processes; print(processes.current(), flush=True); "
+_WHO = "from stenolog.stores.sqlite import processes as p; print(p.current_process(), flush=True); "
 _WAITS = _WHO + "input()"
-# The first thread ends, and another one goes on.
+# The first thread ends, and another one continues.
 _FIRST_THREAD_ENDS = (
     "import ctypes, threading; threading.Thread(target=input).start(); "
     + _WHO
@@ -30,7 +30,7 @@ _FIRST_THREAD_ENDS = (
 
 @contextmanager
 def _child(program: str, *before: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that waits until its input ends, and what it says of itself."""
+    """Run a process that waits until its input ends; yield it and its description of itself."""
     with subprocess.Popen(
         [*before, sys.executable, "-c", program],
         stdin=subprocess.PIPE,
@@ -45,19 +45,19 @@ def _child(program: str, *before: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 
 def _parsed(words: str) -> Process:
-    found = parse(words)
+    found = parse_process(words)
     assert found is not None
     return found
 
 
 def _here() -> Process:
-    found = current()
+    found = current_process()
     assert found is not None
     return found
 
 
 def _until_ended(number: int) -> None:
-    """Until it has ended, though nobody has waited for it."""
+    """Wait until a process has ended, without reaping it."""
     limit = time.monotonic() + PATIENCE
     while os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         assert time.monotonic() < limit
@@ -72,10 +72,10 @@ def _linux() -> None:
 def test_process_is_identified_by_number_and_start_time() -> None:
     with _child(_WAITS) as (child, words):
         other = _parsed(words)
-        assert other.number == child.pid
-        assert _here().number == os.getpid()
+        assert other.pid == child.pid
+        assert _here().pid == os.getpid()
         assert _here().can_check(other)
-        assert other.started >= _here().started
+        assert other.start_time >= _here().start_time
         assert _parsed(str(other)) == other
 
 
@@ -98,7 +98,7 @@ def test_killed_process_has_ended(heard: bool) -> None:
 def test_process_whose_number_was_reused_has_ended() -> None:
     with _child(_WAITS) as (_, words):
         living = _parsed(words)
-        assert has_ended(replace(living, started=living.started - 1))
+        assert has_ended(replace(living, start_time=living.start_time - 1))
 
 
 def test_process_runs_while_any_of_its_threads_runs() -> None:
@@ -128,26 +128,26 @@ def test_forked_child_is_another_process() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writing, str(current()).encode())
+        os.write(writing, str(current_process()).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as said:
         other = _parsed(said.read())
     assert not os.waitpid(child, 0)[1]
-    assert (other.number, here.number) == (child, os.getpid())
+    assert (other.pid, here.pid) == (child, os.getpid())
 
 
 @pytest.mark.parametrize("field", ["boot", "pid_namespace", "time_namespace"])
 def test_process_of_another_boot_or_namespace_cannot_be_checked(field: str) -> None:
     here = _here()
-    assert here.can_check(replace(here, number=1))
+    assert here.can_check(replace(here, pid=1))
     assert not here.can_check(replace(here, **{field: "another"}))
 
 
 def test_hidden_process_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     here = _here()
-    monkeypatch.setattr(processes, "_PROC", processes._PROC / "nowhere")
-    assert not has_ended(replace(here, started=0))
+    monkeypatch.setattr(processes, "_PROC_FOLDER", processes._PROC_FOLDER / "nowhere")
+    assert not has_ended(replace(here, start_time=0))
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_hidden_process_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch)
     ["", "None", "a b c d", "a b c d e", "a b c 1 2 3", "a b c 1 ", "a b c 1.5 2"],
 )
 def test_invalid_text_is_not_a_process(words: str) -> None:
-    assert parse(words) is None
+    assert parse_process(words) is None
 
 
 @pytest.mark.parametrize("number", [0, -1, 10**30])
 def test_impossible_process_number_does_not_count_as_ended(number: int) -> None:
-    assert not has_ended(replace(_here(), number=number))
+    assert not has_ended(replace(_here(), pid=number))
 
 
 def test_process_in_another_pid_namespace_cannot_check_this_one() -> None:

@@ -1,4 +1,4 @@
-"""Purge: no byte of what was purged stays in the file, in its log, or anywhere beside it."""
+"""Tests that no byte of purged messages stays in the file, in its log, or next to it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +11,12 @@ from stenolog.stores.sqlite.database import Database
 
 
 def _bytes(file: Path) -> bytes:
-    """All that lies in the folder. To be read when it is closed, or SQLite loses its locks."""
+    """Return all bytes in the folder. Only call it after closing, or SQLite loses its locks."""
     return b"".join(path.read_bytes() for path in sorted(file.parent.iterdir()))
 
 
 def _talk(store: SQLiteStore, key: str, word: str, *, count: int = 40) -> None:
-    """Messages of all sizes, so that they lie in pages, in rests of pages and in overflow."""
+    """Store messages of all sizes, so that they fill pages, parts of pages and overflow pages."""
     for number in range(count):
         size = (1, 40, 400, 3000, 9000)[number % 5]
         store.add_message(key, "user", f"{word} {number} " * size, once=f"{word}-token-{number}")
@@ -37,7 +37,7 @@ def test_no_bytes_of_a_purged_session_remain(file: Path) -> None:
         assert (found.messages, found.first, found.last, found.not_reached) == (80, 1, 40, ())
         with pytest.raises(NoSuchSession):
             store.purge("secret-key")
-        # Killed now, it would leave the same files; closing takes nothing more away.
+        # A kill now would leave the same files; closing removes nothing more.
         alive = _beside(file)
         assert len(store.get_history("keep")) == 80
     left = _bytes(file)
@@ -100,7 +100,7 @@ def test_long_undo_step_works_after_a_purge(file: Path) -> None:
 
 @pytest.fixture
 def cut_short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Make `rewrite` fail as a kill would: the rows are gone, their bytes are not."""
+    """Make `rewrite` fail as a kill would: the rows are deleted, but not their bytes."""
 
     def die(_: Database) -> None:
         raise KeyboardInterrupt
@@ -115,7 +115,7 @@ def test_deleted_rows_are_overwritten_even_if_the_purge_stops(
 ) -> None:
     with SQLiteStore(file) as store:
         for number in range(20):
-            # Past the first page of its row: the rest of it lies in pages of its own.
+            # Beyond the first page of its row, in overflow pages.
             store.add_message("a", "user", f"{'x' * 6000} confidential {number} {'x' * 6000}")
         with pytest.raises(KeyboardInterrupt):
             store.purge("a")
@@ -142,7 +142,7 @@ def test_next_purge_finishes_an_interrupted_one(file: Path, cut_short: Callable[
 def test_purge_reports_that_the_log_remains_while_a_reader_uses_it(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.1) as store:
         _talk(store, "a", "confidential")
-        with store.database.read() as transaction:
+        with store.database.read_transaction() as transaction:
             list(transaction.execute("SELECT * FROM session"))
             [left] = store.purge("a").not_reached
             assert "purge again" in left
@@ -159,6 +159,6 @@ def test_p4_purge_removes_the_marker_of_a_copied_session(file: Path) -> None:
         store.purge("a")
         with store.snapshot_writer() as writer:
             writer.write(snapshot, messages)
-        assert store.mark(f"copied:{snapshot.uid}") == "1"
+        assert store.read_marker(f"copied:{snapshot.uid}") == "1"
         store.purge("a")
-        assert store.mark(f"copied:{snapshot.uid}") == ""
+        assert store.read_marker(f"copied:{snapshot.uid}") == ""

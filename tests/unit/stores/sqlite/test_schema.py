@@ -1,4 +1,4 @@
-"""The tables: a fresh database equals a migrated one, and older ones are brought up to date."""
+"""Tests that a new database equals a migrated one, and that older ones are migrated."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from stenolog.stores.sqlite.transactions import FURTHER_SQL, PARAMETER_COUNTS, S
 
 
 def _tables(connection: apsw.Connection) -> list[tuple[object, ...]]:
-    """Every table, index and trigger, with its text but for white space and comments."""
+    """Return every table, index and trigger, without white space and comments."""
     return sorted(
         (kind, name, table, " ".join(line.partition("--")[0] for line in (sql or "").split()))
         for kind, name, table, sql in connection.execute(
@@ -29,7 +29,7 @@ def _made(*scripts: str) -> apsw.Connection:
 
 
 def _old_database(file: Path, version: int) -> None:
-    """A database as a stenolog of that schema left it."""
+    """Create a database as a stenolog of that schema left it."""
     connection = apsw.Connection(str(file))
     for script in schema.migrations()[:version]:
         schema.run_script(connection, script)
@@ -89,9 +89,9 @@ def test_p13_read_only_store_reads_an_older_database(file: Path, version: int) -
     with SQLiteStore(file, read_only=True) as store:
         assert [message.content for message in store.get_history("a")] == ["old"]
         assert store.database.is_outdated
-        # Where there are sessions and no marks yet, somebody may have given aliases.
-        assert store.mark("aliases") == ("1" if version < 3 else "")
-        with store.database.read() as transaction:
+        # A database with sessions but without marks may have aliases.
+        assert store.read_marker("aliases") == ("1" if version < 3 else "")
+        with store.database.read_transaction() as transaction:
             for statement in SQL.values():
                 if statement.startswith("SELECT"):
                     places = max([0, *(n for n in range(1, 10) if f"?{n}" in statement)])
@@ -103,10 +103,10 @@ def test_p13_read_only_store_reads_an_older_database(file: Path, version: int) -
 def test_p13_reader_sees_a_migration_by_a_writer(file: Path) -> None:
     _old_database(file, 1)
     with SQLiteStore(file, read_only=True) as reading:
-        assert reading.mark("aliases") == "1"
+        assert reading.read_marker("aliases") == "1"
         with SQLiteStore(file) as writing:
-            writing.change_mark("aliases")
-            assert reading.mark("aliases") == writing.mark("aliases") == "2"
+            writing.update_marker("aliases")
+            assert reading.read_marker("aliases") == writing.read_marker("aliases") == "2"
         assert not reading.database.is_outdated
 
 
@@ -150,7 +150,7 @@ def test_no_statement_needs_a_full_scan(name: str) -> None:
 
 
 def test_messages_and_sessions_are_found_by_index_alone(store: SQLiteStore) -> None:
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         plan = [
             detail
             for *_, detail in transaction.execute(
@@ -161,7 +161,7 @@ def test_messages_and_sessions_are_found_by_index_alone(store: SQLiteStore) -> N
 
 
 def test_file_header_matches_the_design(store: SQLiteStore) -> None:
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         found = {
             name: next(iter(transaction.execute(f"PRAGMA {name}")))[0]
             for name in ("journal_mode", "synchronous", "foreign_keys", "application_id")
@@ -177,8 +177,8 @@ def test_file_header_matches_the_design(store: SQLiteStore) -> None:
 def test_removing_a_session_removes_all_its_rows(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x", once="t")
     store.set_summary("a", "text")
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         transaction.execute("DELETE FROM session")
-    with store.database.read() as transaction:
+    with store.database.read_transaction() as transaction:
         for table in ("state", "message", "token", "change"):
             assert list(transaction.execute(f"SELECT count(*) FROM {table}")) == [(0,)]  # noqa: S608

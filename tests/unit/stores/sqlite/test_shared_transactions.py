@@ -1,4 +1,4 @@
-"""Appends that share a transaction: each waits for its own time, and fails by its own fault."""
+"""Tests appends that share a transaction: each has its own timeout and its own errors."""
 
 import fcntl
 import math
@@ -18,7 +18,7 @@ from stenolog.stores.sqlite.transactions import Transaction
 
 @contextmanager
 def _gate_held(file: Path) -> Iterator[None]:
-    """As if another process were writing."""
+    """Hold the lock file, as another writing process does."""
     descriptor = os.open(file.with_name(f"{file.name}-gate"), os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -29,10 +29,10 @@ def _gate_held(file: Path) -> Iterator[None]:
 
 @pytest.fixture
 def spoilt(store: SQLiteStore) -> SQLiteStore:
-    """A store in which every append to one of two sessions must fail."""
+    """Return a store in which every append to one of two sessions must fail."""
     for key in ("bad", "good"):
         store.add_messages(key, [{"role": "user", "content": "x"}] * 3)
-    with store.database.write() as transaction:
+    with store.database.write_transaction() as transaction:
         transaction.execute("UPDATE session SET last_seq = 1 WHERE key = 'bad'")
     return store
 
@@ -50,8 +50,8 @@ def test_p3_damaged_session_does_not_prevent_appends_to_others(
 
     outcomes = {"1": "good", "2": "bad", "3": "good", "4": "bad"}
     threads = [threading.Thread(target=append, args=one) for one in outcomes.items()]
-    with spoilt.database.write():
-        # All of them stand at the gate, so they go into one transaction.
+    with spoilt.database.write_transaction():
+        # All of them are in the queue, so they share one transaction.
         for number, thread in enumerate(threads, start=1):
             thread.start()
             while len(spoilt.database._queue.waiting) < number:
@@ -95,11 +95,11 @@ def test_p8_leader_of_a_group_keeps_its_own_deadline(
 
         monkeypatch.setattr(writer, "begin", noting)
         second = threading.Thread(target=store.add_message, args=("a", "user", "second"))
-        with store.database.write():
+        with store.database.write_transaction():
             second.start()
             while not store.database._queue.waiting:
                 pass
-            # It has its deadline, once it has looked for its turn and begun to wait for it.
+            # Its deadline is set when it has looked for its turn and starts to wait.
             while store.database._queue.waiting[0].deadline == math.inf:
                 pass
             waits_since = time.monotonic()

@@ -1,4 +1,4 @@
-"""P8: what each error of the driver and of the system comes to."""
+"""Tests P8: the typed error for each error of the driver and the system."""
 
 import errno
 import os

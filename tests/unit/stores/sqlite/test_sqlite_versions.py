@@ -1,4 +1,4 @@
-"""Which versions of SQLite are warned about."""
+"""Tests which versions of SQLite cause a warning."""
 
 import logging
 from pathlib import Path

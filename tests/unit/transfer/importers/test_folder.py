@@ -46,7 +46,7 @@ def kept(place: Path) -> set[str]:
 
 def sources(place: Path) -> list[tuple[str | None, str | None]]:
     with Folder(place) as folder:
-        return [(source.body, source.meta) for source in folder.sources(thorough=True)]
+        return [(source.body, source.meta) for source in folder.sources()]
 
 
 # --- set aside, and a new log of that name ---------------------------------------------------
@@ -63,7 +63,7 @@ def test_p4_log_renamed_for_import_is_not_replaced_by_new_log_of_same_name(
         log(place / "telegram_7.jsonl", *contents, meta=about)
         if contents is not texts[-1]:
             with Folder(place) as folder:  # killed right after
-                [source] = [one for one in folder.sources(thorough=True) if one.name == one.body]
+                [source] = [one for one in folder.sources() if one.name == one.body]
                 folder.rename_for_import(source)
     before = kept(place)
 
@@ -93,7 +93,7 @@ def test_p4_newest_of_two_logs_gets_its_name_back_after_failure(place: Path) -> 
             raise NotStored("no space left on device; free some space, then try again")
 
     with Folder(place) as folder:
-        [_, new] = folder.sources(thorough=True)
+        [_, new] = folder.sources()
         folder.rename_for_import(new)
     with Full() as full, pytest.raises(NotStored):
         migrate_from_json(place, full)
@@ -122,9 +122,7 @@ def test_pair_is_found_after_kill_between_two_renames(place: Path, end: str, hal
     meta, body = ("a.meta.json" + end, "a.jsonl") if half == "meta" else (None, "a.jsonl" + end)
     assert (body, meta or "a.meta.json") in sources(place)
     with Folder(place) as folder:
-        folder.rename_for_import(
-            next(one for one in folder.sources(thorough=True) if one.body == body)
-        )
+        folder.rename_for_import(next(one for one in folder.sources() if one.body == body))
     assert {path.name for path in place.iterdir()} >= {f"a.jsonl{end}"}
     assert len(kept(place)) == len(sources(place)) + 1
 

@@ -16,7 +16,7 @@ CHANGED = datetime(2026, 1, 2, tzinfo=UTC)
 def read(*lines: Any, name: str = "x.jsonl") -> LegacySession:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     log = "".join(text + "\n" for text in texts).encode()
-    return nanobot.read(log, name=name, changed=CHANGED)
+    return nanobot.read(log, name=name, mtime=CHANGED)
 
 
 def head(**more: Any) -> dict[str, Any]:

@@ -363,12 +363,12 @@ def test_rewound_events_are_hidden_and_nested_rewinds_ignored() -> None:
     first = said(6, actions={"rewind_before_invocation_id": "i2"}, content=None, invocation_id="r1")
     second = said(7, actions={"rewind_before_invocation_id": "i1"}, content=None)
     events = [adk.Event(str(n), fields) for n, fields in enumerate([*turns, first, second])]
-    talk = adk.read_events(events, ImportProblems())
-    assert [message.hidden for message in talk.messages] == [False] * 2 + [True] * 6
+    messages, _ = adk.read_events(events, ImportProblems())
+    assert [message.hidden for message in messages] == [False] * 2 + [True] * 6
     unknown = said(2, actions={"rewind_before_invocation_id": "never"})
     events = [adk.Event(str(n), fields) for n, fields in enumerate([*turns[:2], unknown])]
-    talk = adk.read_events(events, ImportProblems())
-    assert [message.hidden for message in talk.messages] == [False] * 2 + [True]
+    messages, _ = adk.read_events(events, ImportProblems())
+    assert [message.hidden for message in messages] == [False] * 2 + [True]
 
 
 def _compacted(number: int, first: int, last: int, text: str) -> dict[str, Any]:
@@ -387,17 +387,17 @@ def test_compacted_events_are_hidden_and_summaries_joined() -> None:
         _compacted(7, 0, 2, "one and two"),
         _compacted(8, 3, 3, "three"),
     ]
-    talk = adk.read_events(
+    messages, summary = adk.read_events(
         [adk.Event(str(n), one) for n, one in enumerate(fields)], ImportProblems()
     )
     # A summary inside another is said by that one.
-    assert talk.summary == "one and two\n\nthree"
-    assert [message.hidden for message in talk.messages] == [True] * 4 + [False] * 5
+    assert summary == "one and two\n\nthree"
+    assert [message.hidden for message in messages] == [True] * 4 + [False] * 5
 
 
 def test_partial_events_are_skipped() -> None:
     events = [adk.Event("0", said(0, {"text": "h"}, partial=True))]
-    assert adk.read_events(events, ImportProblems()).messages == []
+    assert adk.read_events(events, ImportProblems())[0] == []
 
 
 # --- the report ------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.transfer.transcripts import chatgpt, transcript
+from stenolog.transfer.transcripts import transcript
 from stenolog.transfer.transcripts.chatgpt import ChatGPT
 from stenolog.transfer.transcripts.transcript import Transcript
-from support.transcripts import SAMPLES, outline
+from support.transcripts import SAMPLES, outline, rebuild_records
 
 EXPORT = SAMPLES / "chatgpt-export"
 FERRY = "chatgpt:6a100001-0000-8000-a000-000000000001"
@@ -23,13 +23,11 @@ def read(path: Path) -> dict[str, Transcript]:
 
 @pytest.mark.parametrize("name", ["conversations.json", "mitkury/conversations.json"])
 def test_each_node_can_be_rebuilt_from_its_message(name: str) -> None:
-    count = 0
-    for conversation in json.loads((EXPORT / name).read_text(encoding="utf-8")):
-        for node in conversation["mapping"].values():
-            if (made := chatgpt.message_of(node)) is not None:
-                assert chatgpt.node_of(made[0]) == node
-                count += 1
-    assert count
+    conversations = json.loads((EXPORT / name).read_text(encoding="utf-8"))
+    nodes = [node for one in conversations for node in one["mapping"].values()]
+    rebuilt = rebuild_records(ChatGPT(), EXPORT / name)
+    assert rebuilt
+    assert all(node in nodes for node in rebuilt)
 
 
 def test_export_with_branches_thoughts_and_a_python_call_is_read() -> None:

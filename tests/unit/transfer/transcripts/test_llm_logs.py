@@ -1,12 +1,23 @@
 """llm's logs: threads of the new tables and conversations of the old ones."""
 
 import sqlite3
+from base64 import b64encode
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from stenolog.transfer.transcripts.llm_logs import LLMLogs
 from stenolog.transfer.transcripts.transcript import Transcript
-from support.transcripts import SAMPLES, outline
+from support.transcripts import (
+    FRAGMENT,
+    OLD_CONVERSATION,
+    PICTURE,
+    SAMPLES,
+    THREAD,
+    outline,
+    write_llm_rows,
+)
 
 LOGS = SAMPLES / "llm-logs" / "logs.db"
 
@@ -70,6 +81,54 @@ def test_a_conversation_that_was_continued_is_read_from_its_thread(tmp_path: Pat
     # The name of the old conversation is the better title.
     assert found[old].title == "Old layout: how tall is Mount E…"
     assert outline(found[old])[0] == "+ user How many bridges are there?"
+
+
+@pytest.fixture
+def filled_logs(tmp_path: Path) -> Path:
+    path = tmp_path / "logs.db"
+    path.write_bytes(LOGS.read_bytes())
+    write_llm_rows(path)
+    return path
+
+
+def test_fragments_and_attachments_are_part_of_the_message(filled_logs: Path) -> None:
+    found = read(filled_logs)
+    old, new = found[OLD_CONVERSATION], found[THREAD]
+    assert outline(old) == [
+        "+ system The tides of the harbour, me",
+        "+ user text image_url file",
+        "+ assistant I look it up. thinking tide() [5]",
+        "+ tool 4 failed",
+        "+ assistant At 4.",
+    ]
+    kinds = [part["type"] for part in new.messages[0].message["content"]]
+    assert kinds == ["text", "image_url", "file", "image_url", "text"]
+    picture = f"data:image/png;base64,{b64encode(PICTURE).decode()}"
+    for transcript, separator, prompt in (
+        (old, "\n", "When is high water?"),
+        (new, "", "What is in these pictures?"),
+    ):
+        parts = next(one for one in transcript.messages if one.message["role"] == "user").message
+        assert parts["content"][0]["text"] == f"{FRAGMENT}{separator}{prompt}"
+        assert parts["content"][1]["image_url"]["url"] == picture
+
+
+def test_old_result_without_an_id_belongs_to_the_call_before_it(filled_logs: Path) -> None:
+    messages = [one.message for one in read(filled_logs)[OLD_CONVERSATION].messages]
+    (result,) = (one for one in messages if one["role"] == "tool")
+    (call,) = (call for one in messages for call in one.get("tool_calls", ()))
+    assert result["tool_call_id"] == call["id"]
+
+
+def test_database_of_a_version_without_tools_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "logs.db"
+    path.write_bytes(LOGS.read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        for table in ("tool_calls", "tool_results", "fragments", "attachments", "threads"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.commit()
+    (transcript,) = read(path).values()
+    assert len(transcript.messages) == 4
 
 
 def test_a_cycle_of_messages_is_read_once(tmp_path: Path) -> None:

@@ -2,62 +2,239 @@
 
 import json
 import sqlite3
+from base64 import b64encode
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-from stenolog.transfer.transcripts import aider, claude_ai, gemini_cli, open_webui, opencode
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.transfer.transcripts import aider, transcript
 from stenolog.transfer.transcripts.programs import PROGRAMS
-from support.transcripts import SAMPLES
+from stenolog.transfer.transcripts.transcript import keep_record, make_tool_call, restore_record
+from support.transcripts import SAMPLES, rebuild_records, write_llm_rows
 
-
-def groups(program: str, separator: str = "#") -> dict[str, list[dict[str, Any]]]:
-    """Return the messages of each record by its id."""
-    reader = PROGRAMS[program]()
-    found: dict[str, list[dict[str, Any]]] = {}
-    for file in reader.find(SAMPLES / {"claude-ai": "claude-ai-export"}.get(program, program)):
-        for one in reader.read(file).messages:
-            found.setdefault(one.identity.partition(separator)[0], []).append(one.message)
-    return found
+LONG_TEXT = "a text that is long enough to be stored only once, in the message"
 
 
 def test_gemini_cli() -> None:
     (path,) = (SAMPLES / "gemini-cli").rglob("session-*.jsonl")
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    changes = [one for record in records for one in record.get("$set", {}).get("messages", ())]
-    for made in groups("gemini-cli").values():
-        assert "record" not in made[0]["gemini_cli"]
-        assert gemini_cli.record_of(made) in [*records, *changes]
+    records += [one for record in records for one in record.get("$set", {}).get("messages", ())]
+    rebuilt = rebuild_records(PROGRAMS["gemini-cli"](), path)
+    assert rebuilt
+    assert all(record in records for record in rebuilt)
 
 
 def test_opencode() -> None:
-    connection = sqlite3.connect(f"file:{SAMPLES / 'opencode' / 'opencode.db'}?mode=ro", uri=True)
-    parts = dict(connection.execute("SELECT id, data FROM part"))
-    connection.close()
-    for name, made in groups("opencode", ":").items():
-        assert "record" not in made[0]["opencode"]
-        assert opencode.part_of(made) == json.loads(parts[name])
+    path = SAMPLES / "opencode" / "opencode.db"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        parts = [json.loads(data) for (data,) in connection.execute("SELECT data FROM part")]
+        messages = [json.loads(data) for (data,) in connection.execute("SELECT data FROM message")]
+    rebuilt = rebuild_records(PROGRAMS["opencode"](), path, separator=":")
+    assert all(record["part"] in parts for record in rebuilt)
+    assert all(one in [record.get("message") for record in rebuilt] for one in messages)
 
 
 def test_open_webui() -> None:
     (path,) = (SAMPLES / "open-webui").glob("*.json")
     (chat,) = json.loads(path.read_text(encoding="utf-8"))
     records = chat["chat"]["history"]["messages"]
-    for name, made in groups("open-webui").items():
-        assert "record" not in made[0]["open_webui"]
-        assert open_webui.record_of(made) == records[name]
+    rebuilt = rebuild_records(PROGRAMS["open-webui"](), path)
+    assert {record["id"]: record for record in rebuilt} == records
 
 
 def test_claude_ai() -> None:
     path = SAMPLES / "claude-ai-export" / "conversations.json"
     chats = json.loads(path.read_text(encoding="utf-8"))
     records = {one["uuid"]: one for chat in chats for one in chat["chat_messages"]}
-    for name, made in groups("claude-ai").items():
-        assert claude_ai.record_of(made) == records[name]
+    rebuilt = rebuild_records(PROGRAMS["claude-ai"](), path)
+    assert {record["uuid"]: record for record in rebuilt} == records
+
+
+def test_long_texts_and_arguments_are_stored_once() -> None:
+    arguments = {"path": "a.txt", "text": LONG_TEXT.upper()}
+    calls = [make_tool_call("1", "write", arguments)]
+    message = {"role": "assistant", "content": LONG_TEXT * 5, "tool_calls": calls}
+    record = {"text": LONG_TEXT * 4, "input": arguments, "copies": [LONG_TEXT.upper()]}
+    keep_record([message], "a-program", record)
+    assert LONG_TEXT not in str(message["a_program"])
+    assert LONG_TEXT.upper() not in str(message["a_program"])
+    assert restore_record([message], "a-program") == record
+
+
+def test_a_record_that_is_nested_too_deeply_is_stored_as_it_is() -> None:
+    record: Any = [LONG_TEXT]
+    for _ in range(5_000):
+        record = [record]
+    message: dict[str, Any] = {"role": "user", "content": LONG_TEXT}
+    keep_record([message], "program", record)
+    assert message["program"] is record
+
+
+class _CountingText(str):
+    """A text that counts how often it is searched, and how often its length is read."""
+
+    searches = lengths = 0
+
+    def find(self, *arguments: Any) -> int:
+        type(self).searches += 1
+        return super().find(*arguments)
+
+    def __len__(self) -> int:
+        type(self).lengths += 1
+        return super().__len__()
+
+
+def test_search_for_parts_of_texts_is_bounded() -> None:
+    texts = [f"{number} {LONG_TEXT * 4}" for number in range(1_000)]
+    content = [
+        {"type": "text", "text": _CountingText(f"{number} {LONG_TEXT * 8}")} for number in "abc"
+    ]
+    message: dict[str, Any] = {"role": "tool", "content": content}
+    keep_record([message], "program", {"texts": texts})
+    assert message["program"] == {"texts": texts}
+    assert 0 < _CountingText.searches < 20
+
+
+def test_short_texts_are_not_looked_at_again_for_every_text_of_a_record() -> None:
+    content = [{"type": "text", "text": _CountingText(number)} for number in range(1_000)]
+    message: dict[str, Any] = {"role": "tool", "content": content}
+    texts = [f"{number} {LONG_TEXT * 4}" for number in range(1_000)]
+    lengths_before = _CountingText.lengths
+    keep_record([message], "program", {"texts": texts})
+    assert message["program"] == {"texts": texts}
+    assert _CountingText.lengths - lengths_before < 20_000
+
+
+def test_nested_objects_are_not_encoded_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = transcript._to_json
+
+    def counting(value: Any) -> str:
+        encoded.append(encode(value))
+        return encoded[-1]
+
+    record: Any = LONG_TEXT
+    for _ in range(100):
+        record = {"a": record}
+    calls = [make_tool_call("1", "f", {"a": 1})]
+    message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": calls}
+    monkeypatch.setattr(transcript, "_to_json", counting)
+    keep_record([message], "program", record)
+    assert sum(map(len, encoded)) <= len(encode(record))
+    assert restore_record([message], "program") == record
+
+
+def test_objects_are_compared_only_with_the_arguments_of_calls_with_the_same_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[Any] = []
+    encode = transcript._to_json
+
+    def counting(value: Any) -> str:
+        encoded.append(value)
+        return encode(value)
+
+    inputs = [{"a": number} for number in range(500)]
+    calls = [make_tool_call(str(number), "f", value) for number, value in enumerate(inputs)]
+    record = [{"id": number, "input": value} for number, value in enumerate(inputs)]
+    message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": calls}
+    monkeypatch.setattr(transcript, "_to_json", counting)
+    keep_record([message], "program", record)
+    assert encoded == inputs
+    assert restore_record([message], "program") == record
+
+
+_TEXTS = st.sampled_from(["", "short", LONG_TEXT, LONG_TEXT[3:60], LONG_TEXT.upper()])
+_VALUES = st.recursive(
+    _TEXTS | st.none() | st.integers() | st.booleans(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["$text", "text", "input"]), inner, max_size=3)
+    ),
+)
+
+
+@given(record=_VALUES, content=_TEXTS | st.lists(_VALUES, max_size=2), arguments=_VALUES)
+def test_any_record_is_restored_from_any_messages(
+    record: Any, content: Any, arguments: Any
+) -> None:
+    first = {"role": "user", "content": content, "reasoning_content": LONG_TEXT}
+    calls = [make_tool_call("1", "tool", arguments)]
+    second = {"role": "assistant", "content": None, "tool_calls": calls}
+    keep_record([first, second], "program", record)
+    assert json.dumps(restore_record([first, second], "program")) == json.dumps(record)
 
 
 def test_aider() -> None:
     reader = PROGRAMS["aider"]()
     for file in reader.find(SAMPLES / "aider"):
-        chats = dict(aider._chats(file.paths[0]))
+        chats = dict(aider._read_chats(file.paths[0]))
         bodies = [one.message for one in reader.read(file).messages]
-        lines = "\n".join(aider.lines_of(bodies)).rstrip("\n")
+        listed = (body.get("aider", {}).get("lines") or aider.usual_lines(body) for body in bodies)
+        lines = "\n".join(line for lines in listed for line in lines).rstrip("\n")
         assert lines == "\n".join(chats[file.item]).rstrip("\n")
+
+
+TABLES = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE '%_fts%'"
+ALL_ROWS = "SELECT * FROM "
+NOT_IMPORTED = {"schemas", "tools", "turn_tools", "turn_search", "_llm_migrations"}
+"""Definitions that are left out, and tables of llm's search."""
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_llm(tmp_path: Path, *, is_filled: bool) -> None:
+    path = tmp_path / "logs.db"
+    path.write_bytes((SAMPLES / "llm-logs" / "logs.db").read_bytes())
+    if is_filled:
+        write_llm_rows(path)
+    reader = PROGRAMS["llm"]()
+    rebuilt: dict[str, list[dict[str, Any]]] = {}
+    for file in reader.find(path):
+        messages = [one.message for one in reader.read(file).messages]
+        for table, rows in llm_rows(messages).items():
+            rebuilt.setdefault(table, []).extend(rows)
+    stored = {table: rows for table, rows in llm_tables(path).items() if rows}
+    assert rebuilt.keys() == stored.keys()
+    for table, rows in rebuilt.items():
+        assert {json.dumps(row, sort_keys=True) for row in rows} == {
+            json.dumps(row, sort_keys=True) for row in stored[table]
+        }
+
+
+def llm_rows(messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that the messages of a session were made of, by table.
+
+    `payload` of a part is its JSON value, and `content` of an attachment is a data URL.
+    """
+    tables: dict[str, dict[str, dict[str, Any]]] = {}
+    for message in messages:
+        for table, rows in restore_record([message], "llm").items():
+            for row in rows:
+                name = str(row.get("id") or row.get("hash") or row)
+                tables.setdefault(table, {}).setdefault(name, {}).update(row)
+    return {table: list(rows.values()) for table, rows in tables.items()}
+
+
+def llm_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of all tables, in the form in which they are rebuilt."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        names = [name for (name,) in connection.execute(TABLES) if name not in NOT_IMPORTED]
+        tables = {name: list(connection.execute(ALL_ROWS + name)) for name in names}
+    found = {name: [filled_columns(row) for row in rows] for name, rows in tables.items()}
+    for part in found["parts"]:
+        if "payload" in part:
+            part["payload"] = json.loads(part["payload"])
+    for attachment in found["attachments"]:
+        if "content" in attachment:
+            data = b64encode(attachment["content"]).decode()
+            attachment["content"] = f"data:{attachment['type']};base64,{data}"
+    return found
+
+
+def filled_columns(row: sqlite3.Row) -> dict[str, Any]:
+    return {name: row[name] for name in row.keys() if row[name] is not None}  # noqa: SIM118

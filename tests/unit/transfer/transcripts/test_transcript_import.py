@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stenolog.stores.base import Store
+from stenolog.stores.json_file import NotASession
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts import transcript_import
 from stenolog.transfer.transcripts.claude_ai import ClaudeAI
@@ -21,6 +22,7 @@ from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
 from stenolog.transfer.transcripts.opencode import OpenCode
+from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import TranscriptReader
 from stenolog.transfer.transcripts.transcript_import import TranscriptReport, import_transcript
 from support.transcripts import SAMPLES
@@ -110,7 +112,7 @@ def test_an_import_that_was_killed_is_continued(
     shutil.copy(SAMPLES / "claude-code" / "earlier" / "projects" / NAME, path)
     run(ClaudeCode(), path, store)
     shutil.copy(SAMPLES / "claude-code" / "projects" / NAME, path)
-    monkeypatch.setattr(transcript_import, "MAX_BATCH", batch)
+    monkeypatch.setattr(transcript_import, "MAX_BATCH_MESSAGES", batch)
     add_messages = type(store).add_messages
     calls = 0
 
@@ -205,6 +207,20 @@ def test_a_changed_message_replaces_its_older_version(store: Store, tmp_path: Pa
     assert [text for text in shown if "sheet bend" in str(text)] == ["A double sheet bend."]
 
 
+def test_messages_without_an_id_are_imported_once(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "conversations.json"
+    chats = json.loads((SAMPLES / "claude-ai-export" / "conversations.json").read_bytes())
+    for message in chats[0]["chat_messages"][:2]:
+        del message["uuid"]
+    *_, last = chats[0]["chat_messages"]
+    for added in range(3):
+        path.write_text(json.dumps(chats), encoding="utf-8")
+        report, _ = run(ClaudeAI(), path, store)
+        if added:
+            assert (report.added, report.changed) == (1, 0)
+        chats[0]["chat_messages"].append({**last, "uuid": f"new {added}"})
+
+
 def test_an_import_that_was_killed_before_it_hid_an_older_version(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +233,7 @@ def test_an_import_that_was_killed_before_it_hid_an_older_version(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(transcript_import._Stored, "hide_older_versions", killed)
+        patched.setattr(transcript_import._StoredMessages, "hide_older_versions", killed)
         with pytest.raises(KeyboardInterrupt):
             run(ClaudeAI(), path, store)
     run(ClaudeAI(), path, store)
@@ -341,7 +357,7 @@ def test_two_imports_at_the_same_time_store_each_message_once(
     path.write_bytes(b"".join(lines[:10]))
     run(ClaudeCode(), path, store)
     both_have_read = threading.Barrier(2)
-    append = transcript_import._Stored.append
+    append = transcript_import._StoredMessages.append
 
     def append_after_both_have_read(*args: Any) -> int:
         # While one import holds the lease, the other cannot read: nobody comes.
@@ -349,7 +365,7 @@ def test_two_imports_at_the_same_time_store_each_message_once(
             both_have_read.wait(timeout=0.5)
         return append(*args)
 
-    monkeypatch.setattr(transcript_import._Stored, "append", append_after_both_have_read)
+    monkeypatch.setattr(transcript_import._StoredMessages, "append", append_after_both_have_read)
 
     def grow(end: int) -> None:
         # Each process has seen the file at another moment.
@@ -437,3 +453,32 @@ def test_another_process_imports_a_session_of_the_batch(store: Store, tmp_path: 
     importer.flush()
     assert [report.added for report in importer.reports] == [28, 0, 28]
     assert all(len(bodies(store, key)) == 28 for key in store.list_sessions())
+
+
+def test_half_an_emoji_in_arguments_is_imported(store: Store, tmp_path: Path) -> None:
+    call = {"type": "tool_use", "id": "t", "name": "Bash", "input": {"command": "echo \ud83d"}}
+    record = {
+        "type": "assistant",
+        "uuid": "u",
+        "parentUuid": None,
+        "sessionId": "s",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "message": {"id": "m", "role": "assistant", "model": "x", "content": [call]},
+    }
+    path = tmp_path / "11111111-1111-4111-8111-111111111111.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    (report,) = run(ClaudeCode(), path, store)
+    (body,) = bodies(store, report.key)
+    arguments = body["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == call["input"]
+
+
+def test_a_file_of_an_unknown_shape_is_rejected_with_the_reason(tmp_path: Path) -> None:
+    message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["hello"]}}
+    nodes = {"a": {"id": "a", "parent": ["not", "an", "id"], "message": message | {"id": "a"}}}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([{"id": "c", "mapping": nodes, "current_node": "a"}]))
+    reader = PROGRAMS["chatgpt"]()
+    (file,) = reader.find(path)
+    with pytest.raises(NotASession, match="unknown shape"):
+        reader.read(file)

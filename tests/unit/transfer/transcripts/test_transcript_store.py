@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stenolog.catalog import open_catalog
+from stenolog.catalog.message_metadata import has_failed
 from stenolog.errors import NoSuchSession, ReadOnly
 from stenolog.transfer.transcripts import transcript_store
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
@@ -59,6 +60,59 @@ def test_the_catalog_finds_words_in_transcripts(store: TranscriptStore) -> None:
     with open_catalog(store) as catalog:
         hits = catalog.search("lighthouses")
         assert {hit.key[:6] for hit in hits.hits} == {"codex:"}
+
+
+@pytest.mark.parametrize(
+    ("fork", "source", "messages", "output_tokens"),
+    [
+        ("claude-code:9e1eb1be-32e7-4220-a0bf-a63df7f38f75", KEY, 11, 35),
+        (
+            "codex:01a1e437-98be-7321-aa57-4921f92b0243",
+            "codex:01a1e437-7030-7230-8002-8dfe870f6794",
+            18,
+            60,
+        ),
+    ],
+)
+def test_tokens_of_copied_answers_count_only_for_the_source_of_a_fork(
+    store: TranscriptStore, fork: str, source: str, messages: int, output_tokens: int
+) -> None:
+    with open_catalog(store) as catalog:
+        entry = catalog.entry(fork)
+    assert entry is not None
+    assert (entry.count, entry.output_tokens) == (messages, output_tokens)
+    assert entry.forked_from == store.info(fork).forked_from == source
+
+
+def test_failures_of_copied_tools_count_only_for_the_source_of_a_fork(
+    store: TranscriptStore, places: Path
+) -> None:
+    # The fork of the samples begins after the only failure.
+    source = places / "projects" / NAME
+    fork = source.with_name("ffffffff-0000-4000-8000-000000000000.jsonl")
+    shutil.copy(source, fork)
+    with open_catalog(store) as catalog:
+        entries = {entry.key: entry for entry in catalog.list(limit=50).entries}
+    assert entries[KEY].failed == 1
+    copy = entries[f"claude-code:{fork.stem}"]
+    assert copy.forked_from == KEY
+    assert (copy.count, copy.failed) == (28, 0)
+    results = [message.to_dict() for message in store.get_history(copy.key, full=True)]
+    assert [has_failed(result) for result in results].count(True) == 1, "the page still shows it"
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to itself", "pipe"])
+def test_session_is_read_although_its_project_has_an_unreadable_file(
+    store: TranscriptStore, places: Path, kind: str
+) -> None:
+    unreadable = (places / "projects" / NAME).with_name("0.jsonl")
+    if kind == "pipe":
+        os.mkfifo(unreadable)
+    elif kind == "folder":
+        unreadable.mkdir()
+    else:
+        unreadable.symlink_to(unreadable)
+    assert store.info(KEY).count == 28
 
 
 def test_reads_do_not_change_the_files(store: TranscriptStore, places: Path) -> None:

@@ -26,7 +26,7 @@ if (indexing && !indexing.hidden) {
       const count = (number) => number.toLocaleString("en-US");
       indexing.querySelector("span").textContent =
         `Indexed ${count(found.indexed)} of ${count(found.sessions)} sessions. ` +
-        "Search finds only those.";
+        "Search finds only indexed sessions.";
     } else if (found === null) {
       indexing.querySelector("span").textContent = "All sessions are indexed.";
       indexing.querySelector("a").hidden = false;

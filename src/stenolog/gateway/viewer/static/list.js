@@ -172,13 +172,13 @@ const ACTS = {
     done: (many) => `Moved ${many} to the trash.`,
   },
   archive: {
-    ask: (many) => `Move the messages of ${many} that a summary has hidden to the archive? They stay readable and searchable.`,
+    ask: (many) => `Archive the summarized messages of ${many}? They stay readable and searchable.`,
     does: "Archive",
     run: (key) => api("POST", key, "/archive"),
     done: (many, results) => {
       const count = results.reduce((sum, { archived }) => sum + archived, 0);
       return count ? `Archived ${count.toLocaleString("en")} messages of ${many}.`
-        : `Nothing to archive: no summary has hidden messages of ${many}.`;
+        : `Nothing to archive: ${many} had no summarized messages.`;
     },
   },
 };

@@ -111,12 +111,20 @@ function trim() {
   if (changed) talk.dispatchEvent(new Event("parts"));
 }
 
+// Number of the latest jump or load: responses to earlier requests are discarded.
+let latest = 0;
+// Filter of the messages on the page. `talk.dataset.filter` is the one that the reader selected.
+let shownFilter = talk?.dataset.filter;
+
 // Replaces the messages by those around a seq, or by the end.
 async function load(at) {
-  const fields = Object.fromEntries(new URLSearchParams(talk.dataset.filter));
+  const number = ++latest;
+  const { filter } = talk.dataset;
+  const fields = Object.fromEntries(new URLSearchParams(filter));
   const made = await tried(() => html(address("", at ? { ...fields, at } : fields)));
   const next = made && $("#talk", made);
-  if (!next) return false;
+  if (!next || number !== latest) return false;
+  shownFilter = filter;
   talk.dataset.full = next.dataset.full;
   talk.replaceChildren(...next.children);
   talk.dispatchEvent(new Event("parts"));
@@ -133,11 +141,9 @@ function articleOf(seq) {
   return within ? list[Math.max(0, place - 1)] : undefined;
 }
 
-let jumps = 0;
 async function jump(seq, { focus = false } = {}) {
-  const number = ++jumps;
-  if (!articleOf(seq) && !(await load(seq))) return undefined;
-  if (number !== jumps) return undefined;
+  if (articleOf(seq) && shownFilter === talk.dataset.filter) latest += 1;
+  else if (!(await load(seq))) return undefined;
   const found = articleOf(seq) ?? articles().at(0);
   if (!found) return undefined;
   for (const one of $$(".arrived", talk)) one.classList.remove("arrived");
@@ -257,7 +263,7 @@ async function loadOutline() {
 let later;
 function loadOutlineLater() {
   const last = lists().at(-1);
-  const prompt = $$("article.user", talk).at(-1);
+  const prompt = $$("article.user:not([data-injected])", talk).at(-1);
   const known = last && endOf(last) < Number(last.dataset.count);
   if (!last || known || !prompt || seqOf(prompt) <= seqOf(links().at(-1) ?? { dataset: { seq: 0 } })) return;
   clearTimeout(later);

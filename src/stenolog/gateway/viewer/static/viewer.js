@@ -142,14 +142,22 @@ tellTheme();
 const two = (number) => String(number).padStart(2, "0");
 const dayOf = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
 const clockOf = (at) => `${two(at.getHours())}:${two(at.getMinutes())}`;
-const zones = new Intl.DateTimeFormat("en", { timeZoneName: "short" });
-const zoneOf = (at) => zones.formatToParts(at).find((one) => one.type === "timeZoneName").value;
+const whenIdle = globalThis.requestIdleCallback ?? ((act) => setTimeout(act, 100));
+
+let zones;
+function zoneOf(at) {
+  zones ??= new Intl.DateTimeFormat("en", { timeZoneName: "short" });
+  return zones.formatToParts(at).find((one) => one.type === "timeZoneName").value;
+}
 
 // Shows a time in the reader's zone; the page has it in UTC.
 function localTime(one) {
   const at = new Date(one.dateTime);
   if (!one.dateTime || Number.isNaN(at.valueOf())) return;
-  one.title = `${dayOf(at)} ${clockOf(at)}:${two(at.getSeconds())} ${zoneOf(at)}`;
+  // After the first paint: loading the names of the zones takes the browser 15 ms.
+  whenIdle(() => {
+    one.title = `${dayOf(at)} ${clockOf(at)}:${two(at.getSeconds())} ${zoneOf(at)}`;
+  });
   const [, date, clock] = /^(\d{4}-\d\d-\d\d)? ?(\d\d:\d\d)?$/.exec(one.textContent) ?? [];
   if (clock) {
     const today = dayOf(at) === dayOf(new Date());
@@ -175,6 +183,8 @@ function finish(within) {
   scrollable(within);
 }
 
+// The first paint shows only messages in view (conversation.css); now all positions are needed.
+$("#talk")?.removeAttribute("data-first-paint");
 finish(document);
 new MutationObserver((changes) => {
   for (const one of changes.flatMap((change) => [...change.addedNodes])) {
@@ -572,6 +582,11 @@ async function takeIn() {
   // A jump has loaded other messages meanwhile.
   if (end !== $$(".part", talk).at(-1)) { again = true; return; }
   tellState(made.dataset);
+  const summarized = made.dataset.summarized - end.dataset.summarized;
+  if (summarized > 0) {
+    const messages = summarized === 1 ? "1 message was" : `${summarized.toLocaleString("en")} messages were`;
+    toast(`${messages} replaced by a summary. The model gets the summary instead.`);
+  }
   let count;
   if (digests.every((one) => one === made.dataset.digest)) {
     count = merge(made);
@@ -728,7 +743,7 @@ if (talk) {
     if (!button) return;
     if (button.matches("[data-undo]")) {
       const what = $(".line", button.closest(".divider")).textContent.trim();
-      const words = `${what}. Undo makes them visible to the model again. You cannot redo it.`;
+      const words = `${what}. Undo makes the messages visible to the model again. You cannot redo this.`;
       if (!await confirmed(words, "Undo")) return;
       const done = await trying(() => api("POST", `${base}/undo${ofAgent()}`));
       if (done === undefined) return;
@@ -1029,8 +1044,8 @@ const KEYS = {
     toEnd();
     choose($$("[data-row]").at(-1));
   },
-  "]": () => step($$("article.user"), 1),
-  "[": () => step($$("article.user"), -1),
+  "]": () => step($$("article.user:not([data-injected])"), 1),
+  "[": () => step($$("article.user:not([data-injected])"), -1),
   e: () => unfold($$(FOLDED)),
   c: () => say && $("textarea", say).focus(),
   u: () => location.assign(`/${ofAgent()}`),

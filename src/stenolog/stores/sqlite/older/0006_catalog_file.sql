@@ -1,2 +1,2 @@
--- Nothing stands for it: the tables of the old catalog are not read any more.
+-- No view: the tables of the old catalog are not read any more.
 SELECT NULL;

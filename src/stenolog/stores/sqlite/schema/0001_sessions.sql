@@ -1,7 +1,7 @@
--- Sessions, their messages, and what became of them.
+-- Sessions, their messages and their changes.
 
--- One row for each life of a session. It is small, because every append rewrites it; what is long
--- stands in `state`. Keys are compared by their bytes. `version` grows with every change.
+-- One row per session, including deleted ones. It is small, because every append rewrites it; long
+-- values are in `state`. Keys are compared by their bytes. `version` grows with every change.
 CREATE TABLE session (
     id        INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace TEXT    NOT NULL,
@@ -16,7 +16,7 @@ CREATE TABLE session (
     fork_of   TEXT
 ) STRICT;
 
--- A key lives at most once; of the deleted there may be many.
+-- At most one live session has a key; any number of deleted sessions may have it.
 CREATE UNIQUE INDEX session_live ON session (namespace, key) WHERE deleted IS NULL;
 CREATE INDEX session_deleted ON session (namespace, key) WHERE deleted IS NOT NULL;
 CREATE INDEX session_fork ON session (namespace, fork_of) WHERE fork_of IS NOT NULL;
@@ -27,8 +27,8 @@ CREATE TABLE state (
     body    BLOB NOT NULL
 ) STRICT;
 
--- The caller's object, byte for byte. With a rowid, because without one a message of 1,500 bytes
--- takes three times its size; and with a name for it, or VACUUM would give out new ones.
+-- The caller's message, byte for byte. The table has a rowid, because without one a message of 1,500
+-- bytes takes three times its size. The rowid has a name, because VACUUM would change unnamed ones.
 CREATE TABLE message (
     id      INTEGER PRIMARY KEY,
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
@@ -38,7 +38,7 @@ CREATE TABLE message (
     UNIQUE (session, seq)
 ) STRICT;
 
--- A token may hold a lone surrogate, which no text of SQLite's can: hence bytes.
+-- Idempotency keys. They are bytes, because a text of SQLite cannot contain a lone surrogate.
 CREATE TABLE token (
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
     token   BLOB    NOT NULL,
@@ -47,8 +47,8 @@ CREATE TABLE token (
     PRIMARY KEY (session, token)
 ) STRICT, WITHOUT ROWID;
 
--- Every operation on what is in sight, as JSON: the summaries before, and what undo needs where it
--- is too long for `state`.
+-- Every change of visibility, summary or meta, as JSON: earlier summaries, and the values that undo
+-- needs and that are too long for `state`.
 CREATE TABLE change (
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
     number  INTEGER NOT NULL,
@@ -57,7 +57,7 @@ CREATE TABLE change (
     PRIMARY KEY (session, number)
 ) STRICT;
 
--- A row stands here from the moment that something is purged until its bytes are gone.
+-- A row exists from the start of a purge until the purged bytes are erased from the file.
 CREATE TABLE purge (
     id    INTEGER PRIMARY KEY,
     begun TEXT NOT NULL

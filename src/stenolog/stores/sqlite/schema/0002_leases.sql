@@ -1,6 +1,6 @@
--- Whose turn it is in a session. By key and not by life: a turn outlasts a session that is deleted
--- and made anew. An epoch is never given out twice, in the whole database, so that a holder has
--- lost its lease exactly when the row of its epoch is gone.
+-- Leases. A lease belongs to a key, because a turn may outlast a session that is deleted and created
+-- again. An epoch is never used twice in the database: a holder has lost its lease exactly if the row
+-- of its epoch is gone.
 CREATE TABLE lease (
     epoch     INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace TEXT NOT NULL,

@@ -1,5 +1,4 @@
--- Whoever keeps something beside the sessions sees by a number that it is out of date, without a
--- look at all of them.
+-- Change markers. A cache of session data compares their numbers to notice that it is outdated.
 CREATE TABLE mark (
     namespace TEXT    NOT NULL,
     name      TEXT    NOT NULL,
@@ -7,7 +6,7 @@ CREATE TABLE mark (
     PRIMARY KEY (namespace, name)
 ) STRICT, WITHOUT ROWID;
 
--- Whether a session has aliases was told by a table that was made only when it was needed. Where
--- there are sessions, somebody may have: they are looked at once more.
+-- Earlier versions created a table when the first alias was stored. If there are sessions, some may
+-- have aliases, so the marker makes readers look for aliases again.
 INSERT INTO mark (namespace, name, number) SELECT DISTINCT namespace, 'aliases', 1 FROM session;
 DROP TABLE IF EXISTS alias_mark;

@@ -1,3 +1,3 @@
--- SQLite does not see that a letter changed on the disk. Messages from before have none, and are
--- believed.
+-- SQLite does not notice a byte that changed on the disk, so each message gets a checksum. Older
+-- messages have none and are not checked.
 ALTER TABLE message ADD COLUMN crc INTEGER;

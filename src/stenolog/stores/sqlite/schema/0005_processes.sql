@@ -1,3 +1,3 @@
--- The turn of a process that was killed is free at once, and not when its time is over. Of leases
--- from before nothing is known, and they are waited for.
+-- The lease of a killed process is free at once, before it expires. The processes of older leases are
+-- unknown, so these leases last until they expire.
 ALTER TABLE lease ADD COLUMN process TEXT NOT NULL DEFAULT '';

@@ -1,7 +1,7 @@
--- The catalog has moved to a file beside the database (docs/decisions/0017). Its old tables, one set
--- for each namespace, are dropped, and the trigger last: if this is interrupted, a purge by an earlier
--- version fails, instead of leaving text behind. The names of the tables are known to the database
--- only, so this only returns the statements; schema.py runs them first, because one may fail.
+-- The catalog has moved to a file next to the database (docs/decisions/0017). Its old tables, one set
+-- per namespace, are dropped, and the trigger last: after an interruption, a purge by an earlier
+-- version fails instead of leaving text behind. Only the database knows the names of the tables, so
+-- this script returns the statements. schema.py runs them before the migration, because one may fail.
 SELECT format('DROP %s "%w"', type, name)
 FROM sqlite_schema
 WHERE type = 'trigger' AND name GLOB 'catalog_*_purged'

@@ -1,0 +1,54 @@
+"""Public names that are imported on first use, and patterns that are compiled on first use."""
+
+import re
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from sys import modules
+from typing import Any, Final, cast
+
+_PATTERN_METHODS: Final = ("findall", "finditer", "fullmatch", "match", "search", "split", "sub")
+
+
+def lazy_exports(
+    package: str, exports: Mapping[str, str]
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__all__`, `__getattr__` and `__dir__` for a package.
+
+    `exports` maps each module to its public names, separated by spaces. Type checkers do not see
+    the result: the package also imports each name under `if TYPE_CHECKING`, as `name as name`.
+    """
+    module_of = {name: module for module, names in exports.items() for name in names.split()}
+
+    def find(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(module_of[name]), name)
+        setattr(modules[package], name, value)
+        return value
+
+    def list_names() -> list[str]:
+        return sorted({*vars(modules[package]), *module_of})
+
+    return sorted(module_of), find, list_names
+
+
+class _LazyPattern:
+    """A pattern that is compiled when the first of its attributes is read."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self._source = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        compiled = re.compile(*self._source)
+        # From now on, the methods are found without this function.
+        vars(self).update({method: getattr(compiled, method) for method in _PATTERN_METHODS})
+        return getattr(compiled, name)
+
+
+def lazy_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a pattern that is compiled on first use.
+
+    Compiling the patterns of a program takes longer than importing its modules, and most commands
+    use few patterns. An invalid pattern raises `re.error` on first use.
+    """
+    return cast("re.Pattern[str]", _LazyPattern(pattern, flags))

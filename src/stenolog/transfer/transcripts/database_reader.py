@@ -1,0 +1,41 @@
+"""Programs that keep all conversations in one SQLite database."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from sqlite3 import Connection
+
+from stenolog.transfer.importers.sqlite_file import SQLiteFile
+from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile, TranscriptReader
+
+
+class DatabaseReader(TranscriptReader):
+    """Reader of a SQLite database that holds all conversations of a program."""
+
+    file_name: str
+    may_copy = True
+    """Whether the file may be copied for reading. False for a file that holds credentials."""
+
+    def find(self, path: Path) -> Iterator[TranscriptFile]:
+        """Yield the conversations of a database, which may be in a folder. Raises NotASession."""
+        path = path / self.file_name if path.is_dir() else path
+        if not path.is_file():
+            return
+        with SQLiteFile(path, may_copy=self.may_copy) as file, file.connect() as connection:
+            ids = self.list_ids(connection)
+        for item in ids:
+            yield self.file_at(item, path, item=item)
+
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
+        """Add the messages of a conversation. Raises NotASession, OSError."""
+        path = file.paths[0]
+        with SQLiteFile(path, may_copy=self.may_copy) as opened, opened.connect() as connection:
+            self.convert(connection, file.item, transcript)
+
+    @abstractmethod
+    def list_ids(self, connection: Connection) -> list[str]:
+        """Return the ids of the conversations."""
+
+    @abstractmethod
+    def convert(self, connection: Connection, item: str, transcript: Transcript) -> None:
+        """Add the conversation with this id to an empty transcript."""
