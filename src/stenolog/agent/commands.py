@@ -130,8 +130,12 @@ class CommandRunner:
         self._sender = sender
         self._all_sessions = all_sessions
         self._run = turns.threads.run
+        self._last_seq = 0
+        """Last seq of the session, read soon after the command arrived."""
+        self._new_seqs: list[int] = []
+        """Seqs of user messages that this process stored after the command arrived."""
         self._seen_seq = 0
-        """Last seq of the session when the command arrived."""
+        """Last seq that the user can have seen when sending the command."""
 
     async def run(self, on_event: EventHandler) -> Answer:
         """Run the command and return its result in Markdown, even if the store fails."""
@@ -146,18 +150,21 @@ class CommandRunner:
                 return answer
             if self._turns.has_waiting_message(self._instance, self._key):
                 return self._reply(_BUSY_TEXT)
-            # The user has not seen messages that arrive after the command.
-            self._seen_seq = await self._run(last_seq, self._instance.sessions, self._key)
+            with (
+                self._turns.use_session(self._instance, self._key) as session,
+                session.collect_new_seqs() as self._new_seqs,
+            ):
+                self._last_seq = await self._run(last_seq, self._instance.sessions, self._key)
 
-            async def change(sessions: SessionStore) -> Answer | None:
-                self._seen_seq = await self._run(self._read_seen_seq, sessions)
-                change_answer: Answer | None = await method(sessions)
-                return change_answer
+                async def change(sessions: SessionStore) -> Answer | None:
+                    self._seen_seq = await self._run(self._read_seen_seq, sessions)
+                    change_answer: Answer | None = await method(sessions)
+                    return change_answer
 
-            options = TurnOptions(sender=self._sender)
-            return await self._turns.run_exclusive(
-                self._instance, self._key, change, on_event=on_event, options=options
-            )
+                options = TurnOptions(sender=self._sender)
+                return await self._turns.run_exclusive(
+                    self._instance, self._key, change, on_event=on_event, options=options
+                )
         except SessionBusy:
             return self._reply(_BUSY_TEXT)
         except StenologError as error:
@@ -174,12 +181,13 @@ class CommandRunner:
     def _read_seen_seq(self, sessions: SessionStore) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
-        An unanswered message may have been stored before the seq was read.
+        A message that arrived after the command may have been stored, and even answered, before
+        `last_seq` was read.
         """
-        if not self._turns.has_waiting_message(self._instance, self._key):
-            return self._seen_seq
-        unanswered = turn_state(sessions.get_history(self._key)).unanswered
-        return min((self._seen_seq, *(seq - 1 for seq in unanswered)))
+        new_seqs = list(self._new_seqs)  # guard: unseen-by-command
+        if self._turns.has_waiting_message(self._instance, self._key):
+            new_seqs += turn_state(sessions.get_history(self._key)).unanswered
+        return min((self._last_seq, *(seq - 1 for seq in new_seqs)))
 
     # --- the session -------------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ class ActiveSession:
         """Whether a turn waits for the lease."""
         self.lock = asyncio.Lock()
         """Lock of a turn, or a change of the session, that runs or waits for the lease."""
+        self._seq_lists: list[list[int]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -151,6 +152,22 @@ class ActiveSession:
             yield
         finally:
             self.waiting_messages -= 1
+
+    @contextmanager
+    def collect_new_seqs(self) -> Iterator[list[int]]:
+        """Yield a list that gets the seq of each user message stored before the block ends."""
+        seqs: list[int] = []
+        self._seq_lists.append(seqs)
+        try:
+            yield seqs
+        finally:
+            # Not `remove`, which compares values: two lists may be equal.
+            self._seq_lists = [other for other in self._seq_lists if other is not seqs]
+
+    def add_new_seq(self, seq: int) -> None:
+        """Record the seq of a user message that has just been stored."""
+        for seqs in self._seq_lists:
+            seqs.append(seq)
 
     def cancel(self, reason: CancelReason) -> None:
         """Cancel the turn. A second call does not replace the first reason."""
@@ -325,6 +342,8 @@ class TurnScheduler:
             answer = await self._find_answer(session, seq, idempotency_key)
             if answer is not None:
                 return answer
+        if seq is not None:
+            session.add_new_seq(seq)
         async with nullcontext() if is_locked else session.locked():
             seq = seq or session.unsaved.seq_of(idempotency_key)
             if seq is None and (answer := session.unsaved_answer(idempotency_key)):

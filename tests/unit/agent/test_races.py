@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stenolog.agent import commands
+from stenolog.agent.history_changes import last_seq
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import INTERRUPTED_MARK
@@ -194,12 +196,36 @@ def test_concurrent_command_and_message_both_take_effect(
                     say(loop, f"/{command}"), say(loop, f"message {number}")
                 )
                 said = [body["content"] for body in bodies(loop)]
-                if both[1].text == "to new words":
-                    # It was the last message when it was edited.
-                    assert f"message {number}" not in said
-                else:
-                    assert f"message {number}" in both[1].text
-                    assert f"message {number}" in said
+                assert f"message {number}" in both[1].text
+                assert f"message {number}" in said
+
+    asyncio.run(main())
+
+
+@with_store
+@pytest.mark.parametrize("command", ["retry", "edit new words", "clear"])
+def test_p5_command_does_not_hide_a_message_that_was_answered_after_it(
+    store: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_answered = threading.Event()
+
+    def read_late(*args: Any) -> int:
+        assert is_answered.wait(timeout=60)
+        return last_seq(*args)
+
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            await say(loop, "old words")
+            monkeypatch.setattr(commands, "last_seq", read_late)
+            changing = asyncio.create_task(say(loop, f"/{command}"))
+            await asyncio.sleep(0)
+            try:
+                assert (await say(loop, "new message")).text == "to new message"
+            finally:
+                is_answered.set()
+            await changing
+            said = [body["content"] for body in bodies(loop)]
+            assert said[-2:] == ["new message", "to new message"]
 
     asyncio.run(main())
 
