@@ -17,6 +17,7 @@ from stenolog.transfer.export.tool_views import (
     diff_text,
     error_line,
     language_of,
+    path_read,
     result_blocks,
     summary_of,
 )
@@ -48,6 +49,43 @@ def _kinds(blocks: tuple[ToolBlock, ...]) -> list[str]:
 
 
 # --- shapes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ({"file_path": "/srv/a.py"}, "/srv/a.py"),
+        ('{"filePath": "a.py", "offset": 10, "limit": 5}', "a.py"),
+        ({"command": "view", "path": "a.py", "view_range": [1, 5]}, "a.py"),
+        ({"command": "create", "path": "a.py"}, ""),
+        ({"path": "a.py", "pattern": "def"}, ""),
+        ({"path": "a.py", "file": "b.py"}, ""),
+        ({"path": ["a.py"]}, ""),
+        ("a.py", ""),
+        (None, ""),
+    ],
+)
+def test_call_that_reads_a_file_is_recognized_by_its_arguments(arguments: Any, path: str) -> None:
+    assert path_read(arguments) == path
+
+
+@pytest.mark.parametrize("sign", ["\t", "→"])
+def test_file_that_was_read_is_code_without_line_numbers(sign: str) -> None:
+    text = f"     7{sign}def f():\n     8{sign}\n     9{sign}    return 1\n\n<system-reminder>"
+    code, rest = result_blocks(text, path="/srv/a.py")
+    assert (code.kind, code.language, code.label) == ("code", "py", "from line 7")
+    assert code.text == "def f():\n\n    return 1"
+    assert (rest.kind, rest.text) == ("text", "<system-reminder>")
+
+
+def test_file_without_line_numbers_is_shown_unchanged() -> None:
+    for text in ("def f():\n    1\t2", '{"a": 1}', "12\n13"):
+        assert [block.text for block in result_blocks(text, path="a.py")] == [text]
+    [block] = result_blocks("     1\tboats", path="boats")
+    assert (block.kind, block.text) == ("text", "     1\tboats")
+    # A number that does not follow the number before it belongs to the file.
+    code, rest = result_blocks("1\ta\n2\tb\n7\tc", path="a.py")
+    assert (code.text, rest.text) == ("a\nb", "7\tc")
 
 
 @pytest.mark.parametrize(

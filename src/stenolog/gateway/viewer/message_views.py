@@ -53,6 +53,7 @@ from stenolog.transfer.export.tool_views import (
     decode_json,
     error_line,
     format_json,
+    path_read,
     result_blocks,
     summary_of,
 )
@@ -358,13 +359,14 @@ def _calls(
         result_body = {} if answer is None else bodies[answer.message.seq]
         elsewhere = answer is not None and answer.message.seq != seq
         failed = answer is not None and (has_failed(result_body) or answer.result.is_error)
+        path = "" if failed else path_read(call.arguments)
         yield ToolCallView(
             name=call.name,
             line=limits.mask.cover(summary_of(call.arguments)),
             arguments=_blocks(argument_blocks(call.arguments, limits.diffs), "Arguments", limits),
             result=None
             if result is None
-            else _blocks(result_blocks(result, limits.diffs), "Result", limits),
+            else _blocks(result_blocks(result, limits.diffs, path=path), "Result", limits),
             pictures=tuple(_pictures([answer.result])) if answer and elsewhere else (),
             seconds=None if answer is None else seconds_of(result_body),
             failed=failed,

@@ -54,6 +54,9 @@ _PATH_FIELDS: Final = (
     *("file_path", "filePath", "path", "notebook_path", "absolute_path", "target_file"),
     *("filename", "file_name", "file"),
 )
+_RANGE_FIELDS: Final = ("offset", "limit", "start_line", "end_line", "view_range")
+"""Arguments that name the part of a file to read."""
+_NUMBERED_LINE: Final = re.compile(r"[ ]{0,8}(\d{1,7})(?:[\t→](.*))?\Z")
 _COMMANDS: Final = ("command", "cmd")
 _CONTENTS: Final = ("content", "contents", "file_text", "new_source", "new_str", "insert_text")
 _STEP_TEXTS: Final = ("content", "step", "text", "title", "task", "description")
@@ -201,13 +204,54 @@ def argument_blocks(arguments: Any, budget: DiffBudget | None = None) -> tuple[T
     return tuple(islice(_value_blocks(decode_json(arguments), budget or DiffBudget()), _MAX_BLOCKS))
 
 
-def result_blocks(result: Any, budget: DiffBudget | None = None) -> tuple[ToolBlock, ...]:
-    """Return the result of a call as blocks. Text that is not JSON stays unchanged."""
+def result_blocks(
+    result: Any, budget: DiffBudget | None = None, *, path: str = ""
+) -> tuple[ToolBlock, ...]:
+    """Return the result of a call as blocks. Text that is not JSON stays unchanged.
+
+    `path`: the file that the call has read. A text in a known language is then shown as code.
+    """
+    if isinstance(result, str) and language_of(path) and len(result) < MAX_BLOCK:
+        return tuple(_file_blocks(result, path))
     decoded = decode_json(result)
     if isinstance(decoded, str) and not _PATCH_START.match(decoded):
         is_long = len(decoded) >= MAX_BLOCK
         return (_text_block(decoded if is_long else _ERROR_TAGS.sub("", decoded)),)
     return argument_blocks(decoded, budget)
+
+
+def path_read(arguments: Any) -> str:
+    """Return the path of the file that a call reads; empty if the call does anything else."""
+    decoded = decode_json(arguments)
+    if not isinstance(decoded, Mapping):
+        return ""
+    path_names = [name for name in _PATH_FIELDS if _is_text(decoded, name)]
+    other_names = decoded.keys() - {*path_names, *_RANGE_FIELDS}
+    is_read = len(path_names) == 1 and (
+        not other_names or (other_names == {"command"} and decoded["command"] == "view")
+    )
+    return str(decoded[path_names[0]]) if is_read else ""
+
+
+def _file_blocks(text: str, path: str) -> Iterator[ToolBlock]:
+    """Yield the text of a file as code without its line numbers, then any text below it."""
+    lines = text.split("\n")
+    first = _NUMBERED_LINE.match(lines[0])
+    if first is None or first[2] is None:
+        yield ToolBlock(kind="code", text=text, language=language_of(path))
+        return
+    start = int(first[1])
+    code_lines = []
+    for number, line in enumerate(lines, start):
+        match = _NUMBERED_LINE.match(line)
+        if match is None or int(match[1]) != number:
+            break
+        code_lines.append(match[2] or "")
+    label = f"from line {start:,}" if start > 1 else ""
+    code = "\n".join(code_lines)
+    yield ToolBlock(kind="code", label=label, text=code, language=language_of(path))
+    if rest := "\n".join(lines[len(code_lines) :]).strip("\n"):
+        yield _text_block(rest)
 
 
 def decode_json(value: Any) -> Any:

@@ -53,6 +53,26 @@ def test_results_of_parallel_calls_in_several_messages_are_shown_at_their_calls(
     assert "<pre>second</pre>" in str(made[1].calls[0].result)
 
 
+def test_file_that_was_read_is_coloured_but_an_error_is_not() -> None:
+    read = '{"file_path": "/srv/a.py"}'
+    failed = {"stenolog": {"failed": True}}
+    [message] = message_views(
+        _stored(
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [_call("a", "Read", read), _call("b", "Read", read)],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "     1→import os"},
+            {"role": "tool", "tool_call_id": "b", "content": "import failed", **failed},
+        )
+    )
+    code, error = message.calls
+    assert "<span" in str(code.result)
+    assert "1→" not in str(code.result)
+    assert "<pre>import failed</pre>" in str(error.result)
+
+
 def test_result_without_its_call_is_a_separate_message() -> None:
     [one] = message_views(_stored({"role": "tool", "tool_call_id": "x", "content": "<i>alone</i>"}))
     assert one.kind == "tool"
