@@ -148,7 +148,7 @@ def list_keys(
 def session_stamps(
     transaction: Transaction, namespace: str, damage: DamageReports
 ) -> dict[str, str]:
-    """Return a stamp for each session; every change changes the stamp."""
+    """Return for each session a stamp that differs after every change."""
     stamps: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:

@@ -113,8 +113,8 @@ def _read_stat(pid: int) -> tuple[int, bool]:
     Raises OSError, ValueError, IndexError.
     """
     text = (_PROC_FOLDER / str(pid) / "stat").read_text(errors="replace")
-    # The process name, in brackets, may contain any characters. The field after the name is the
-    # third field.
+    # The process name, in brackets, may contain any characters.
+    # The field after the name is the third field.
     fields = text.rpartition(")")[2].split()
     state, thread_count, start_time = fields[0], int(fields[17]), int(fields[19])
     # If only the first thread has ended, the process looks ended, but its other threads still run.

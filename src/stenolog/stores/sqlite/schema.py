@@ -18,7 +18,7 @@ from stenolog.stores.sqlite.database_file import APPLICATION_ID
 _FOLDER: Final = Path(__file__).parent
 _WAL_FORMAT: Final = b"\2\2"
 _FORMAT_BYTES: Final = slice(18, 20)
-"""Position of the format bytes in a header: 2 and 2 mean write-ahead log."""
+"""Position of the two format bytes in a header; both are 2 for a write-ahead log."""
 _CATALOG_FILE_VERSION: Final = 6
 """Number of the schema that moved the catalog to a file; its script returns DROP statements."""
 _LIST_VIEWS_SQL: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
@@ -72,7 +72,7 @@ def migrate(connection: apsw.Connection, version: int) -> None:
 def drop_catalog(connection: apsw.Connection, version: int) -> None:
     """Drop the catalog tables of an older database, each in its own transaction.
 
-    A damaged table stays. It does not prevent opening the store or dropping the other tables.
+    A damaged table stays, and does not prevent opening the store or dropping the other tables.
     """
     if version >= _CATALOG_FILE_VERSION:
         return
