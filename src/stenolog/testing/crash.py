@@ -3,7 +3,7 @@
 `kill -9` proves that no data waits in the memory of the process. Only a power cut would show
 whether data was synced.
 """
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 import importlib
 import json
@@ -75,7 +75,7 @@ SCRIPT = (
     Call("add_message", "user", "8"),
     Call("set_meta", title="A talk"),
 )
-"""Calls of every operation, each on a session on which it has an effect."""
+"""Calls of every operation, in an order in which each call has an effect."""
 
 
 class CrashContract:
@@ -152,7 +152,7 @@ class CrashContract:
         before, after = _expected_content(done_count), _expected_content(killed.started_count)
         with self.open(tmp_path) as store:
             if hit_call.name == "purge" and _all_content(store) != before:
-                # A purge that was started is finished by the same call.
+                # A second call finishes an interrupted purge.
                 with suppress(NoSuchSession):
                     hit_call.make(store, KEY)
             assert _all_content(store) in (before, after)

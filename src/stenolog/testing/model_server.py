@@ -47,13 +47,13 @@ _NO_FAULTS: Final = ScriptedResponse()
 
 
 class ModelServer:
-    """A model server on this machine. It runs until it is closed.
+    """A model server on this machine, which runs until it is closed.
 
     `answer`: a function from a request to the answer. `plays`: behaviour for the first requests,
     one play each. Later requests are answered without faults, with `pause` seconds between pieces.
     `context`: maximum estimated tokens of a request; `dialect`: the format of the error for a
-    longer request. `key`: the required API key. `rejected_fields`: request fields that it rejects
-    as unknown. Thread-safe.
+    longer request. `key`: the required API key. `rejected_fields`: request fields that the server
+    rejects as unknown. Thread-safe.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ModelServer:
             self._plays.extend(plays)
 
     def wait_until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> bool:
-        """Wait until `condition()` is true, such as a comparison of a counter; False on timeout."""
+        """Wait until `condition()` is true, checked after each change; return False on timeout."""
         with self._lock:
             return self._lock.wait_for(condition, timeout)
 
@@ -186,7 +186,7 @@ class ModelServer:
     def overflow_error(
         self, request: Mapping[str, Any], play: ScriptedResponse
     ) -> tuple[int, str] | None:
-        """Return the error for a request that is, or is played to be, too long."""
+        """Return the error if the request is too long, or if `play` treats it as too long."""
         prompt_tokens = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
             limit = self._context or _DEFAULT_CONTEXT_TOKENS
@@ -201,7 +201,7 @@ class ModelServer:
 
     def is_allowed(self, authorization: str) -> bool:
         """Whether the API key is correct."""
-        # Bytes, because compare_digest accepts only ASCII text.
+        # Compare bytes, because compare_digest accepts only ASCII text.
         expected = f"Bearer {self._key}".encode()
         return not self._key or hmac.compare_digest(authorization.encode(), expected)
 
@@ -362,7 +362,7 @@ class _Connection(BaseHTTPRequestHandler):
                 return
             self._wait(play.pause if sent else 0.0)
             self._send_event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
-        # Faults after more pieces than the answer has happen at the end.
+        # Faults that are due after more pieces than the answer has are played at the end.
         self._play_faults(play, len(choices), sys.maxsize)
         if usage is not None:
             self._send_event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
@@ -371,7 +371,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._write(b"0\r\n\r\n")
 
     def _play_faults(self, play: ScriptedResponse, first: int, last: int) -> None:
-        """Play the faults that are due after these pieces. Raises _Disconnected after the last."""
+        """Play the faults that are due after `first` to `last` pieces. Raises _Disconnected."""
 
         def is_due(after: int | None) -> bool:
             return after is not None and first <= after <= last

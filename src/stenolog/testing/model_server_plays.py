@@ -23,9 +23,9 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     status: int = 200
-    """HTTP status. Other than 200: an error with this status."""
+    """HTTP status; any status other than 200 is sent as an error."""
     body: str | None = None
-    """Body of the error, instead of the default body. With status 200: the complete body."""
+    """Body of the error, instead of the default body; with status 200, the complete body."""
     content_type: str = "application/json"
     """Content type of `body`."""
     retry_after: str = ""

@@ -20,7 +20,7 @@ CompletionStep = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
 class ScriptedCompletion:
     """A `CompletionFunction` that returns the next answer of its script for each call.
 
-    Raises UsageError if it is called more often than the script has answers.
+    Raises UsageError if the script has no more answers.
     """
 
     def __init__(self, answers: Iterable[CompletionStep]) -> None:
@@ -72,8 +72,7 @@ class ScriptedModel:
     """A ChatModel that streams the next answer of its script for each request, in small pieces.
 
     `script`: a sequence of answers, or a function that makes every answer from messages and tools.
-    `pause`: seconds between two pieces. Raises UsageError if it is called more often than the
-    script has answers.
+    `pause`: seconds between two pieces. Raises UsageError if the script has no more answers.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A hypothesis state machine that makes the same random calls on a store and on a model.
 
-After every step the two are compared. Steps include reopening, crashes and torn writes. Run a
-subclass with `hypothesis.stateful.run_state_machine_as_test`.
+After every step the store is compared with the model. Steps include reopening, crashes and torn
+writes. Run a subclass with `hypothesis.stateful.run_state_machine_as_test`.
 """
 
 import os
@@ -37,7 +37,7 @@ class _Model(InMemoryStore):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A comparison of a store with the model by equal calls. Subclasses implement `open`."""
+    """A state machine that compares a store with the model. Subclasses implement `open`."""
 
     persistent: ClassVar[bool] = True
     """Whether data outlives the object, so that the store can be opened again."""
@@ -264,7 +264,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, last=st.none() | st.integers(1, 4), keep=st.booleans())
     def refresh(self, key: str, last: int | None, *, keep: bool) -> None:
-        """Compare a refreshed older view with the current view; with `keep`, keep it for later."""
+        """Refresh an older view and compare it with a new view, which `keep` keeps for later."""
         self._count_step("refresh")
         old = self._views.get(key)
         try:

@@ -1,6 +1,6 @@
 """Appends: results, rejected messages, unknown keys (P1, P2, P8) and idempotency keys (P12)."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from datetime import UTC, datetime, timedelta, timezone
 from types import MappingProxyType

@@ -1,6 +1,6 @@
 """P7: many threads that write, read, archive and follow one session."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from itertools import islice
 from threading import Barrier, Semaphore, Thread

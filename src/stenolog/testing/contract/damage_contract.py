@@ -1,5 +1,5 @@
 """Damaged records: P3 and P8."""
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from abc import abstractmethod
 from typing import Literal
@@ -26,7 +26,7 @@ deleted session, or message 2."""
 
 
 class DamageContract(ContractPart):
-    """A damaged record affects only itself, is reported, and can be deleted and purged."""
+    """Tests that a damaged record affects only itself, and is reported, deletable and purgeable."""
 
     @abstractmethod
     def damage(self, store: Store, record: DamagedRecord, key: str) -> Store:

@@ -1,5 +1,5 @@
 """P4: the result of `get_history`, and visibility after hiding, replacing and checkpoints."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
 from typing import Any

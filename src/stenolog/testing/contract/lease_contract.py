@@ -1,5 +1,5 @@
 """Leases of sessions: one holder at a time, and no damage by a holder that stalled."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 import os
 import time
@@ -90,7 +90,7 @@ class Leases(ExpiredLeases):
     """`lease`."""
 
     leases_expire: ClassVar[bool] = True
-    """Whether a lease expires while its holder lives. False: it lasts as long as its process."""
+    """Whether a lease expires while its holder lives; otherwise it ends with its process."""
 
     @pytest.mark.parametrize("seconds", [-3600, -3, 61, 3600])
     def test_p7_setting_the_system_clock_does_not_end_a_lease(

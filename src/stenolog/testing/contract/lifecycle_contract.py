@@ -1,6 +1,6 @@
 """Lifecycle of a session: `fork`, and `delete`, `restore` and the trash (P4)."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta

@@ -1,5 +1,5 @@
 """P10: messages are returned as stored, and a rejected message names its field."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 import json
 from collections.abc import Callable

@@ -58,7 +58,10 @@ def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
 
 @contextmanager
 def repeating(*actions: Callable[[], object]) -> Iterator[None]:
-    """Repeat each action in a thread until the block ends, at least once. Raises their errors."""
+    """Repeat each action in a thread until the block ends, at least once.
+
+    Raises the errors of the actions.
+    """
     done = Event()
 
     def repeat(action: Callable[[], object]) -> None:
@@ -142,7 +145,7 @@ def hidden_seqs(store: Store, key: str) -> list[int]:
 
 
 def append_conversation(store: Store, key: str) -> None:
-    """Store seven messages: two archived, one hidden, a batch; summary, meta, keys, undo steps."""
+    """Store a summary, meta and seven messages, of which two are archived and one is hidden."""
     append(store, key, "1", "2")
     store.add_messages(key, user_messages("3", "4", "5"), once="batch")
     store.checkpoint(key, summary="so far", upto=2)

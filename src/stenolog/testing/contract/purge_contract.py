@@ -1,5 +1,5 @@
 """`purge`, the only call that destroys data, and the data that it keeps."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from contextlib import suppress
 from threading import Barrier

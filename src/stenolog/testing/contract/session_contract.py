@@ -1,6 +1,6 @@
 """Keys and `list_sessions` (P6), `info`, `set_meta`, `compact`, and closing a store."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from datetime import timedelta
 from pathlib import Path

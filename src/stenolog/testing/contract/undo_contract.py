@@ -1,5 +1,5 @@
 """P4: hiding, replacing and summarizing can be undone, eight steps deep."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,5 @@
 """`view` and `refresh`: info, summary and visible messages of one moment."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
 from functools import partial
