@@ -85,7 +85,7 @@ class ModelServer:
         self._refusals: deque[str] = deque(maxlen=max_requests)
         self._counts = {"asked": 0, "refused": 0, "left": 0}
         self._closing = threading.Event()
-        self._http = _Http(("127.0.0.1", port), self)
+        self._http = _HttpServer(("127.0.0.1", port), self)
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, name="model server"
         )
@@ -178,8 +178,8 @@ class ModelServer:
 
     def find_fault(self, request: Any) -> str | None:
         """Return the fault that a strict provider would report, or None."""
-        names = set(request) if isinstance(request, Mapping) else set()
-        if rejected := sorted(self._rejected_fields & names):
+        field_names = set(request) if isinstance(request, Mapping) else set()
+        if rejected := sorted(self._rejected_fields & field_names):
             return f"Unrecognized request argument supplied: {rejected[0]}"
         return find_fault(request)
 
@@ -202,8 +202,8 @@ class ModelServer:
     def is_allowed(self, authorization: str) -> bool:
         """Whether the API key is correct."""
         # Compare bytes, because compare_digest accepts only ASCII text.
-        expected = f"Bearer {self._key}".encode()
-        return not self._key or hmac.compare_digest(authorization.encode(), expected)
+        expected_header = f"Bearer {self._key}".encode()
+        return not self._key or hmac.compare_digest(authorization.encode(), expected_header)
 
     def is_closing(self) -> bool:
         """Whether all answers must end."""
@@ -224,7 +224,7 @@ class _Disconnected(Exception):
     """The client has disconnected, or the script ended the connection."""
 
 
-class _Http(ThreadingHTTPServer):
+class _HttpServer(ThreadingHTTPServer):
     # `close` waits for the threads, so that no thread is left running.
     daemon_threads = False
     request_queue_size = 64
@@ -265,7 +265,7 @@ class _Connection(BaseHTTPRequestHandler):
     """The requests of one connection."""
 
     protocol_version = "HTTP/1.1"
-    server: _Http
+    server: _HttpServer
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -325,9 +325,9 @@ class _Connection(BaseHTTPRequestHandler):
         elif (error := model.overflow_error(request, play)) is not None:
             self._send(*error)
         elif play.status != 200 or play.body is not None:
-            default = _error_body(_DEFAULT_ERRORS.get(play.status, "Error"))
-            text = default if play.body is None else play.body
-            self._send(play.status, text, kind=play.content_type, retry_after=play.retry_after)
+            default_body = _error_body(_DEFAULT_ERRORS.get(play.status, "Error"))
+            body_text = default_body if play.body is None else play.body
+            self._send(play.status, body_text, kind=play.content_type, retry_after=play.retry_after)
         else:
             self._send_answer(request, play)
 
@@ -338,8 +338,8 @@ class _Connection(BaseHTTPRequestHandler):
             answer = _completion(request, message, usage if play.usage else None)
             self._send(200, json.dumps(answer))
             return
-        options = request.get("stream_options") or {}
-        sent_usage = usage if play.usage and options.get("include_usage") else None
+        stream_options = request.get("stream_options") or {}
+        sent_usage = usage if play.usage and stream_options.get("include_usage") else None
         self._stream_answer(request, play, message, sent_usage)
 
     def _stream_answer(
@@ -394,19 +394,19 @@ class _Connection(BaseHTTPRequestHandler):
     def _send(
         self, status: int, body: str, *, kind: str = "application/json", retry_after: str = ""
     ) -> None:
-        encoded = body.encode()
+        body_bytes = body.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(encoded)))
+        self.send_header("Content-Length", str(len(body_bytes)))
         if retry_after:
             self.send_header("Retry-After", retry_after)
         self.end_headers()
-        self._write(encoded)
+        self._write(body_bytes)
 
     def _send_event(self, data: str) -> None:
         event = "".join(f"data: {line}\n" for line in data.split("\n")) + "\n"
-        encoded = event.encode()
-        self._write(f"{len(encoded):x}\r\n".encode() + encoded + b"\r\n")
+        event_bytes = event.encode()
+        self._write(f"{len(event_bytes):x}\r\n".encode() + event_bytes + b"\r\n")
 
     def _write(self, data: bytes) -> None:
         try:
@@ -417,17 +417,17 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _wait(self, seconds: float) -> None:
         """Wait, at most until the client disconnects. Raises _Disconnected."""
-        until = time.monotonic() + seconds
-        while (rest := until - time.monotonic()) > 0:
-            ready, _, _ = select.select([self.connection], [], [], min(rest, 0.05))
+        deadline = time.monotonic() + seconds
+        while (seconds_left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([self.connection], [], [], min(seconds_left, 0.05))
             if self.server.model.is_closing():
                 raise _Disconnected
-            if ready and not self.connection.recv(1, socket.MSG_PEEK):
+            if readable and not self.connection.recv(1, socket.MSG_PEEK):
                 self.server.model.count("left")
                 raise _Disconnected
-            if ready:
+            if readable:
                 # The next request has already arrived; only a disconnect matters.
-                time.sleep(min(rest, 0.01))
+                time.sleep(min(seconds_left, 0.01))
 
     def _reset_connection(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -460,10 +460,10 @@ def _chunk(request: Mapping[str, Any], choices: list[dict[str, Any]]) -> dict[st
 def _completion(
     request: Mapping[str, Any], message: Mapping[str, Any], usage: Usage | None
 ) -> dict[str, Any]:
-    finish = "tool_calls" if message.get("tool_calls") else "stop"
-    choice = {"index": 0, "message": message, "finish_reason": finish}
-    counts = {"usage": _usage_body(usage)} if usage else {}
-    return {**_response_head(request, "chat.completion"), "choices": [choice], **counts}
+    finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason}
+    usage_field = {"usage": _usage_body(usage)} if usage else {}
+    return {**_response_head(request, "chat.completion"), "choices": [choice], **usage_field}
 
 
 def _usage_body(usage: Usage) -> dict[str, int]:
@@ -477,18 +477,18 @@ def _usage_body(usage: Usage) -> dict[str, int]:
 def _choices(message: Mapping[str, Any], play: ScriptedResponse) -> Iterator[dict[str, Any]]:
     """Yield the pieces of a message as `choices` of chunks."""
     calls = message.get("tool_calls") or []
-    sent = message if play.calls == "parts" else {**message, "tool_calls": []}
+    streamed_message = message if play.calls == "parts" else {**message, "tool_calls": []}
     yield _choice({"role": "assistant", "content": ""})
-    for delta in split_message(sent):
+    for delta in split_message(streamed_message):
         if not delta.finish:
             yield _choice(_split_delta(delta, play))
     for index, call in enumerate(calls if play.calls != "parts" else ()):
-        sent_call = {"index": 0 if play.calls == "zero_index" else index, **call}
+        call_body = {"index": 0 if play.calls == "zero_index" else index, **call}
         if play.calls in ("no_index", "no_id"):
-            del sent_call["index"]
+            del call_body["index"]
         if play.calls == "no_id":
-            del sent_call["id"]
-        yield _choice({"tool_calls": [sent_call]})
+            del call_body["id"]
+        yield _choice({"tool_calls": [call_body]})
     if play.finish:
         yield _choice({}, finish="tool_calls" if calls else "stop")
 
@@ -506,8 +506,8 @@ def _split_delta(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
         return {"content": delta.text}
     part = delta.calls[0]
     first_fields = {"id": part.id, "type": "function"} if part.id else {}
-    name = {"name": part.name} if part.name else {}
-    function = {**name, "arguments": part.arguments}
+    name_field = {"name": part.name} if part.name else {}
+    function = {**name_field, "arguments": part.arguments}
     return {
         "tool_calls": [{"index": part.index, **part.extra, **first_fields, "function": function}]
     }
@@ -515,11 +515,11 @@ def _split_delta(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a server until SIGTERM or Ctrl-C. The first line printed is its address."""
-    fields = ", ".join(ScriptedResponse.__struct_fields__)
+    play_fields = ", ".join(ScriptedResponse.__struct_fields__)
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.testing.model_server",
         description="A scripted model behind HTTP; the first line that it prints is its address.",
-        epilog=f"Fields of --play: {fields}. Dialects: {', '.join(OVERFLOWS)}.",
+        epilog=f"Fields of --play: {play_fields}. Dialects: {', '.join(OVERFLOWS)}.",
     )
     option = parser.add_argument
     option("--port", type=int, default=0, help="port to listen on [default: any free port]")

@@ -28,9 +28,9 @@ class ContractPart(ABC):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
         """Yield a new store for each test, and close it afterwards."""
-        place = tmp_path / "workspace"
-        place.mkdir(mode=0o700)
-        with self.make_store(place) as opened:
+        workspace = tmp_path / "workspace"
+        workspace.mkdir(mode=0o700)
+        with self.make_store(workspace) as opened:
             yield opened
 
 
@@ -47,13 +47,13 @@ def shifted_clock(seconds: float) -> Iterator[None]:
 @contextmanager
 def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
     """Yield a thread pool with a very short switch interval."""
-    before = sys.getswitchinterval()
+    old_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(count) as pool:
             yield pool
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(old_interval)
 
 
 @contextmanager
