@@ -94,7 +94,7 @@ class AsyncStore:
     ) -> list[int]:
         return await self._append(key, Append(messages=messages, once=once, at=at))
 
-    # Same signatures and docstrings as Store. A new Store method needs one more line.
+    # These methods get signature and docstring from Store; a new Store method needs a line here.
     add_message = _async_method(Store.add_message, implementation=_add_message)
     add_full_message = _async_method(Store.add_full_message, implementation=_add_full_message)
     add_messages = _async_method(Store.add_messages, implementation=_add_messages)
@@ -276,7 +276,7 @@ class AsyncStore:
 
 
 class AsyncLease:
-    """A Lease with awaitable methods. As an async context manager, it is released on exit."""
+    """A Lease with awaitable methods; an async context manager releases the lease on exit."""
 
     def __init__(self, store: AsyncStore, lease: Lease) -> None:
         self._lease = lease

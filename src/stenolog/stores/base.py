@@ -19,7 +19,7 @@ FORKED_AT: Final = "forked_at"
 # The fields record deliveries, answered requests, resumes, and where a chat continues.
 # Seqs in these fields may belong to other messages in the fork.
 NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
-"""Fields of a session's meta that describe only this session, so that `fork` does not copy them."""
+"""Fields of a session's meta that `fork` does not copy, because they describe only the source."""
 
 
 def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
@@ -45,10 +45,10 @@ class SessionView(Struct, frozen=True, kw_only=True):
       `purge(before=)` on all engines, a copy written over the session on the database and file
       engines, and on JSONL every replacement of the log file, for example after a failed sync.
     - `change`: grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
-      `set_summary`, `set_meta` and `undo`. Calls that change nothing do not count.
+      `set_summary`, `set_meta` and `undo`. Calls that change nothing do not increase `change`.
 
-    Deleting and restoring a session under the same key may leave all three numbers unchanged. Then
-    the content is unchanged, too.
+    Deleting and restoring a session under the same key may leave `uid`, `generation` and `change`
+    unchanged; the content is then unchanged, too.
     """
 
     info: SessionInfo
@@ -234,10 +234,10 @@ class Store(Protocol):
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
-        Messages that were appended since then stay visible. `answered`: first and last seq of the
-        answer to a replaced history. If the newest operation is that replace, `undo` hides the
-        answer in the same step. The last eight operations can be undone; there is no redo. Raises
-        NothingToUndo.
+        Messages that were appended after that operation stay visible. `answered`: first and last
+        seq of the answer to a replaced history. If the newest operation is that replace, `undo`
+        hides the answer in the same step. The last eight operations can be undone; there is no
+        redo. Raises NothingToUndo.
         """
 
     def compact(self, key: str) -> Compacted:
@@ -311,9 +311,9 @@ class Store(Protocol):
         """Return a view of what changed since `view` was taken. Raises NoSuchSession.
 
         If uid, generation and change number equal those of `view`, the result is a tail: the
-        current info, and the messages appended since the view. Otherwise the result is a full view
-        with the same `last`, possibly of another session with this key. `view.merged(result)`
-        returns the full view in both cases.
+        current info, and the messages appended since the view. If uid, generation or change number
+        differs, the result is a full view with the same `last`, possibly of another session with
+        this key. `view.merged(result)` returns the full view in both cases.
         """
 
     def list_sessions(
@@ -441,8 +441,8 @@ class PurgingStore(Protocol):
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge exactly these deleted sessions of a key.
 
-        Sessions that were restored, deleted again or created since then stay. Raises NoSuchSession,
-        and changes nothing, if one of the `entries` is not in the trash.
+        Sessions that were restored, deleted again or created after `entries` was read stay. Raises
+        NoSuchSession, and changes nothing, if one of the `entries` is not in the trash.
         """
 
     def unfinished_purges(self) -> list[Trashed]:

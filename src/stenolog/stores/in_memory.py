@@ -250,7 +250,7 @@ class InMemoryStore:
             session.change("summary", summary=_check_summary(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all visible messages except the last ones."""
+        """Hide all visible messages except the last `keep_last`."""
         check_int(keep_last=keep_last)
         with self._session_to_change(key) as session:
             visible = session.visible()
@@ -590,7 +590,7 @@ class InMemoryStore:
     # --- snapshots ---------------------------------------------------------------------------
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return all sessions: those in the trash, then the others."""
+        """Return all sessions: first the trash, then the live sessions."""
         with self._locked_store():
             deleted = [
                 _snapshot_mark(trashed.key, session, trashed) for trashed, session in self._trash

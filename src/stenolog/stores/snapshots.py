@@ -133,7 +133,7 @@ class SnapshotStore(Protocol):
         Raises NoSuchSession if the session no longer exists, StoreBusy if other processes keep
         replacing it, DamagedStore if its state cannot be read. A store that looks only where the
         session was listed may also raise NoSuchSession if the session was deleted, restored or
-        renamed since then.
+        renamed after the listing.
         """
 
     def hold_snapshot(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading]:

@@ -319,7 +319,7 @@ def decide_purge(
     An undo step is dropped if it would bring back a purged message, or an older summary, which may
     describe purged messages. Earlier steps are dropped, too, because undoing only these steps would
     not restore any former state. `complete_step` returns a step with all of its data, even if the
-    state has only a part of them.
+    state has only a part of the data.
     """
     purged = copy_state(state)
     upto = min(before - 1, last_seq)

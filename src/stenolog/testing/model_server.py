@@ -123,7 +123,7 @@ class ModelServer:
     def rejected_count(self) -> int:
         """Number of requests that were answered with 400 because of a fault.
 
-        Played faults do not count.
+        Faults that the script plays are not counted.
         """
         return self._counts["refused"]
 

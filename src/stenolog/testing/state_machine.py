@@ -264,7 +264,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, last=st.none() | st.integers(1, 4), keep=st.booleans())
     def refresh(self, key: str, last: int | None, *, keep: bool) -> None:
-        """Refresh an older view and compare it with a new view, which `keep` keeps for later."""
+        """Compare a refreshed older view with a new view; with `keep`, keep the new view."""
         self._count_step("refresh")
         old = self._views.get(key)
         try:

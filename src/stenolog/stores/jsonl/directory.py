@@ -215,9 +215,9 @@ class Directory:
     def sync_renames(self) -> None:
         """Sync renames into and out of the trash. Raises OSError.
 
-        The process that renamed a log may have been killed before its sync. A name that such a
-        rename freed must not be reused before the sync: a power cut may keep the new file and
-        lose the rename.
+        The process that renamed a log may have been killed before its sync. A name that a rename
+        freed must not be reused before the sync: a power cut may keep the new file and lose the
+        rename.
         """
         try:
             trash = self.subfolder(TRASH, create=False)
@@ -235,7 +235,7 @@ class Directory:
     def subfolder(self, *names: str, create: bool) -> Descriptor | None:
         """Open a nested folder; return None if it does not exist. Raises OSError.
 
-        With `create`, the folder is created first. None then means that another process has removed
+        With `create`, the folder is created first, and None means that another process has removed
         the new folder.
         """
         parent = duplicate_descriptor(self.descriptor)

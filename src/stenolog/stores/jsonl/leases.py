@@ -50,7 +50,7 @@ _POLL_SECONDS: Final = 0.005
 _CHECK_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
 _LINE_BYTES: Final = 512
-"""Length of the padded line in bytes. A write replaces the line in place, within one sector."""
+"""Length of the padded line in bytes; a write replaces the line in place, within one sector."""
 _RECORD_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -290,7 +290,7 @@ def _open_lock_file(directory: Directory, key: str) -> Descriptor:
                 f"{directory.path / FOLDER / lock_name(key)}: it is not a regular file"
             )
         if not status.st_size:
-            # Sync the new entry: the epochs must not restart after a power cut.
+            # Sync the entry of the new file: the epochs must not restart after a power cut.
             sync_folder(folder)
         return descriptor
 

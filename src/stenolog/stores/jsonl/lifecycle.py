@@ -229,7 +229,7 @@ def check_no_session(log: Log) -> None:
         tail = log.tail
     text = log.read_bytes(0, log.file_size())
     # A single line, or NULs, may be an interrupted first write.
-    # Several damaged lines are what is left of a session.
+    # Several damaged lines are the remains of a session.
     is_unreadable = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if is_unreadable or (tail is not None and tail.lost):
         raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")

@@ -10,8 +10,8 @@ methods expect the caller to hold the mutex, unless their docstring says otherwi
 
 Several threads may share a Log, and each thread may be interrupted or fail during an update.
 `phase` records whether the fields can be trusted: every update sets `phase` to UPDATING first and
-to NEW or READY last. So an unfinished update leaves a Log that must be loaded again. No cleanup
-code is needed; Ctrl-C could interrupt such code as well.
+to NEW or READY last. So an unfinished update leaves a Log that must be loaded again, and no cleanup
+code is needed, which Ctrl-C could interrupt as well.
 """
 
 import fcntl
@@ -80,7 +80,7 @@ class LoadPhase(Enum):
     NOT_LOADED = auto()
     """The file has not been read yet."""
     UPDATING = auto()
-    """A thread is changing the fields. For a thread that holds the mutex: an update failed."""
+    """A thread is changing the fields; to a thread with the mutex, this means a failed update."""
     NEW = auto()
     """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
@@ -141,7 +141,7 @@ class Tokens:
             self._from_states.setdefault(token.token, token)
 
     def load_messages(self, messages: Sequence[Message]) -> None:
-        """Load the tokens of these messages, and those that `add_from_state` added."""
+        """Load the tokens of these messages, and the tokens that `add_from_state` added."""
         self._by_key = {**self._from_states, **_tokens_of(messages)}
 
     def add_records(self, records: Sequence[Record]) -> None:

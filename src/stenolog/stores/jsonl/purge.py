@@ -257,7 +257,7 @@ class Purger:
 
         result = self._lifecycle.change_file(key, rewrite_log, f"purging {key!r}")
         if result is not None:
-            # Delete the old archives only after the log is replaced: the old log names them.
+            # Delete the old archives only after the log that names these archives is replaced.
             with _errors_after_effect(key):
                 archive.delete_others(folder, prepared.new_names)  # guard: purge-sweeps-archives
         return result
@@ -321,7 +321,7 @@ def _errors_before_effect(key: str) -> AbstractContextManager[None]:
 def _errors_after_effect(key: str) -> Iterator[None]:
     """Translate errors after the first effect.
 
-    Part of the purge is done, and a repeated call does the rest.
+    Part of the purge is done, and a repeated call completes the purge.
     """
     try:
         yield

@@ -160,7 +160,7 @@ def replace_log(log: Log, text: bytes) -> None:
 # The first step writes the archive under a separate lock.
 # The second step replaces the live file under the append lock.
 # The second step does nothing if the log was replaced after the first step.
-# It also does nothing if the floor of the log no longer covers the archived messages.
+# The second step also does nothing if the floor no longer covers the archived messages.
 # A crash between the two steps leaves the log unchanged, and an archive that no state names.
 
 NOTHING_ARCHIVED = Compacted(archived=0, bytes_before=0, bytes_after=0)
@@ -212,12 +212,12 @@ def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
     if cut == 0:
         return None
     reference = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # All these lines are on the disk: the change that hides them was written after their sync.
+    # Hidden lines are on the disk: the change that hides lines is written after their sync.
     lines = text[:cut]
     log_states = replay(lines, state, proven=True)
     # guard: archive-chain-twice
     if not any(record.body.archive == state.archive for record in states_in(lines)):
-        # All states that name the previous archive are damaged: add one, to keep the chain.
+        # All states that name the previous archive are damaged: add a state, to keep the chain.
         lines = control_line("state", first, state.created, log_states.head) + lines
     archive.write_archive(folder, reference.name, [lines])
     return PreparedArchive(state.uid, state.generation, cut, reference, log_states, count)
@@ -301,7 +301,7 @@ def _replacement_archive(reference: Archive | None, state: State, before: int) -
     if reference is None or reference.last < before:
         return None
     first = max(reference.first, before)
-    # Use a new name: the old archive counts until the log names the new archive.
+    # Use a new name: the old archive stays valid until the log names the new archive.
     name = f"{first}-{reference.last}.{state.generation + 1}.jsonl.gz"
     return Archive(name=name, first=first, last=reference.last)
 

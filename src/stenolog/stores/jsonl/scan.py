@@ -1,9 +1,9 @@
-"""Parse the bytes of a log: the records that count, and a description of any damage.
+"""Parse the bytes of a log: the valid records, and a description of any damage.
 
 Nearly always every line is intact and in order; `read_intact` verifies that in a few passes over
 the buffer. Otherwise `scan_log` inspects each line: it finds the undamaged records, uses later
-records to decide whether an incomplete batch counts, and returns the tail that the next writer has
-to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
+records to decide whether an incomplete batch is valid, and returns the tail that the next writer
+has to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
 """
 
 import re
@@ -162,7 +162,7 @@ def is_joined(record: Record) -> bool:
 
 
 class _Line(Struct):
-    """The bytes between two newlines: one record, several, or none."""
+    """The bytes between two newlines: one record, several records, or no record."""
 
     start: int
     stop: int
@@ -223,7 +223,7 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
 def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
     """Split the buffer at newlines; return the lines and the start of the unterminated rest.
 
-    A rest that holds an intact record counts as a line that lacks only its newline.
+    An unterminated rest that holds an intact record counts as a line that lacks only its newline.
     """
     lines: list[_Line] = []
     start = 0

@@ -207,7 +207,7 @@ class StampCache:
 # Linux reports every write, creation, rename and deletion in a folder by any process.
 # Linux reports these events before the system call of that process returns.
 # If events are unavailable or incomplete, the caller checks all files.
-# Other operating systems, and file systems that other machines may change, have no such events.
+# Other operating systems, and file systems that other machines may change, provide no events.
 # Events are incomplete after an overflow of the event queue, and after the folder was moved.
 
 _MODIFY, _ATTRIB = 0x2, 0x4
@@ -220,9 +220,8 @@ _ALL_MAY_HAVE_CHANGED: Final = _FOLDER_EVENTS | _UNMOUNT | _OVERFLOW | _IGNORED
 _EVENT_STRUCT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024
 
-# File systems that only change through the kernel of this machine, which reports every change.
-# These are ext2 to ext4, xfs, btrfs, f2fs, zfs and tmpfs.
-# The numbers are values of f_type, the first `long` of statfs(2).
+# File systems that change only through the kernel of this machine, which reports every change:
+# ext2 to ext4, xfs, btrfs, f2fs, zfs and tmpfs, by f_type, the first `long` of statfs(2).
 _WATCHABLE_TYPES: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
 
 

@@ -6,8 +6,8 @@ the replaced copy. If the session has moved (another key, into or out of the tra
 gets its name before the old file is removed. A note in the folder names the old file and the old
 archives. If this process is killed, the next copy deletes the files that the note names.
 
-The last line of a copy is a change without effect. As long as only states follow that change, no
-process has written to the copy.
+The last line of a copy is a change without effect. As long as only states follow this last change,
+no process has written to the copy.
 """
 
 import errno

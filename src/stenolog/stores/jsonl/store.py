@@ -549,8 +549,8 @@ class JSONLStore(operations.SessionOperations):
     def _new_messages(self, key: str, after: int) -> NewMessages | None:
         """Return the messages after a seq; None if the session does not exist.
 
-        The messages are synced before a follower sees them. Otherwise a power cut could remove
-        messages that the follower saw, and later messages would get the same seqs.
+        The messages are synced before a follower sees them. Without the sync, a power cut could
+        remove messages that the follower saw, and later messages would get the same seqs.
         """
 
         def read_log(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:

@@ -43,7 +43,7 @@ from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
 MAX_GATES: Final = 1024
-"""Maximum number of gates. A gate lets one thread at a time write to a session."""
+"""Maximum number of gates; a gate lets one thread at a time write to a session."""
 
 _RECHECK_SECONDS: Final = 0.02
 _MAX_WRITE_SECONDS: Final = 30.0
@@ -364,7 +364,7 @@ class WriteQueue:
         if is_different or token.count != len(batch.payloads):
             waiter.finish(error=OnceConflict(log.key, once, token.first))
             return True
-        # Another process may have written the message. It counts as stored once it is on the disk.
+        # The message may be a write of another process, which counts as stored after a sync.
         try:
             writer.sync_log(log)
         except OSError as error:
@@ -392,8 +392,8 @@ def fast_append(
     nothing was done and a full append is needed. The caller holds the gate of the session. `check`
     raises StenologError if the write is no longer allowed.
 
-    This is a single function on purpose: right after a sync the processor's caches are cold, and
-    each call of a Python function then costs several times as much as in a loop.
+    The fast append is a single function on purpose: right after a sync the processor's caches are
+    cold, and each call of a Python function then costs several times as much as in a loop.
     """
     descriptor = log.descriptor
     cached = False

@@ -105,7 +105,7 @@ def _with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any,
         events = next(gen)
         while True:
             ready = yield events
-            # Data that has arrived counts, even if this process was stopped in between.
+            # Data that has arrived is an answer, even if this process was stopped in between.
             events = gen.send(ready)
             if ready != waiting.READY_NONE:
                 deadline = time.monotonic() + seconds
@@ -130,7 +130,7 @@ def binary_adapters() -> AdaptersMap:
 class ConnectionPool:
     """A pool of connections to one server.
 
-    An interrupt (Ctrl-C) may strike between any two steps here. Therefore the pool keeps no
+    An interrupt (Ctrl-C) may strike between any two steps of the pool. Therefore the pool keeps no
     counter, and uses no lock whose methods are written in Python: such a lock can stay locked.
     """
 

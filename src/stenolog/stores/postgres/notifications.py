@@ -107,7 +107,7 @@ class Notifications:
             self._will_collect = False
             if not isinstance(error, RuntimeError):
                 raise
-            # The messages are committed, so this is not an error for the caller that stored them.
+            # The messages are committed, so the caller that stored them gets no error.
             log_reports.info("other processes are not notified of changes: %s", error)
         self._work.set()
 

@@ -126,7 +126,7 @@ class Dialect(Protocol):
         """
 
     def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and then its messages, at one moment.
+        """Run `work`, which reads a session and its messages, on the data of one moment.
 
         If `work` gets None instead of DamageReports, it must raise MissingRows for missing
         messages. After MissingRows, `work` runs again.

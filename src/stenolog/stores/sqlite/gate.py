@@ -1,9 +1,9 @@
 """The gate: a queue of writer threads in each process, and file locks between processes.
 
 SQLite itself waits by sleeping, longer each time. A writer that returns immediately always wins,
-and the other writers wait for seconds. Here the threads of a process form a queue, and the first
-thread polls for a file lock at short intervals. The thread whose turn it is executes the waiting
-appends of the next threads in its own transaction.
+and the other writers wait for seconds. Therefore the threads of a process form a queue, and the
+first thread polls for a file lock at short intervals. The thread whose turn it is executes the
+waiting appends of the next threads in its own transaction.
 
 There is no background thread. No thread blocks on the lock of the queue, because another writer may
 hold the lock for long. A thread acquires the lock by `(taken,) = map(lock.acquire, (False,))`

@@ -22,9 +22,9 @@ _ENDED_STATES: Final = ("Z", "X", "x")
 class Process(Struct, frozen=True):
     """One process of this machine, identified by its number and start time.
 
-    Process numbers are reused, so the number alone is not enough. Both values depend on namespaces
-    and can only be compared within the same namespaces. The number of a namespace is reused, too,
-    but only after all its processes have ended.
+    Process numbers are reused, so the number alone is not enough. Number and start time depend on
+    namespaces and can only be compared within the same namespaces. The number of a namespace is
+    reused, too, but only after all its processes have ended.
     """
 
     boot: str

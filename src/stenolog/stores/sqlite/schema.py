@@ -1,7 +1,8 @@
 """Creates the tables from schema.sql, or migrates them by the numbered files in schema/.
 
 A read-only connection migrates nothing. Instead, the files in older/ with the same numbers define
-temporary views that show older tables in the newest form. Only that connection sees the views.
+temporary views that show older tables in the newest form. Only the read-only connection sees the
+views.
 """
 
 from collections.abc import Mapping, Sequence
