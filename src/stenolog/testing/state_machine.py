@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, summary=summaries(), back=seqs, floor=st.sampled_from([None, 0, 0, 1]))
     def checkpoint(self, key: str, summary: str, back: int, floor: int | None) -> None:
-        """Set summary and floor, counted back from the end. Some floors are stale or too high."""
+        """Checkpoint at a seq counted back from the end. Some expected floors are stale."""
         options: dict[str, Any] = {"summary": summary, "upto": self._last_seq(key) - back}
         if floor is not None and key in self._model.list_sessions():
             options["expect_floor"] = self._model.info(key).floor + floor

@@ -205,7 +205,7 @@ class StampCache:
 # --- files that changed since the last call, with inotify --------------------------------------
 # Checking 10,000 files takes 25 ms, whatever the method.
 # Linux reports every write, creation, rename and deletion in a folder by any process.
-# Linux reports these events before the system call of that process returns.
+# Linux reports a change before the system call that makes the change returns.
 # If events are unavailable or incomplete, the caller checks all files.
 # Other operating systems, and file systems that other machines may change, provide no events.
 # Events are incomplete after an overflow of the event queue, and after the folder was moved.

@@ -129,7 +129,7 @@ def _parse_stamp(stamp: str) -> datetime:
 
 
 def mark_purged(directory: Directory, entry: Entry) -> Entry:
-    """Make a log unrestorable, durably. The caller holds its lock. Raises OSError."""
+    """Make a log unrestorable, durably; the caller holds the log's lock. Raises OSError."""
     name = entry.name + PURGED
     with directory.require_subfolder(FOLDER, create=False) as folder:
         os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -277,7 +277,7 @@ class _FileLock:
             time.sleep(pause)
 
     def try_acquire(self) -> bool:
-        """Try once to acquire the lock; return whether that worked. Raises OSError."""
+        """Try once to acquire the lock; return whether the lock was acquired. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = open_descriptor(self._path, flags)
