@@ -360,8 +360,8 @@ class Lease(Protocol):
     """The right to run a turn in a session, until `release`, or until ttl passes without `renew`.
 
     Used as a context manager, a lease is released on exit. On the JSONL store the operating system
-    releases the lease when the holder's process ends. On that store, ttl only decides when `steno
-    doctor` reports a holder as stalled.
+    releases the lease when the holder's process ends. On that store, `steno doctor` reports a
+    holder as stalled after ttl.
     """
 
     @property
