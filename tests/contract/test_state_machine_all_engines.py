@@ -40,7 +40,7 @@ class AllMachine(StoreMachine):
         """End every connection to the server; the store must reconnect by itself."""
         self._count_step("cut")
         execute(self._url, _END_ALL)
-        self._compare(*KEYS)
+        self._compare_stores(*KEYS)
 
     def teardown(self) -> None:
         try:

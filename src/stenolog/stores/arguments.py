@@ -103,7 +103,7 @@ def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list
     """Check and encode appends of several callers.
 
     Return the batches to store with their indexes, and a list of results: the error of each refused
-    append, and an empty list for all others.
+    append, and an empty list for every other append.
     """
     group: list[tuple[int, Batch]] = []
     results: list[AppendResult] = [[] for _ in appends]

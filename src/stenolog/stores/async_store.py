@@ -68,8 +68,7 @@ class AsyncStore:
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="stenolog")
         self._closing = threading.Event()
         self._closed = threading.Event()
-        # Waiting appends by session key. A key is present while the store writes a group of its
-        # appends.
+        # Waiting appends by session key; a key is present while the store writes its appends.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_PendingAppend]]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -95,7 +94,7 @@ class AsyncStore:
     ) -> list[int]:
         return await self._append(key, Append(messages=messages, once=once, at=at))
 
-    # Same signatures and docstrings as Store. A new Store method needs one more line.
+    # These methods get signature and docstring from Store; a new Store method needs a line here.
     add_message = _async_method(Store.add_message, implementation=_add_message)
     add_full_message = _async_method(Store.add_full_message, implementation=_add_full_message)
     add_messages = _async_method(Store.add_messages, implementation=_add_messages)
@@ -135,8 +134,7 @@ class AsyncStore:
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, BusyTimeoutStore) else LEASE_WAIT_SECONDS
-        # Wait in the loop. Threads that wait for the lease could use up the pool, and its holder
-        # could not finish.
+        # Wait in the loop: waiting threads could use up the pool, and the holder could not finish.
         deadline = monotonic() + wait
         while True:
             try:
@@ -194,7 +192,7 @@ class AsyncStore:
     def _fenced_by(self, store: Store) -> "AsyncStore":
         """Return an AsyncStore for `store`, a view that rejects writes once a lease is lost.
 
-        Both use the same threads.
+        Both stores use the same threads.
         """
         if store is self._store:
             return self
@@ -278,7 +276,7 @@ class AsyncStore:
 
 
 class AsyncLease:
-    """A Lease with awaitable methods. As an async context manager it releases on exit."""
+    """A Lease with awaitable methods; an async context manager releases the lease on exit."""
 
     def __init__(self, store: AsyncStore, lease: Lease) -> None:
         self._lease = lease
@@ -299,7 +297,7 @@ class AsyncLease:
     async def lost(self) -> bool:
         """Return whether this lease was released, expired or taken over, or its session was purged.
 
-        Awaitable, unlike Lease.lost, because it reads from the store.
+        This method is awaitable, unlike `Lease.lost`, because it reads from the store.
         """
         try:
             return await self._async_store._call(lambda: self._lease.lost)
@@ -314,7 +312,7 @@ class AsyncLease:
         """Release the lease; a second call does nothing.
 
         Does nothing if the store was closed, because closing the store released the lease. A
-        cancelled call still releases.
+        cancelled call still releases the lease.
         """
         with suppress(StoreClosed):
             await self._async_store._call(self._lease.release, must_run=True)
@@ -418,8 +416,7 @@ class _Follower:
         try:
             self._follow(loop)
         except StoreClosed as error:
-            # The store was closed before the thread's first call. End without an error, as if the
-            # store was closed later.
+            # The store was closed before the first call: end as if it was closed later.
             self._put_item(loop, None if was_open and self._closing.is_set() else error)
         except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
             self._put_item(loop, error)

@@ -16,11 +16,10 @@ from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Sp
 
 FORKED_AT: Final = "forked_at"
 """Field of a fork's meta: the last seq that was copied from the source."""
-# The fields record delivered and received answers, answered requests, the number of resumes of a
-# turn, and the session in which a chat continues. Seqs in these fields may belong to other messages
-# in the fork.
+# The fields record deliveries, answered requests, resumes, and where a chat continues.
+# Seqs in these fields may belong to other messages in the fork.
 NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
-"""Fields of a session's meta that describe only this session, so that `fork` does not copy them."""
+"""Fields of a session's meta that `fork` does not copy, because they describe only the source."""
 
 
 def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
@@ -46,23 +45,23 @@ class SessionView(Struct, frozen=True, kw_only=True):
       `purge(before=)` on all engines, a copy written over the session on the database and file
       engines, and on JSONL every replacement of the log file, for example after a failed sync.
     - `change`: grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
-      `set_summary`, `set_meta` and `undo`. Calls that change nothing do not count.
+      `set_summary`, `set_meta` and `undo`. Calls that change nothing do not increase `change`.
 
-    Deleting and restoring a session under the same key may leave all three numbers unchanged. Then
-    the content is unchanged, too.
+    Deleting and restoring a session under the same key may leave `uid`, `generation` and `change`
+    unchanged; the content is then unchanged, too.
     """
 
     info: SessionInfo
     messages: tuple[Message, ...]
-    """Visible messages by seq. A tail has only the new messages."""
-    # On JSONL, while another process is in the middle of a write, `info` already counts the seqs of
-    # that write, but its messages cannot be read yet.
+    """Visible messages by seq; a tail has only the new messages."""
+    # On JSONL, `info` already counts the seqs of a write that another process has not finished.
+    # The messages of such a write cannot be read yet.
     upto: int
     """Seq up to which messages were read: `info.last_seq`, or less during a write on JSONL."""
     last: int | None = None
     """Maximum number of messages that the caller requested; None for all."""
     after: int | None = None
-    """`upto` of the earlier view that a tail continues. None in a full view."""
+    """`upto` of the earlier view that a tail continues; None in a full view."""
 
     @property
     def key(self) -> str:
@@ -212,8 +211,8 @@ class Store(Protocol):
 
         The common prefix is not touched, the other visible messages are hidden, and only the new
         tail is appended. `expect_last`: raise StaleHistory and change nothing if the last seq of
-        the session differs, because a message was appended since the caller read the session. 0
-        expects a session without messages.
+        the session differs, because a message was appended since the caller read the session.
+        `expect_last=0` expects a session without messages.
         """
 
     def hide(self, key: str, first: int, last: int) -> None:
@@ -235,10 +234,10 @@ class Store(Protocol):
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
-        Messages that were appended since then stay visible. `answered`: first and last seq of the
-        answer to a replaced history. If the newest operation is that replace, `undo` hides the
-        answer in the same step. The last eight operations can be undone; there is no redo. Raises
-        NothingToUndo.
+        Messages that were appended after that operation stay visible. `answered`: first and last
+        seq of the answer to a replaced history. If the newest operation is that replace, `undo`
+        hides the answer in the same step. The last eight operations can be undone; there is no
+        redo. Raises NothingToUndo.
         """
 
     def compact(self, key: str) -> Compacted:
@@ -277,8 +276,8 @@ class Store(Protocol):
         key, so that no trace of the key remains.
 
         With `before`: purge the messages below this seq, in the live storage and in archives. Their
-        idempotency keys and voids are purged, too, and the undo steps that would bring the messages
-        back. The session stays, and records only which seqs were purged.
+        idempotency keys and voids, and undo steps that would bring these messages back, are purged,
+        too. The session stays, and records only which seqs were purged.
 
         After an interruption, call `purge` again. If the session itself is purged, a running turn
         loses its lease, and later writes of the lease holder do not create the session again. If
@@ -294,7 +293,7 @@ class Store(Protocol):
         """
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session; every change by any process changes the stamp.
+        """Return for each session a stamp that differs after every change by any process.
 
         An index compares stamps to find the sessions that changed.
         """
@@ -312,9 +311,9 @@ class Store(Protocol):
         """Return a view of what changed since `view` was taken. Raises NoSuchSession.
 
         If uid, generation and change number equal those of `view`, the result is a tail: the
-        current info, and the messages appended since the view. Otherwise the result is a full view
-        with the same `last`, possibly of another session with this key. `view.merged(result)`
-        returns the full view in both cases.
+        current info, and the messages appended since the view. If uid, generation or change number
+        differs, the result is a full view with the same `last`, possibly of another session with
+        this key. `view.merged(result)` returns the full view in both cases.
         """
 
     def list_sessions(
@@ -361,8 +360,8 @@ class Lease(Protocol):
     """The right to run a turn in a session, until `release`, or until ttl passes without `renew`.
 
     Used as a context manager, a lease is released on exit. On the JSONL store the operating system
-    releases the lease when the holder's process ends. There, ttl only decides when `steno doctor`
-    reports a holder as stalled.
+    releases the lease when the holder's process ends. On that store, `steno doctor` reports a
+    holder as stalled after ttl.
     """
 
     @property
@@ -442,8 +441,8 @@ class PurgingStore(Protocol):
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge exactly these deleted sessions of a key.
 
-        Sessions that were restored, deleted again or created since then stay. Raises NoSuchSession,
-        and changes nothing, if one of the `entries` is not in the trash.
+        Sessions that were restored, deleted again or created after `entries` was read stay. Raises
+        NoSuchSession, and changes nothing, if one of the `entries` is not in the trash.
         """
 
     def unfinished_purges(self) -> list[Trashed]:

@@ -90,8 +90,7 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
     lock = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
     try:
         wait_for_lock(lock, seconds=seconds, name=f"the catalog {path}")
-        # Delete the journal last: a journal without its database is useless, but a database without
-        # its journal may be incomplete.
+        # Delete the journal last: a database without its journal may be incomplete.
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)  # guard: purge-drops-catalog

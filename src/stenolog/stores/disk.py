@@ -39,8 +39,7 @@ class Descriptor(int):
         """
         if self >= 0 and not self._closed:
             self._closed = True
-            # The very next call must close the descriptor, because Ctrl-C could strike after any
-            # other call.
+            # Close with the very next call: Ctrl-C could strike after any other call.
             try:  # noqa: SIM105
                 os.close(self)
             except OSError:
@@ -70,8 +69,8 @@ def open_descriptor(
     path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Descriptor:
     """Open a file or a folder. Raises OSError."""
-    # Ctrl-C must not strike between the two calls, or the descriptor would be lost. The interpreter
-    # handles signals only between bytecode instructions, not between the calls that `map` makes.
+    # Ctrl-C must not strike between the two calls, or the descriptor would be lost.
+    # The interpreter handles signals between bytecode instructions, not between calls in `map`.
     descriptors = map(partial(os.open, dir_fd=dir_fd), (path,), (flags,), (mode,))
     (descriptor,) = map(Descriptor, descriptors)
     return descriptor
@@ -142,8 +141,7 @@ def sync_folder(descriptor: int) -> None:
         if sys.platform == "darwin":
             sync_file(descriptor)
     except OSError as error:
-        # Some file systems cannot sync a folder and report EINVAL. These file systems keep entries
-        # in order.
+        # File systems that cannot sync a folder report EINVAL, and keep entries in order.
         if error.errno != errno.EINVAL:
             raise
 
@@ -217,8 +215,8 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
     with temporary_file(folder, temporary_name) as descriptor:
         write_all(descriptor, text)
         sync_file(descriptor)  # guard: fallback-store-sync
-        # Closing a descriptor drops all locks of this process on the file. A thread may open the
-        # new file, for example a database, as soon as the file has its final name.
+        # Closing a descriptor drops all locks of this process on the file.
+        # A thread may open the new file, for example a database, once the file has its name.
         descriptor.close()  # guard: closed-before-rename
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)

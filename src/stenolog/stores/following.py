@@ -21,8 +21,10 @@ CHECK_SECONDS: Final = 0.5
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
 
-# checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other
-# messages were hidden. summary: only the summary changed. meta: only the meta changed.
+# checkpoint: the oldest messages were hidden
+# hide: other messages were hidden
+# undo: hidden messages are visible again
+# summary, meta: nothing else changed
 ChangeKind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
 
 
@@ -91,7 +93,7 @@ def follow_changes(
         if wait_seconds <= 0:
             return
         if last_info is None:
-            # Wait for the session. Its messages are read once its uid is known.
+            # Wait for the session; its messages are read once its uid is known.
             first_message = next(store.follow(key, after=after, timeout=wait_seconds), None)
             try:
                 last_info = find_info(store, key)
@@ -121,7 +123,7 @@ def follow_changes(
 def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
     """Return the changes between two infos, except new messages.
 
-    An info of None means no session.
+    An info of None means that the session does not exist.
     """
     if before is None or now is None or before.uid != now.uid:
         return []

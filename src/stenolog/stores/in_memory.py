@@ -1,6 +1,6 @@
 """A store in the memory of this process: sessions as sets and dicts.
 
-Tests compare every other store with this store. It therefore implements each operation in the
+Tests compare every other store with this store. So the store implements each operation in the
 simplest way and shares only basic modules with the other stores. The content is lost when the
 process ends.
 """
@@ -164,8 +164,7 @@ class _Session(Struct):
         for step in steps:
             self.undo_steps.append(step)
             if step.summary_before or purged_seqs & (step.newly_hidden | step.added_seqs):
-                # Drop all earlier steps, too: undoing only these would not restore any former
-                # state.
+                # Drop earlier steps, too: undoing only these would restore no former state.
                 self.undo_steps.clear()
         self.tokens = {
             once: (seqs, payloads)
@@ -251,7 +250,7 @@ class InMemoryStore:
             session.change("summary", summary=_check_summary(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all visible messages except the last ones."""
+        """Hide all visible messages except the last `keep_last`."""
         check_int(keep_last=keep_last)
         with self._session_to_change(key) as session:
             visible = session.visible()
@@ -281,8 +280,7 @@ class InMemoryStore:
             visible = session.visible()
             prefix_length = 0
             for seq, payload in zip(visible, payloads, strict=False):
-                # Compare the encoded bytes, because different objects may be equal: 1, 1.0 and
-                # True.
+                # Compare encoded bytes: in Python, the different values 1, 1.0 and True are equal.
                 if session.messages[seq].to_json() != payload:
                     break
                 prefix_length += 1
@@ -362,8 +360,7 @@ class InMemoryStore:
         """Move the session into the trash."""
         with self._session_to_change(key, must_exist=True):
             session = self._sessions.pop(key)
-            # The time is later than all others, so that the last deleted session is listed first
-            # even if the clock was set back.
+            # Use a time after all other deletions, even if the clock was set back.
             later_times = [entry.deleted + timedelta(microseconds=1) for entry, _ in self._trash]
             deleted = max([_now(), *later_times])
             count = len(session.messages)
@@ -470,7 +467,7 @@ class InMemoryStore:
             return self._leases[key]
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session; every change changes the stamp."""
+        """Return for each session a stamp that differs after every change."""
         with self._locked_store():
             return {
                 key: f"{session.uid}:{session.version}" for key, session in self._sessions.items()
@@ -593,7 +590,7 @@ class InMemoryStore:
     # --- snapshots ---------------------------------------------------------------------------
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return all sessions: those in the trash, then the others."""
+        """Return all sessions: first the trash, then the live sessions."""
         with self._locked_store():
             deleted = [
                 _snapshot_mark(trashed.key, session, trashed) for trashed, session in self._trash
@@ -699,7 +696,7 @@ class InMemoryStore:
             self._changed.notify_all()
 
     def _fenced_by(self, lease: "InMemoryLease") -> "InMemoryStore":
-        """Return a view of this store that rejects writes once the lease is lost."""
+        """Return a copy of this store that rejects writes once the lease is lost."""
         fenced = copy.copy(self)
         fenced._lease = lease
         return fenced

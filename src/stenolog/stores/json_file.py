@@ -21,9 +21,9 @@ from stenolog.stores.file_names import escape_key
 
 SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
-"""Suffix of a metadata file of picoclaw's newer store. Such a file is not a session."""
+"""Suffix of metadata files of picoclaw's newer store, which are not sessions."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""A time before this one means "no time": Go writes the first day of year 1."""
+"""An earlier time means "no time": Go writes the first day of year 1."""
 
 
 class NotASession(ValueError):

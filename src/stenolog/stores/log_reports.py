@@ -16,8 +16,8 @@ def warning(text: str, *values: object) -> None:
     try:
         import logging
     except (ImportError, OSError):
-        # A process without a free file descriptor cannot import modules, and needs the warning
-        # most. A program that configured logging has imported `logging` already.
+        # A process without free file descriptors cannot import modules, but needs the warning.
+        # A program that configured logging has already imported `logging`.
         sys.stderr.write(f"{text % values}\n")
         return
     logging.getLogger("stenolog").warning(text, *values, stacklevel=2)

@@ -49,7 +49,7 @@ class Decision(Struct, Generic[T], frozen=True):
 
 
 Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
-"""Function that decides on one open session. A retried transaction calls the function again."""
+"""Function that decides the change of an open session; a retried transaction calls it again."""
 
 
 class SessionOperations(ABC):

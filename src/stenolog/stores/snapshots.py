@@ -33,7 +33,7 @@ class SnapshotMark(Struct, frozen=True, kw_only=True):
     deleted: str | None = None
     """Deletion time in stored form; None if the session is not in the trash."""
     stamp: str
-    """Stamp that differs after every change by any process. Only comparable within one store."""
+    """Stamp that differs after every change by any process; comparable only within one store."""
     last_seq: int | None = None
     """Last assigned seq, as in `Snapshot.last_seq`; None if the listing has no seqs."""
     problem: str = ""
@@ -66,7 +66,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     undo: list[Undo] = []
     """Undo steps, oldest first, each with all of its data (`Undo.elsewhere` is False)."""
     lost: list[Span] = []
-    """Seqs of lost messages. A read lists the seqs already known to be lost; a write needs all."""
+    """Seqs of lost messages: a read lists the known ones, a write needs all lost seqs."""
     void: list[Span] = []
     purged: list[Span] = []
     archived: int = 0
@@ -79,8 +79,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 class SnapshotReading(Struct, frozen=True, kw_only=True):
     """The content of a session at one moment; valid only inside the `with` that returned it.
 
-    `messages` can be iterated once, and skips damaged messages. A seq that is missing there, and is
-    neither void nor purged, is lost. The first message of an idempotency key (P12) has `_once`, and
+    `messages` can be iterated once, and skips damaged messages. A seq without a message that is
+    neither void nor purged is lost. The first message of an idempotency key (P12) has `_once`, and
     `_part` is `(1, count)` if the key covers more than one message: see `token_of`. Other values of
     `_part`, and `_joined` and `hidden`, have no meaning here.
     """
@@ -133,7 +133,7 @@ class SnapshotStore(Protocol):
         Raises NoSuchSession if the session no longer exists, StoreBusy if other processes keep
         replacing it, DamagedStore if its state cannot be read. A store that looks only where the
         session was listed may also raise NoSuchSession if the session was deleted, restored or
-        renamed since then.
+        renamed after the listing.
         """
 
     def hold_snapshot(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading]:

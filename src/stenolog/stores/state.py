@@ -255,8 +255,8 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
 def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
     """Undo exactly the operation of this undo step.
 
-    If the operation is a replace, also hide the answer to the replaced history, because the undo
-    hides its question.
+    If the operation is a replace, also hide the messages `answered`, because the undo hides the
+    user message that they answer.
     """
     hidden_after = spans.minus(_all_hidden(state), entry.newly)
     hidden_after = spans.union(hidden_after, _seqs_hidden_by_undo(entry, answered))
@@ -297,8 +297,8 @@ def decide_fork(
     copied_spans = spans.clipped(visible_seqs(state, last_seq), 1, upto)
     fork_state = blank_state(new_key, uid, 1, now)
     fork_state.floor = state.floor
-    # A fork starts with a change: an empty fork without a change would not count as a session. The
-    # number of the change is new, because numbers are not reused.
+    # A fork starts with a change: an empty fork without a change would not count as a session.
+    # The change has a new number, because numbers are not reused.
     fork_state.number = state.number + 1
     fork_state.summary, fork_state.meta = state.summary, forked_meta(state.meta, upto)
     fork_state.purged = not_copied(copied_spans, upto)
@@ -316,10 +316,10 @@ def decide_purge(
 ) -> State:
     """Return the state without the messages below a seq, and without their undo steps.
 
-    An undo step is dropped if it would bring back such a message, or an older summary, which may
-    describe purged messages. All earlier steps are dropped, too, because undoing only these steps
-    would not restore any former state. `complete_step` returns a step with all of its data, even if
-    the state has only a part of them.
+    An undo step is dropped if it would bring back a purged message, or an older summary, which may
+    describe purged messages. Earlier steps are dropped, too, because undoing only these steps would
+    not restore any former state. `complete_step` returns a step with all of its data, even if the
+    state has only a part of the data.
     """
     purged = copy_state(state)
     upto = min(before - 1, last_seq)
@@ -406,7 +406,7 @@ def change_of_step(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) 
 def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
     """Return changes that lead to this state, for a session whose changes are missing.
 
-    `steps` are the complete undo steps of the session. Empty for a session without changes.
+    `steps` are the complete undo steps of the session. Without changes, the result is empty.
     """
     changes = [change_of_step(step, floor=state.floor, hidden=state.hidden) for step in steps]
     if state.number > max((change.number for change in changes), default=0):

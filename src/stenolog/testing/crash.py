@@ -3,7 +3,7 @@
 `kill -9` proves that no data waits in the memory of the process. Only a power cut would show
 whether data was synced.
 """
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 import importlib
 import json
@@ -75,7 +75,7 @@ SCRIPT = (
     Call("add_message", "user", "8"),
     Call("set_meta", title="A talk"),
 )
-"""Calls of every operation, each on a session on which it has an effect."""
+"""Calls of every operation, in an order in which each call has an effect."""
 
 
 class CrashContract:
@@ -125,45 +125,45 @@ class CrashContract:
 
     def test_p1_every_acknowledged_message_survives_kill_9(self, tmp_path: Path) -> None:
         randomness = random.Random(1)
-        acknowledged: dict[int, str] = {}
+        acked_texts: dict[int, str] = {}
         for turn in range(4):
             calls = [Call("add_message", "user", f"{turn}.{n}") for n in range(3000)]
             with self.start_writer(tmp_path, calls) as writer:
-                killed = writer.kill_during(randomness.randrange(1, 150), randomness)
-            acknowledged |= {seq: f"{turn}.{n}" for n, seq in enumerate(killed.results)}
+                victim = writer.kill_during(randomness.randrange(1, 150), randomness)
+            acked_texts |= {seq: f"{turn}.{n}" for n, seq in enumerate(victim.results)}
             with self.open(tmp_path) as store:
-                stored = {m.seq: m.content for m in store.get_history(KEY)}
-                assert sorted(stored) == list(stored)
-                assert acknowledged.items() <= stored.items()
+                texts = {m.seq: m.content for m in store.get_history(KEY)}
+                assert sorted(texts) == list(texts)
+                assert acked_texts.items() <= texts.items()
                 # The interrupted message may be stored too: it was not rejected.
-                turn_texts = [text for text in stored.values() if text.startswith(f"{turn}.")]
+                turn_texts = [text for text in texts.values() if text.startswith(f"{turn}.")]
                 assert turn_texts == [f"{turn}.{n}" for n in range(len(turn_texts))]
-                assert len(turn_texts) in (len(killed.results), killed.started_count)
-                assert len(set(stored.values())) == len(stored)
+                assert len(turn_texts) in (len(victim.results), victim.started_count)
+                assert len(set(texts.values())) == len(texts)
                 seq = store.add_message(KEY, "user", f"after kill {turn}")
-                acknowledged[seq] = f"after kill {turn}"
-            print(f"{len(killed.results)} messages were acknowledged, {len(turn_texts)} are there")
+                acked_texts[seq] = f"after kill {turn}"
+            print(f"{len(victim.results)} messages were acknowledged, {len(turn_texts)} are there")
 
-    @pytest.mark.parametrize("hit", range(len(SCRIPT)), ids=lambda n: f"{n}-{SCRIPT[n].name}")
-    def test_p2_killed_operation_is_complete_or_absent(self, tmp_path: Path, hit: int) -> None:
+    @pytest.mark.parametrize("number", range(len(SCRIPT)), ids=lambda n: f"{n}-{SCRIPT[n].name}")
+    def test_p2_killed_operation_is_complete_or_absent(self, tmp_path: Path, number: int) -> None:
         with self.start_writer(tmp_path, SCRIPT) as writer:
-            killed = writer.kill_during(hit, random.Random(hit))
-        done_count, hit_call = len(killed.results), SCRIPT[killed.started_count - 1]
-        before, after = _expected_content(done_count), _expected_content(killed.started_count)
+            victim = writer.kill_during(number, random.Random(number))
+        done_count, call = len(victim.results), SCRIPT[victim.started_count - 1]
+        before, after = _expected_content(done_count), _expected_content(victim.started_count)
         with self.open(tmp_path) as store:
-            if hit_call.name == "purge" and _all_content(store) != before:
-                # A purge that was started is finished by the same call.
+            if call.name == "purge" and _all_content(store) != before:
+                # A second call finishes an interrupted purge.
                 with suppress(NoSuchSession):
-                    hit_call.make(store, KEY)
+                    call.make(store, KEY)
             assert _all_content(store) in (before, after)
-            print(f"in {hit_call.name}: {'whole' if _all_content(store) == after else 'absent'}")
+            print(f"in {call.name}: {'whole' if _all_content(store) == after else 'absent'}")
             content = session_content(store, KEY)
             store.add_message(KEY, "user", "after the crash")
-            contents = visible_texts(store, KEY)
-        assert contents[-1] == "after the crash"
-        assert len(contents) == 1 + (content["visible"] if content is not None else 0)
+            texts = visible_texts(store, KEY)
+        assert texts[-1] == "after the crash"
+        assert len(texts) == 1 + (content["visible"] if content is not None else 0)
         with self.open(tmp_path) as store:
-            assert visible_texts(store, KEY) == contents
+            assert visible_texts(store, KEY) == texts
 
     def test_p2_killed_batch_is_complete_or_absent(self, tmp_path: Path) -> None:
         calls = [
@@ -171,14 +171,14 @@ class CrashContract:
             for n in range(200)
         ]
         for turn in range(3):
-            place = tmp_path / str(turn)
-            place.mkdir(mode=0o700)
-            with self.start_writer(place, calls) as writer:
-                killed = writer.kill_during(3 + turn, random.Random(turn))
-            with self.open(place) as store:
+            folder = tmp_path / str(turn)
+            folder.mkdir(mode=0o700)
+            with self.start_writer(folder, calls) as writer:
+                victim = writer.kill_during(3 + turn, random.Random(turn))
+            with self.open(folder) as store:
                 texts = visible_texts(store, KEY)
             assert texts == [f"{n}.{part}" for n in range(len(texts) // 20) for part in range(20)]
-            assert len(texts) // 20 in (len(killed.results), killed.started_count)
+            assert len(texts) // 20 in (len(victim.results), victim.started_count)
 
     def test_p12_calls_repeated_after_a_kill_are_stored_once(self, tmp_path: Path) -> None:
         calls = [
@@ -186,10 +186,10 @@ class CrashContract:
             for n in range(60)
         ]
         with self.start_writer(tmp_path, calls) as writer:
-            killed = writer.kill_during(25, random.Random(2))
+            victim = writer.kill_during(25, random.Random(2))
         with self.open(tmp_path) as store:
             results = [call.make(store, KEY) for call in calls]
-            assert results[: len(killed.results)] == killed.results
+            assert results[: len(victim.results)] == victim.results
             assert visible_texts(store, KEY) == [f"{n}{part}" for n in range(60) for part in "ab"]
 
     def test_p7_killed_writer_does_not_affect_another_writer(self, tmp_path: Path) -> None:
@@ -200,24 +200,24 @@ class CrashContract:
             self.start_writer(tmp_path, first_calls) as first_writer,
             self.start_writer(tmp_path, second_calls) as second_writer,
         ):
-            killed = first_writer.kill_during(60, random.Random(3))
-            finished = second_writer.finish()
-        assert len(finished.results) == 200
+            victim = first_writer.kill_during(60, random.Random(3))
+            survivor = second_writer.finish()
+        assert len(survivor.results) == 200
         with self.open(tmp_path) as store:
-            stored = {m.seq: m.content for m in store.get_history(KEY)}
-        for name, done in (("a", killed.results), ("b", finished.results)):
-            assert [stored[seq] for seq in done] == [f"{name}.{n}" for n in range(len(done))]
-        assert len(stored) - len(finished.results) in (len(killed.results), killed.started_count)
-        assert len(set(stored.values())) == len(stored)
+            texts = {m.seq: m.content for m in store.get_history(KEY)}
+        for name, done in (("a", victim.results), ("b", survivor.results)):
+            assert [texts[seq] for seq in done] == [f"{name}.{n}" for n in range(len(done))]
+        assert len(texts) - len(survivor.results) in (len(victim.results), victim.started_count)
+        assert len(set(texts.values())) == len(texts)
 
     # --- several stores, and stores that are opened again -------------------------------------
 
     def test_p2_each_operation_is_visible_to_another_store(self, tmp_path: Path) -> None:
-        with self.open(tmp_path) as writing:
+        with self.open(tmp_path) as writing_store:
             for number, call in enumerate(SCRIPT, start=1):
-                call.make(writing, KEY)
-                with self.open(tmp_path) as reading:
-                    assert _all_content(reading) == _expected_content(number)
+                call.make(writing_store, KEY)
+                with self.open(tmp_path) as reading_store:
+                    assert _all_content(reading_store) == _expected_content(number)
 
     def test_p7_two_stores_writing_alternately_agree(self, tmp_path: Path) -> None:
         model = InMemoryStore()
@@ -254,33 +254,33 @@ class CrashContract:
     def test_uid_and_times_survive_reopening(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as store:
             append(store, KEY, "1")
-            before, [message] = store.info(KEY), store.get_history(KEY)
+            info_before, [message_before] = store.info(KEY), store.get_history(KEY)
         with self.open(tmp_path) as store:
-            after, [message_after] = store.info(KEY), store.get_history(KEY)
-        assert (after.uid, after.created) == (before.uid, before.created)
-        assert (after.updated, message_after.at) == (before.updated, message.at)
+            info_after, [message_after] = store.info(KEY), store.get_history(KEY)
+        assert (info_after.uid, info_after.created) == (info_before.uid, info_before.created)
+        assert (info_after.updated, message_after.at) == (info_before.updated, message_before.at)
 
     def test_p7_follow_returns_messages_of_another_store(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as first, self.open(tmp_path) as second:
-            following = first.follow(KEY, timeout=60)
+            new_messages = first.follow(KEY, timeout=60)
             append(second, KEY, "1", "2")
-            assert [next(following).content, next(following).content] == ["1", "2"]
+            assert [next(new_messages).content, next(new_messages).content] == ["1", "2"]
             second.clear(KEY)
             second.compact(KEY)
             append(second, KEY, "3")
-            assert next(following).content == "3"
+            assert next(new_messages).content == "3"
 
     def test_p4_a_deleted_session_is_restored_by_another_store(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as first, self.open(tmp_path) as second:
             append(first, KEY, "1", "2")
-            before = session_content(second, KEY)
-            following = second.follow(KEY, after=1, timeout=60)
-            assert next(following).content == "2"
+            content_before = session_content(second, KEY)
+            new_messages = second.follow(KEY, after=1, timeout=60)
+            assert next(new_messages).content == "2"
             first.delete(KEY)
-            assert_raises(SessionDeleted, next, following)
+            assert_raises(SessionDeleted, next, new_messages)
             assert second.list_trash() == first.list_trash()
             second.restore(KEY)
-            assert session_content(first, KEY) == before
+            assert session_content(first, KEY) == content_before
             assert append(first, KEY, "3") == [3]
             assert visible_texts(second, KEY) == ["1", "2", "3"]
 
@@ -329,11 +329,11 @@ class Writer:
         self.results: list[Any] = []
         """Results of the calls that returned."""
 
-    def kill_during(self, number: int, chance: random.Random) -> Self:
+    def kill_during(self, number: int, randomness: random.Random) -> Self:
         """Wait for the call with this number, and kill the process during this call."""
         while self.started_count <= number and self._read_report():
             pass
-        time.sleep(chance.random() * 0.0005)
+        time.sleep(randomness.random() * 0.0005)
         os.kill(self._process.pid, signal.SIGKILL)
         return self.finish()
 
@@ -348,8 +348,8 @@ class Writer:
         line = output.readline() if output is not None else b""
         if not line.endswith(b"\n"):
             return False
-        word, number, result = json.loads(line)
-        if word == "begin":
+        event, number, result = json.loads(line)
+        if event == "begin":
             self.started_count = number + 1
         else:
             self.results.append(result)

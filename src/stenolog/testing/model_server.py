@@ -47,13 +47,13 @@ _NO_FAULTS: Final = ScriptedResponse()
 
 
 class ModelServer:
-    """A model server on this machine. It runs until it is closed.
+    """A model server on this machine, which runs until it is closed.
 
     `answer`: a function from a request to the answer. `plays`: behaviour for the first requests,
     one play each. Later requests are answered without faults, with `pause` seconds between pieces.
     `context`: maximum estimated tokens of a request; `dialect`: the format of the error for a
-    longer request. `key`: the required API key. `rejected_fields`: request fields that it rejects
-    as unknown. Thread-safe.
+    longer request. `key`: the required API key. `rejected_fields`: request fields that the server
+    rejects as unknown. Thread-safe.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ModelServer:
         self._refusals: deque[str] = deque(maxlen=max_requests)
         self._counts = {"asked": 0, "refused": 0, "left": 0}
         self._closing = threading.Event()
-        self._http = _Http(("127.0.0.1", port), self)
+        self._http = _HttpServer(("127.0.0.1", port), self)
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, name="model server"
         )
@@ -123,7 +123,7 @@ class ModelServer:
     def rejected_count(self) -> int:
         """Number of requests that were answered with 400 because of a fault.
 
-        Played faults do not count.
+        Faults that the script plays are not counted.
         """
         return self._counts["refused"]
 
@@ -138,7 +138,7 @@ class ModelServer:
             self._plays.extend(plays)
 
     def wait_until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> bool:
-        """Wait until `condition()` is true, such as a comparison of a counter; False on timeout."""
+        """Wait until `condition()` is true, checked after each change; return False on timeout."""
         with self._lock:
             return self._lock.wait_for(condition, timeout)
 
@@ -178,15 +178,15 @@ class ModelServer:
 
     def find_fault(self, request: Any) -> str | None:
         """Return the fault that a strict provider would report, or None."""
-        names = set(request) if isinstance(request, Mapping) else set()
-        if rejected := sorted(self._rejected_fields & names):
+        field_names = set(request) if isinstance(request, Mapping) else set()
+        if rejected := sorted(self._rejected_fields & field_names):
             return f"Unrecognized request argument supplied: {rejected[0]}"
         return find_fault(request)
 
     def overflow_error(
         self, request: Mapping[str, Any], play: ScriptedResponse
     ) -> tuple[int, str] | None:
-        """Return the error for a request that is, or is played to be, too long."""
+        """Return the error if the request is too long, or if `play` treats it as too long."""
         prompt_tokens = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
             limit = self._context or _DEFAULT_CONTEXT_TOKENS
@@ -201,9 +201,9 @@ class ModelServer:
 
     def is_allowed(self, authorization: str) -> bool:
         """Whether the API key is correct."""
-        # Bytes, because compare_digest accepts only ASCII text.
-        expected = f"Bearer {self._key}".encode()
-        return not self._key or hmac.compare_digest(authorization.encode(), expected)
+        # Compare bytes, because compare_digest accepts only ASCII text.
+        expected_header = f"Bearer {self._key}".encode()
+        return not self._key or hmac.compare_digest(authorization.encode(), expected_header)
 
     def is_closing(self) -> bool:
         """Whether all answers must end."""
@@ -224,7 +224,7 @@ class _Disconnected(Exception):
     """The client has disconnected, or the script ended the connection."""
 
 
-class _Http(ThreadingHTTPServer):
+class _HttpServer(ThreadingHTTPServer):
     # `close` waits for the threads, so that no thread is left running.
     daemon_threads = False
     request_queue_size = 64
@@ -265,7 +265,7 @@ class _Connection(BaseHTTPRequestHandler):
     """The requests of one connection."""
 
     protocol_version = "HTTP/1.1"
-    server: _Http
+    server: _HttpServer
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -325,9 +325,9 @@ class _Connection(BaseHTTPRequestHandler):
         elif (error := model.overflow_error(request, play)) is not None:
             self._send(*error)
         elif play.status != 200 or play.body is not None:
-            default = _error_body(_DEFAULT_ERRORS.get(play.status, "Error"))
-            text = default if play.body is None else play.body
-            self._send(play.status, text, kind=play.content_type, retry_after=play.retry_after)
+            default_body = _error_body(_DEFAULT_ERRORS.get(play.status, "Error"))
+            body_text = default_body if play.body is None else play.body
+            self._send(play.status, body_text, kind=play.content_type, retry_after=play.retry_after)
         else:
             self._send_answer(request, play)
 
@@ -338,8 +338,8 @@ class _Connection(BaseHTTPRequestHandler):
             answer = _completion(request, message, usage if play.usage else None)
             self._send(200, json.dumps(answer))
             return
-        options = request.get("stream_options") or {}
-        sent_usage = usage if play.usage and options.get("include_usage") else None
+        stream_options = request.get("stream_options") or {}
+        sent_usage = usage if play.usage and stream_options.get("include_usage") else None
         self._stream_answer(request, play, message, sent_usage)
 
     def _stream_answer(
@@ -362,7 +362,7 @@ class _Connection(BaseHTTPRequestHandler):
                 return
             self._wait(play.pause if sent else 0.0)
             self._send_event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
-        # Faults after more pieces than the answer has happen at the end.
+        # Faults that are due after more pieces than the answer has are played at the end.
         self._play_faults(play, len(choices), sys.maxsize)
         if usage is not None:
             self._send_event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
@@ -371,7 +371,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._write(b"0\r\n\r\n")
 
     def _play_faults(self, play: ScriptedResponse, first: int, last: int) -> None:
-        """Play the faults that are due after these pieces. Raises _Disconnected after the last."""
+        """Play the faults that are due after `first` to `last` pieces. Raises _Disconnected."""
 
         def is_due(after: int | None) -> bool:
             return after is not None and first <= after <= last
@@ -394,19 +394,19 @@ class _Connection(BaseHTTPRequestHandler):
     def _send(
         self, status: int, body: str, *, kind: str = "application/json", retry_after: str = ""
     ) -> None:
-        encoded = body.encode()
+        body_bytes = body.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(encoded)))
+        self.send_header("Content-Length", str(len(body_bytes)))
         if retry_after:
             self.send_header("Retry-After", retry_after)
         self.end_headers()
-        self._write(encoded)
+        self._write(body_bytes)
 
     def _send_event(self, data: str) -> None:
         event = "".join(f"data: {line}\n" for line in data.split("\n")) + "\n"
-        encoded = event.encode()
-        self._write(f"{len(encoded):x}\r\n".encode() + encoded + b"\r\n")
+        event_bytes = event.encode()
+        self._write(f"{len(event_bytes):x}\r\n".encode() + event_bytes + b"\r\n")
 
     def _write(self, data: bytes) -> None:
         try:
@@ -417,17 +417,17 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _wait(self, seconds: float) -> None:
         """Wait, at most until the client disconnects. Raises _Disconnected."""
-        until = time.monotonic() + seconds
-        while (rest := until - time.monotonic()) > 0:
-            ready, _, _ = select.select([self.connection], [], [], min(rest, 0.05))
+        deadline = time.monotonic() + seconds
+        while (seconds_left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([self.connection], [], [], min(seconds_left, 0.05))
             if self.server.model.is_closing():
                 raise _Disconnected
-            if ready and not self.connection.recv(1, socket.MSG_PEEK):
+            if readable and not self.connection.recv(1, socket.MSG_PEEK):
                 self.server.model.count("left")
                 raise _Disconnected
-            if ready:
+            if readable:
                 # The next request has already arrived; only a disconnect matters.
-                time.sleep(min(rest, 0.01))
+                time.sleep(min(seconds_left, 0.01))
 
     def _reset_connection(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -460,10 +460,10 @@ def _chunk(request: Mapping[str, Any], choices: list[dict[str, Any]]) -> dict[st
 def _completion(
     request: Mapping[str, Any], message: Mapping[str, Any], usage: Usage | None
 ) -> dict[str, Any]:
-    finish = "tool_calls" if message.get("tool_calls") else "stop"
-    choice = {"index": 0, "message": message, "finish_reason": finish}
-    counts = {"usage": _usage_body(usage)} if usage else {}
-    return {**_response_head(request, "chat.completion"), "choices": [choice], **counts}
+    finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason}
+    usage_field = {"usage": _usage_body(usage)} if usage else {}
+    return {**_response_head(request, "chat.completion"), "choices": [choice], **usage_field}
 
 
 def _usage_body(usage: Usage) -> dict[str, int]:
@@ -477,18 +477,18 @@ def _usage_body(usage: Usage) -> dict[str, int]:
 def _choices(message: Mapping[str, Any], play: ScriptedResponse) -> Iterator[dict[str, Any]]:
     """Yield the pieces of a message as `choices` of chunks."""
     calls = message.get("tool_calls") or []
-    sent = message if play.calls == "parts" else {**message, "tool_calls": []}
+    streamed_message = message if play.calls == "parts" else {**message, "tool_calls": []}
     yield _choice({"role": "assistant", "content": ""})
-    for delta in split_message(sent):
+    for delta in split_message(streamed_message):
         if not delta.finish:
             yield _choice(_split_delta(delta, play))
     for index, call in enumerate(calls if play.calls != "parts" else ()):
-        sent_call = {"index": 0 if play.calls == "zero_index" else index, **call}
+        call_body = {"index": 0 if play.calls == "zero_index" else index, **call}
         if play.calls in ("no_index", "no_id"):
-            del sent_call["index"]
+            del call_body["index"]
         if play.calls == "no_id":
-            del sent_call["id"]
-        yield _choice({"tool_calls": [sent_call]})
+            del call_body["id"]
+        yield _choice({"tool_calls": [call_body]})
     if play.finish:
         yield _choice({}, finish="tool_calls" if calls else "stop")
 
@@ -506,8 +506,8 @@ def _split_delta(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
         return {"content": delta.text}
     part = delta.calls[0]
     first_fields = {"id": part.id, "type": "function"} if part.id else {}
-    name = {"name": part.name} if part.name else {}
-    function = {**name, "arguments": part.arguments}
+    name_field = {"name": part.name} if part.name else {}
+    function = {**name_field, "arguments": part.arguments}
     return {
         "tool_calls": [{"index": part.index, **part.extra, **first_fields, "function": function}]
     }
@@ -515,11 +515,11 @@ def _split_delta(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a server until SIGTERM or Ctrl-C. The first line printed is its address."""
-    fields = ", ".join(ScriptedResponse.__struct_fields__)
+    play_fields = ", ".join(ScriptedResponse.__struct_fields__)
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.testing.model_server",
         description="A scripted model behind HTTP; the first line that it prints is its address.",
-        epilog=f"Fields of --play: {fields}. Dialects: {', '.join(OVERFLOWS)}.",
+        epilog=f"Fields of --play: {play_fields}. Dialects: {', '.join(OVERFLOWS)}.",
     )
     option = parser.add_argument
     option("--port", type=int, default=0, help="port to listen on [default: any free port]")

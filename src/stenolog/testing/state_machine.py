@@ -1,7 +1,7 @@
 """A hypothesis state machine that makes the same random calls on a store and on a model.
 
-After every step the two are compared. Steps include reopening, crashes and torn writes. Run a
-subclass with `hypothesis.stateful.run_state_machine_as_test`.
+After every step the store is compared with the model. Steps include reopening, crashes and torn
+writes. Run a subclass with `hypothesis.stateful.run_state_machine_as_test`.
 """
 
 import os
@@ -37,7 +37,7 @@ class _Model(InMemoryStore):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A comparison of a store with the model by equal calls. Subclasses implement `open`."""
+    """A state machine that compares a store with the model. Subclasses implement `open`."""
 
     persistent: ClassVar[bool] = True
     """Whether data outlives the object, so that the store can be opened again."""
@@ -87,7 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             if self.persistent:
                 self._store = self._open()
-            self._compare(*KEYS)
+            self._compare_stores(*KEYS)
         finally:
             for store in self._opened:
                 store.close()
@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.rule_counts[name] += 1
         self.example_lengths[-1] += 1
 
-    def _call_both(self, key: str, call: Call) -> None:
+    def _call_both_stores(self, key: str, call: Call) -> None:
         self._count_step(call.name)
         self._check_outcomes(key, call)
 
@@ -107,33 +107,33 @@ class StoreMachine(RuleBasedStateMachine):
         expected = call.outcome(self._model, key)
         outcome = call.outcome(self._store, key)
         assert outcome == expected, f"{call} on {key!r} gave {outcome}, the model {expected}"
-        self._compare(key)
+        self._compare_stores(key)
 
-    def _compare(self, *keys: str) -> None:
+    def _compare_stores(self, *keys: str) -> None:
         assert self._store.list_sessions() == self._model.list_sessions()
         # A killed creator may leave a stamp without a session.
         assert self._store.stamps().keys() >= set(self._model.list_sessions())
         assert trash_content(self._store) == trash_content(self._model)
         for key in keys:
-            expected = session_content(self._model, key)
-            assert session_content(self._store, key) == expected
+            expected_content = session_content(self._model, key)
+            assert session_content(self._store, key) == expected_content
 
     # --- appending ---------------------------------------------------------------------------
 
     @rule(key=keys, content=st.sampled_from(["x", "y", None, ["z"]]), once=tokens)
     def add_message(self, key: str, content: Any, once: str | None) -> None:
         """Append a message by role and content."""
-        self._call_both(key, Call("add_message", "user", content, once=once))
+        self._call_both_stores(key, Call("add_message", "user", content, once=once))
 
     @rule(key=keys, message=st.one_of(small_messages(), user_messages), once=tokens)
     def add_full_message(self, key: str, message: dict[str, Any], once: str | None) -> None:
         """Append a message of any shape."""
-        self._call_both(key, Call("add_full_message", message, once=once))
+        self._call_both_stores(key, Call("add_full_message", message, once=once))
 
     @rule(key=keys, batch=st.lists(small_messages(), max_size=4), once=tokens)
     def add_messages(self, key: str, batch: list[dict[str, Any]], once: str | None) -> None:
         """Append a batch."""
-        self._call_both(key, Call("add_messages", batch, once=once))
+        self._call_both_stores(key, Call("add_messages", batch, once=once))
 
     # --- changing visibility ------------------------------------------------------------------
 
@@ -150,45 +150,45 @@ class StoreMachine(RuleBasedStateMachine):
 
         `unseen`: messages that the caller has not seen.
         """
-        kept = self._model.get_history(key)[:keep]
+        kept_messages = self._model.get_history(key)[:keep]
         options = {} if unseen is None else {"expect_last": max(self._last_seq(key) - unseen, 0)}
-        self._call_both(key, Call("set_history", [*kept, *new], **options))
+        self._call_both_stores(key, Call("set_history", [*kept_messages, *new], **options))
 
     @rule(key=keys, text=summaries())
     def set_summary(self, key: str, text: str) -> None:
         """Set a summary."""
-        self._call_both(key, Call("set_summary", text))
+        self._call_both_stores(key, Call("set_summary", text))
 
     @rule(key=keys, keep_last=seqs)
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all but the last messages."""
-        self._call_both(key, Call("truncate_history", keep_last))
+        self._call_both_stores(key, Call("truncate_history", keep_last))
 
     @rule(key=keys, back=st.none() | seqs)
     def clear(self, key: str, back: int | None) -> None:
         """Hide everything, or everything up to a seq counted back from the end."""
         options = {} if back is None else {"upto": self._last_seq(key) - back}
-        self._call_both(key, Call("clear", **options))
+        self._call_both_stores(key, Call("clear", **options))
 
     @rule(key=keys, first=seqs, length=st.integers(-1, 5), from_end=st.booleans())
     def hide(self, key: str, first: int, length: int, *, from_end: bool) -> None:
         """Hide a range."""
         if from_end:
             first += max(self._last_seq(key) - 6, 0)
-        self._call_both(key, Call("hide", first, first + length))
+        self._call_both_stores(key, Call("hide", first, first + length))
 
     @rule(key=keys)
     def pop(self, key: str) -> None:
         """Hide the last message."""
-        self._call_both(key, Call("pop"))
+        self._call_both_stores(key, Call("pop"))
 
     @rule(key=keys, summary=summaries(), back=seqs, floor=st.sampled_from([None, 0, 0, 1]))
     def checkpoint(self, key: str, summary: str, back: int, floor: int | None) -> None:
-        """Set summary and floor, counted back from the end. Some floors are stale or too high."""
+        """Checkpoint at a seq counted back from the end. Some expected floors are stale."""
         options: dict[str, Any] = {"summary": summary, "upto": self._last_seq(key) - back}
         if floor is not None and key in self._model.list_sessions():
             options["expect_floor"] = self._model.info(key).floor + floor
-        self._call_both(key, Call("checkpoint", **options))
+        self._call_both_stores(key, Call("checkpoint", **options))
 
     @rule(key=keys, times=st.integers(1, 3))
     def undo(self, key: str, times: int) -> None:
@@ -203,29 +203,29 @@ class StoreMachine(RuleBasedStateMachine):
     def fork(self, key: str, new_key: str, back: int | None) -> None:
         """Fork a session up to a seq counted back from the end. Some keys are in use."""
         at = None if back is None else self._last_seq(key) - back
-        self._call_both(key, Call("fork", new_key, at=at))
-        self._compare(new_key)
+        self._call_both_stores(key, Call("fork", new_key, at=at))
+        self._compare_stores(new_key)
 
     @rule(key=keys)
     def delete(self, key: str) -> None:
         """Move a session to the trash."""
-        self._call_both(key, Call("delete"))
+        self._call_both_stores(key, Call("delete"))
 
     @rule(which=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
     def restore(self, which: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
         """Restore a session from the trash by its uid, or the last deleted session of the key."""
         self._count_step("restore")
-        deleted = self._model.list_trash()
-        place = which if by_uid and which < len(deleted) else None
-        if place is not None:
-            key = deleted[place].key
+        trash_entries = self._model.list_trash()
+        entry_index = which if by_uid and which < len(trash_entries) else None
+        if entry_index is not None:
+            key = trash_entries[entry_index].key
         outcomes = []
         for store in (self._model, self._store):
-            uid = store.list_trash()[place].uid if place is not None else None
+            uid = store.list_trash()[entry_index].uid if entry_index is not None else None
             call = Call("restore", uid=uid, as_key=as_key)
             outcomes.append(call.outcome(store, key))
         assert outcomes[0] == outcomes[1], f"restore {key!r} gave {outcomes}"
-        self._compare(key, as_key or key)
+        self._compare_stores(key, as_key or key)
 
     @rule(key=keys, before=seqs, from_end=st.booleans())
     def purge_before(self, key: str, before: int, *, from_end: bool) -> None:
@@ -239,14 +239,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def purge(self, key: str) -> None:
         """Purge all sessions of a key; not too often, or no session ever grows."""
-        self._call_both(key, Call("purge"))
+        self._call_both_stores(key, Call("purge"))
 
     # --- everything else ---------------------------------------------------------------------
 
     @rule(key=keys)
     def compact(self, key: str) -> None:
         """Archive the hidden start."""
-        self._call_both(key, Call("compact"))
+        self._call_both_stores(key, Call("compact"))
 
     @rule(
         key=keys,
@@ -255,16 +255,16 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def set_meta(self, key: str, name: str, value: Any) -> None:
         """Set a meta field."""
-        self._call_both(key, Call("set_meta", **{name: value}))
+        self._call_both_stores(key, Call("set_meta", **{name: value}))
 
     @rule(key=keys, last=st.none() | seqs, after=st.none() | seqs, full=st.booleans())
     def get_history(self, key: str, last: int | None, after: int | None, *, full: bool) -> None:
         """Read a part of the history."""
-        self._call_both(key, Call("get_history", last=last, after=after, full=full))
+        self._call_both_stores(key, Call("get_history", last=last, after=after, full=full))
 
     @rule(key=keys, last=st.none() | st.integers(1, 4), keep=st.booleans())
     def refresh(self, key: str, last: int | None, *, keep: bool) -> None:
-        """Compare a refreshed older view with the current view; with `keep`, keep it for later."""
+        """Compare a refreshed older view with a new view; with `keep`, keep the new view."""
         self._count_step("refresh")
         old = self._views.get(key)
         try:
@@ -279,8 +279,8 @@ class StoreMachine(RuleBasedStateMachine):
     def follow(self, key: str, after: int) -> None:
         """Compare the messages that a follower gets."""
         self._count_step("follow")
-        expected = list(self._model.follow(key, after=max(after, 0), timeout=0))
-        assert list(self._store.follow(key, after=max(after, 0), timeout=0)) == expected
+        expected_messages = list(self._model.follow(key, after=max(after, 0), timeout=0))
+        assert list(self._store.follow(key, after=max(after, 0), timeout=0)) == expected_messages
 
     # --- the end of a process ----------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._opened.remove(self._store)
         self._store.close()
         self._store = self._open()
-        self._compare(*KEYS)
+        self._compare_stores(*KEYS)
 
     @precondition(lambda self: self.persistent)
     @rule()
@@ -300,7 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Open the store again without closing it. The old object is not used any more."""
         self._count_step("crash")
         self._store = self._open()
-        self._compare(*KEYS)
+        self._compare_stores(*KEYS)
 
     @precondition(lambda self: self.persistent)
     @rule(which=st.integers(0, 3))
@@ -308,17 +308,17 @@ class StoreMachine(RuleBasedStateMachine):
         """Continue with another open store on the same folder, as another process would."""
         self._count_step("switch")
         self._store = self._opened[which] if which < len(self._opened) else self._open()
-        self._compare(*KEYS)
+        self._compare_stores(*KEYS)
 
     @precondition(lambda self: self.persistent and self.can_tear)
     @rule(key=keys, kind=st.integers(0, 9), cut=st.floats(0, 1))
     def torn_crash(self, key: str, kind: int, cut: float) -> None:
         """Crash in the middle of a write."""
         self._count_step("torn_crash")
-        used = self.tear(self._path, key, next_seq=self._last_seq(key) + 1, kind=kind, cut=cut)
-        self._model.skip(key, used)
+        used_seqs = self.tear(self._path, key, next_seq=self._last_seq(key) + 1, kind=kind, cut=cut)
+        self._model.skip(key, used_seqs)
         self._store = self._open()
-        self._compare(*KEYS)
+        self._compare_stores(*KEYS)
 
     def _last_seq(self, key: str) -> int:
         return self._model.info(key).last_seq if key in self._model.list_sessions() else 0

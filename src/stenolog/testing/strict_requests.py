@@ -51,10 +51,10 @@ def _request_faults(request: Any) -> Iterator[str]:
         yield "We could not parse the JSON body of your request."
         return
     for name, value in request.items():
-        kinds: Any = _REQUEST_FIELD_TYPES.get(name)
-        if kinds is None:
+        types: Any = _REQUEST_FIELD_TYPES.get(name)
+        if types is None:
             yield f"Unrecognized request argument supplied: {name}"
-        elif not isinstance(value, kinds):
+        elif not isinstance(value, types):
             yield f"Invalid type for '{name}': got {type(value).__name__}."
     for name in ("model", "messages"):
         if not request.get(name):
@@ -72,7 +72,7 @@ def _request_faults(request: Any) -> Iterator[str]:
 
 
 def _tool_faults(tools: Any) -> Iterator[str]:
-    names = set()
+    tool_names = set()
     for at, tool in enumerate(tools if isinstance(tools, list) else ()):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or tool.get("type") != "function":
@@ -83,9 +83,9 @@ def _tool_faults(tools: Any) -> Iterator[str]:
             yield f"Invalid 'tools[{at}].function.name': string does not match pattern."
         elif len(name) > 64 or not name.isascii():
             yield f"Invalid 'tools[{at}].function.name': at most 64 letters, digits, _ or -."
-        if name in names:
+        if name in tool_names:
             yield f"Tool names must be unique: {name!r} is there twice."
-        names.add(name)
+        tool_names.add(name)
         if not isinstance(function.get("parameters", {}), Mapping):
             yield f"Invalid type for 'tools[{at}].function.parameters': expected an object."
 
@@ -156,16 +156,16 @@ def _call_faults(calls: Any, path: str) -> Iterator[str]:
 
 def _pairing_faults(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield faults of tool calls: unanswered, answered twice, or with a repeated id."""
-    open_calls: list[str] = []
-    answered: set[str] = set()
-    used: set[str] = set()
+    open_ids: list[str] = []
+    answered_ids: set[str] = set()
+    used_ids: set[str] = set()
     for at, message in enumerate(messages):
         if message.get("role") == "tool":
             id = str(message.get("tool_call_id"))
-            if id in open_calls:
-                open_calls.remove(id)
-                answered.add(id)
-            elif id in answered:
+            if id in open_ids:
+                open_ids.remove(id)
+                answered_ids.add(id)
+            elif id in answered_ids:
                 yield f"Duplicate tool result: tool_call_id {id!r} was answered before. ({at})"
             else:
                 yield (
@@ -173,17 +173,17 @@ def _pairing_faults(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                     f"'tool_calls': tool_call_id {id!r} of messages.[{at}] was not found."
                 )
             continue
-        if open_calls:
-            yield _unanswered_fault(open_calls)
+        if open_ids:
+            yield _unanswered_fault(open_ids)
         calls = message.get("tool_calls")
         calls = calls if message.get("role") == "assistant" and isinstance(calls, list) else []
-        open_calls = [str(call.get("id")) for call in calls if isinstance(call, Mapping)]
-        for id in open_calls:
-            if id in used:
+        open_ids = [str(call.get("id")) for call in calls if isinstance(call, Mapping)]
+        for id in open_ids:
+            if id in used_ids:
                 yield f"Duplicate tool call id: {id!r} in messages.[{at}] was used before."
-            used.add(id)
-    if open_calls:
-        yield _unanswered_fault(open_calls)
+            used_ids.add(id)
+    if open_ids:
+        yield _unanswered_fault(open_ids)
 
 
 def _unanswered_fault(ids: Sequence[str]) -> str:

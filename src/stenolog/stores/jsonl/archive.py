@@ -38,12 +38,12 @@ class ArchiveContent(Struct, frozen=True):
     messages: list[Message] = []
     changes: list[Change] = []
     previous: Archive | None = None
-    """Name of the previous archive; None for the first archive."""
+    """Reference to the previous archive; None for the first archive."""
     damaged: list[DamagedBytes] = []
 
 
 def archive_chain(directory: Directory, state: State, lowest_seq: int) -> Iterator[ArchiveContent]:
-    """Yield the archives from the newest down to the archive that contains a seq."""
+    """Yield the archives from the newest down to the archive that contains `lowest_seq`."""
     reference = state.archive
     while reference is not None and reference.last >= lowest_seq:
         content = read_archive(directory, state.uid, reference)
@@ -114,7 +114,7 @@ def decompress(packed: bytes) -> tuple[bytes, bool]:
 
 
 def write_archive(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) -> None:
-    """Write these lines to a new archive, durably. Raises OSError and the errors of `blocks`."""
+    """Write blocks of lines to a new archive, durably. Raises OSError and errors of `blocks`."""
     packer = zlib.compressobj(level, wbits=_GZIP_WINDOW_BITS)
     temporary_name = f".{name}.new"
     with temporary_file(folder, temporary_name) as descriptor:

@@ -194,8 +194,7 @@ class Directory:
     def list_names(self) -> list[str]:
         """Return the names of all entries, unsorted."""
         with system_errors(f"listing {self.path}"):
-            # Use a separate descriptor: threads that share a descriptor would each get only part of
-            # the entries.
+            # Threads that share a descriptor would each get only part of the entries.
             folder = open_descriptor(".", _FOLDER_FLAGS, dir_fd=self.descriptor)
             try:
                 return names_in(folder)
@@ -216,9 +215,9 @@ class Directory:
     def sync_renames(self) -> None:
         """Sync renames into and out of the trash. Raises OSError.
 
-        The process that renamed a log may have been killed before its sync. A name that such a
-        rename freed must not be reused before the sync: a power cut may keep the new file and
-        lose the rename.
+        The process that renamed a log may have been killed before its sync. A name that a rename
+        freed must not be reused before the sync: a power cut may keep the new file and lose the
+        rename.
         """
         try:
             trash = self.subfolder(TRASH, create=False)
@@ -236,7 +235,7 @@ class Directory:
     def subfolder(self, *names: str, create: bool) -> Descriptor | None:
         """Open a nested folder; return None if it does not exist. Raises OSError.
 
-        With `create`, the folder is created first. None then means that another process has removed
+        With `create`, the folder is created first, and None means that another process has removed
         the new folder.
         """
         parent = duplicate_descriptor(self.descriptor)
@@ -305,14 +304,14 @@ def names_in(folder: int | None) -> list[str]:
 def has_logs(folder: Path, *, by_name: bool = False) -> bool:
     """Return whether a folder or its trash has a log of stenolog. Raises OSError.
 
-    `by_name`: regard every file with the name of a log as a log.
+    With `by_name`, every file that is named like a log counts as a log.
     """
     logs = chain(log_files(folder), log_files(folder / TRASH))
     return any(by_name or is_log(log) for log in logs)
 
 
 def log_files(folder: Path) -> Iterator[str]:
-    """Yield the files with the name of a log, which other programs use too. Raises OSError."""
+    """Yield the files named like a log; other programs use such names too. Raises OSError."""
     if folder.is_dir() and not folder.is_symlink():
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -322,7 +321,7 @@ def log_files(folder: Path) -> Iterator[str]:
 
 def is_log(path: str) -> bool:
     """Return whether a readable file begins like a log of stenolog."""
-    # A file object takes twice as long, and other programs have thousands of such files.
+    # A Python file object takes twice as long, and other programs have thousands of files.
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not wait
     except OSError:

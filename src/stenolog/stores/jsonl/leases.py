@@ -50,7 +50,7 @@ _POLL_SECONDS: Final = 0.005
 _CHECK_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
 _LINE_BYTES: Final = 512
-"""Length of the padded line in bytes. A write replaces the line in place, within one sector."""
+"""Length of the padded line in bytes; a write replaces the line in place, within one sector."""
 _RECORD_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -65,10 +65,10 @@ class Holder(Struct, frozen=True, kw_only=True):
     host: str
     since: str
     until: str
-    """Time after which a holder of the lock is reported as stalled."""
+    """Time after which `steno doctor` reports the holder of the lock as stalled."""
 
     def describe(self) -> str:
-        """Describe the holder in an error message."""
+        """Return a description of the holder for an error message."""
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
@@ -99,8 +99,7 @@ class JSONLLease:
         *,
         ttl: float,
     ) -> None:
-        # Set this field before the descriptor: after Ctrl-C the finalizer may see an unfinished
-        # object.
+        # Set this field before the descriptor: after Ctrl-C, `__del__` may see a partial object.
         self._mutex = threading.Lock()
         self._descriptor = descriptor
         self.key = key
@@ -164,7 +163,7 @@ class JSONLLease:
             return True
 
     def renew(self) -> None:
-        """Extend the lease by its ttl from now, so that doctor does not report a stalled holder."""
+        """Extend the lease to its ttl from now: `steno doctor` reports no stalled holder."""
         with self._mutex, system_errors(f"renewing the lease of {self.key!r}"):
             if not self._is_held():
                 raise LeaseLost(self.key, self.epoch)
@@ -269,7 +268,7 @@ def acquire_lease(
             if _lock_file(directory, descriptor, key, deadline, pause):
                 lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
                 lease.start()
-                # A purge that deleted the file before this check may not have seen the epoch.
+                # A purge may have deleted the file before the epoch was written to the file.
                 if not lease.lost:  # guard: lease-begun-in-a-deleted-file
                     return lease
         except BaseException as error:
@@ -291,7 +290,7 @@ def _open_lock_file(directory: Directory, key: str) -> Descriptor:
                 f"{directory.path / FOLDER / lock_name(key)}: it is not a regular file"
             )
         if not status.st_size:
-            # Sync the new entry: the epochs must not restart after a power cut.
+            # Sync the entry of the new file: the epochs must not restart after a power cut.
             sync_folder(folder)
         return descriptor
 
@@ -405,9 +404,9 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 def delete_lock_file(directory: Directory, key: str) -> None:
     """Delete the lock file of a session that is being purged. The holder loses its lease.
 
-    The highest epoch is recorded before the deletion, without the key, and again if another lease
-    started before the deletion. This function does not wait for the lock of the file, because a
-    holder keeps the lock during its turn. Raises OSError, StoreBusy.
+    The highest epoch is recorded before the deletion, without the session key, and again if another
+    lease started before the deletion. This function does not wait for the lock of the file, because
+    a holder keeps the lock during its turn. Raises OSError, StoreBusy.
     """
     name = lock_name(key)
     with (

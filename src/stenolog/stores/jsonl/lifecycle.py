@@ -64,7 +64,7 @@ class Lifecycle:
         """Create the fork while its source is locked. Raises _LogReplaced.
 
         Purged messages must not remain in a fork that the purge does not report. So a purge of the
-        source either finds and reports the fork, or this method notices the purge.
+        source either finds and reports the fork, or runs earlier and this method raises.
         """
         source = fork.log
         descriptor = self._directory.open_log(source.name)
@@ -193,9 +193,9 @@ def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     copied_messages = [message for message in messages if spans.contains(fork.copied, message.seq)]
     head = copy_state(fork.state)
     head.purged = not_copied(spans.from_seqs(m.seq for m in copied_messages), fork.next_seq - 1)
-    # `compose_log` adds 1, and a new log has generation 1.
+    # A new log has generation 1, and `compose_log` adds 1.
     head.generation = 0
-    # The lines need no idempotency keys and batches, because the file appears in one step.
+    # The lines need no idempotency keys and no batches: the file gets its name in one step.
     lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in copied_messages)
     first_seq = copied_messages[0].seq if copied_messages else fork.next_seq
     return compose_log(LogStates(head, first_seq, head, fork.next_seq), lines, now)
@@ -228,8 +228,8 @@ def check_no_session(log: Log) -> None:
             raise SessionExists(log.key)
         tail = log.tail
     text = log.read_bytes(0, log.file_size())
-    # A single line, or NULs, may be an interrupted first write. Several damaged lines are the rest
-    # of a session.
+    # A single line, or NULs, may be an interrupted first write.
+    # Several damaged lines are the remains of a session.
     is_unreadable = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if is_unreadable or (tail is not None and tail.lost):
         raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")

@@ -10,8 +10,8 @@ methods expect the caller to hold the mutex, unless their docstring says otherwi
 
 Several threads may share a Log, and each thread may be interrupted or fail during an update.
 `phase` records whether the fields can be trusted: every update sets `phase` to UPDATING first and
-to NEW or READY last. So an unfinished update leaves a Log that must be loaded again, without
-cleanup code that Ctrl-C could interrupt as well.
+to NEW or READY last. So an unfinished update leaves a Log that must be loaded again, and no cleanup
+code is needed, which Ctrl-C could interrupt as well.
 """
 
 import fcntl
@@ -66,7 +66,7 @@ from stenolog.stores.jsonl.scan import (
 )
 
 STATE_EVERY_LINES: Final = 256
-"""Maximum number of lines between two states."""
+"""Maximum number of lines between two state records."""
 
 _FIRST_CHUNK_BYTES: Final = 64 * 1024
 _MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
@@ -80,7 +80,7 @@ class LoadPhase(Enum):
     NOT_LOADED = auto()
     """The file has not been read yet."""
     UPDATING = auto()
-    """A thread is changing the fields. Under the mutex, this phase means that an update failed."""
+    """A thread is changing the fields; to a thread with the mutex, this means a failed update."""
     NEW = auto()
     """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
@@ -91,7 +91,7 @@ _LOADED_PHASES: Final = (LoadPhase.NEW, LoadPhase.READY)
 
 
 class LogLookup(Struct, frozen=True):
-    """Messages of the live log, and the range that archives have to add."""
+    """Messages found in the live log, and the seqs that must be read from archives."""
 
     messages: list[Message]
     archived_from: int = 0
@@ -103,8 +103,8 @@ class LogLookup(Struct, frozen=True):
 
 
 # --- idempotency keys (tokens), for at least the newest thousand messages (P12) ----------------
-# The line of a message contains its token. States carry the tokens of archived messages, so that a
-# search for a token opens no archive.
+# The line of a message contains its token. State records contain the tokens of archived messages.
+# So a search for a token opens no archive.
 
 TOKEN_WINDOW: Final = 1_000
 """Minimum number of newest messages whose tokens are known."""
@@ -113,7 +113,7 @@ _BYTES_PER_TOKEN: Final = 400
 
 
 class Tokens:
-    """Tokens of one log, read when the first token is looked up."""
+    """Idempotency keys (tokens) of one log, loaded when the first token is looked up."""
 
     __slots__ = ("_by_key", "_from_states")
 
@@ -123,12 +123,12 @@ class Tokens:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the tokens of the newest messages were read."""
+        """Whether the tokens of the newest messages are in memory."""
         return self._by_key is not None
 
     @property
     def weight(self) -> int:
-        """Approximate number of bytes of the tokens in memory."""
+        """Approximate memory use of the tokens, in bytes."""
         return _BYTES_PER_TOKEN * len(self._by_key or ())
 
     def clear(self) -> None:
@@ -141,16 +141,16 @@ class Tokens:
             self._from_states.setdefault(token.token, token)
 
     def load_messages(self, messages: Sequence[Message]) -> None:
-        """Set the known tokens to the tokens of the states and of these messages."""
+        """Load the tokens of these messages, and the tokens that `add_from_state` added."""
         self._by_key = {**self._from_states, **_tokens_of(messages)}
 
     def add_records(self, records: Sequence[Record]) -> None:
-        """Add the tokens of appended records, if the tokens were read before."""
+        """Add the tokens of appended records, if the tokens are loaded."""
         if self._by_key is not None:
             self._by_key.update(_tokens_of(records))
 
     def find_token(self, once: str) -> Token | None:
-        """Return the messages of an idempotency key, or None."""
+        """Return the token of an idempotency key, or None if the key was not used."""
         tokens = self._by_key or {}
         if len(tokens) > 2 * TOKEN_WINDOW:
             newest = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
@@ -180,7 +180,7 @@ def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
                 and (batch_position(member) or (1, 1)) == (place, count)
                 and member.seq == record.seq + place - 1
             ]
-            # Without the text of a damaged message there is no digest; only the count is compared.
+            # A batch with a damaged message has no digest: only its number of messages is compared.
             content = payload_digest(members) if len(members) == count else ""
             tokens[record._once] = Token(record._once, record.seq, count, content)
     return tokens
@@ -211,7 +211,7 @@ class Log:
         self.next_seq = 1
         self.updated = ""
         self.unknown_kind: str | None = None
-        """Kind of a required record that this version does not know."""
+        """Kind of a required record that this version of stenolog does not know."""
 
         self.size = 0
         """Size of the file at the last check."""
@@ -230,11 +230,11 @@ class Log:
 
         self.keeps_messages = False
         self.last_weight = 0
-        """Value of `weight` at the last check."""
+        """Value of `weight` when the cache size was last checked."""
         self.loaded_offset = 0
         """Offset of the first line whose message is in memory."""
         self.first_loaded_seq = 1
-        """First seq at or after `loaded_offset`."""
+        """Seq of the first message at or after `loaded_offset`."""
         self.messages: list[Message] = []
         self._visible_cache: list[Message] | None = None
         self._archive_gaps: list[Span] = []
@@ -292,8 +292,7 @@ class Log:
         if self.phase in _LOADED_PHASES and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
-            # The log is not loaded, was truncated by another program, or has a tail that new bytes
-            # may complete.
+            # Not loaded, truncated by another program, or with a tail that new bytes may complete.
             self.load(size)
             return
         self.phase = LoadPhase.UPDATING
@@ -368,7 +367,7 @@ class Log:
                     f"{self.path} was not written by stenolog and is not changed; "
                     f"{self.directory.import_advice(self.name)}"
                 )
-            # Intact lines of an unfinished first write never count.
+            # Intact lines of an unfinished first write are ignored.
             next_seq, seqs, changes = 1, list[Span](), list[int]()
             if has_records and scan.tail is not None:
                 next_seq, seqs, changes = scan.tail.next_seq, scan.tail.seqs, scan.tail.changes
@@ -479,7 +478,7 @@ class Log:
 
     @property
     def exists(self) -> bool:
-        """Whether the log holds a session, not only a part that a killed creator left.
+        """Whether the log holds a session, not only the partial write of a killed process.
 
         Raises the errors of `load`.
         """
@@ -546,7 +545,7 @@ class Log:
         )
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        """Return bytes of the live file, read from the disk."""
+        """Read and return the bytes of the live file from `start` to `stop`."""
         return read_all(self.descriptor, start, stop)
 
     # --- damage ------------------------------------------------------------------------------
@@ -615,7 +614,7 @@ class Log:
         return LogLookup(messages, after + 1, state=states.copy_state(self.known_state()))
 
     def read_archives(self, lookup: "LogLookup") -> list[archive.ArchiveContent]:
-        """Return the archives that hold the rest of the messages, newest first.
+        """Return the archives with the messages that `lookup` lacks, newest first.
 
         The caller need not hold the mutex, because reading can take long and archives do not
         change. A purge may delete the archives, but replaces the log first.
@@ -637,7 +636,7 @@ class Log:
         by_seq = {m.seq: m for m in older if m.seq >= lookup.archived_from}
         older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing_spans, seq)]
         known_spans = spans.union(spans.from_seqs(m.seq for m in older), missing_spans)
-        # These messages are not recorded as lost: a missing archive may be restored from a backup.
+        # Messages of a missing archive are not recorded as lost: a backup may restore it.
         archived_span = (lookup.archived_from, self.first_live() - 1)
         self._archive_gaps = spans.minus([archived_span], known_spans)
         if self._archive_gaps:
@@ -734,7 +733,7 @@ class Log:
 
     @property
     def weight(self) -> int:
-        """Approximate number of bytes of the messages and idempotency keys in memory."""
+        """Approximate memory use of the messages and idempotency keys, in bytes."""
         return (self.end_offset - self.loaded_offset if self.messages else 0) + self._tokens.weight
 
     def drop_cache(self) -> None:

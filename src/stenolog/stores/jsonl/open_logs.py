@@ -1,6 +1,6 @@
 """Open-log cache: the logs that this process has open, limited in number and in memory.
 
-A log is dropped from the cache when its path is found to name another file.
+The cache drops a log if the log's path names another file.
 """
 
 import errno
@@ -105,7 +105,7 @@ class OpenLogCache:
     def check_no_foreign_log(self, key: str) -> None:
         """Raise ForeignLog if another program has a log for the key.
 
-        A new log of stenolog would hide that log.
+        A new log of stenolog would hide the log of the other program.
         """
         for name in file_names.reference_names(key):
             try:
@@ -289,13 +289,13 @@ class OpenLogCache:
     # --- bounds ------------------------------------------------------------------------------
 
     def trim_memory(self, log: Log) -> None:
-        """Keep the messages in memory within the limit; drop the least recently used first."""
+        """Limit the memory for messages; the least recently used logs lose theirs first."""
         with log.mutex:
             weight, old_weight = log.weight, log.last_weight
             log.last_weight = weight
         if weight == old_weight:
             return
-        # This sum is inexact if threads race or a log was dropped. The sum below is exact.
+        # The running sum is inexact if threads race or a log was dropped; the sum below is exact.
         self._cached_bytes += weight - old_weight
         if self._cached_bytes <= self._cache_bytes:
             return
@@ -313,7 +313,7 @@ class OpenLogCache:
     def close(self) -> None:
         """Close every file, including files of logs that only an old traceback refers to.
 
-        Call this only when no other thread uses the store. In a forked child the parent keeps its
+        No other thread may use the store. Closing in a forked child does not release the parent's
         locks.
         """
         for log in list(self._existing_logs):

@@ -59,9 +59,8 @@ class Purger:
         self._queue.run_exclusive(key, lambda: self._hide_sessions(key))
         with _errors_after_effect(key):
             purged_entries = trash.entries_of_key(self._directory, key, purged=True)
-            # The process that hid the sessions may have been killed before its sync. Files are
-            # deleted only after the sync, because a power cut could make an unsynced session
-            # visible again.
+            # The process that hid the sessions may have been killed before its sync.
+            # Sync before files are deleted: a power cut could make the sessions visible again.
             trash.sync_renames(self._directory)  # guard: purge-settles-trash
         if not purged_entries:
             raise NoSuchSession(key)
@@ -79,7 +78,7 @@ class Purger:
         with _errors_after_effect(key):
             hidden_entries = [self._hide_deleted(entry) for entry in selected]
             trash.sync_renames(self._directory)
-        # None stands for an entry that was restored before the purge could hide it.
+        # An entry is None if its session was restored before the purge could hide it.
         return self._delete_hidden(
             key, [entry for entry in hidden_entries if entry is not None], vacant=False
         )
@@ -104,7 +103,7 @@ class Purger:
     def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, vacant: bool) -> Purged:
         """Delete hidden sessions.
 
-        `vacant`: no other session has the key, so also delete files that are found only by the key.
+        `vacant` means that no other session has the key: files named by the key are deleted too.
         """
         with _errors_after_effect(key):
             vacant = vacant or self._is_vacant(key)
@@ -122,9 +121,8 @@ class Purger:
             with _errors_after_effect(key) if deleted else _errors_before_effect(key):
                 for entry in deleted:
                     self._hide_deleted(entry)
-                # The lease ends after all steps that may fail, so that a turn continues if the
-                # purge fails early. The lease ends before the log is removed, because a write of
-                # the turn would recreate the session.
+                # The lease ends after all steps that may fail: an early error must not end a turn.
+                # The lease ends before the log is removed: a write would recreate the session.
                 if live is not None or log is None or log.file_size() == 0:
                     leases.delete_lock_file(self._directory, key)
             if live is not None:
@@ -154,7 +152,7 @@ class Purger:
 
     @contextmanager
     def _locked_key(self, key: str) -> Iterator[Log | None]:
-        """Lock the live log of a key, or an empty log.
+        """Lock the live log of a key; create an empty log if the key has none.
 
         While the lock is held, no session of the key can be created, deleted or restored. Yields
         None if another program's log has the name.
@@ -174,7 +172,7 @@ class Purger:
                 self._logs.drop_log(log)
 
     def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
-        """Return the renamed entry; None if it is no longer in the trash."""
+        """Hide a deleted session and return its renamed entry; None if it is not in the trash."""
         with trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log:
             return None if log is None else trash.mark_purged(self._directory, entry)
 
@@ -259,7 +257,7 @@ class Purger:
 
         result = self._lifecycle.change_file(key, rewrite_log, f"purging {key!r}")
         if result is not None:
-            # Delete the old archives only after the log is replaced: the old log names them.
+            # Delete the old archives only after the log that names these archives is replaced.
             with _errors_after_effect(key):
                 archive.delete_others(folder, prepared.new_names)  # guard: purge-sweeps-archives
         return result
@@ -323,7 +321,7 @@ def _errors_before_effect(key: str) -> AbstractContextManager[None]:
 def _errors_after_effect(key: str) -> Iterator[None]:
     """Translate errors after the first effect.
 
-    Part of the purge is done, and a repeated call does the rest.
+    Part of the purge is done, and a repeated call completes the purge.
     """
     try:
         yield
@@ -354,7 +352,7 @@ def _purge_result(seqs_by_session: Sequence[Sequence[Span]], warnings: Sequence[
 
 
 def _unlink(folder: int | None, *files: str) -> None:
-    """Delete the files that exist, durably. Raises OSError."""
+    """Durably delete the files with these names; missing files are skipped. Raises OSError."""
     if folder is None or not files:
         return
     for name in files:

@@ -148,8 +148,7 @@ def replace_log(log: Log, text: bytes) -> None:
     with temporary_file(folder, temporary_name) as descriptor:
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Lock the new file before the rename, so that no process appends before the rename is on
-        # the disk.
+        # Lock the new file first: no process may append before the rename is on the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary_name, log.name, src_dir_fd=folder, dst_dir_fd=folder)
         log.directory.sync_entries()
@@ -157,10 +156,11 @@ def replace_log(log: Log, text: bytes) -> None:
 
 
 # --- compaction ------------------------------------------------------------------------------
-#
-# Moves the hidden first lines of a log into an archive while writers keep writing. The first step
-# writes the archive under a separate lock. The second step replaces the live file under the append
-# lock, and only if the log was not replaced since and its floor still covers the archived messages.
+# A compaction moves the hidden first lines of a log into an archive while writers keep writing.
+# The first step writes the archive under a separate lock.
+# The second step replaces the live file under the append lock.
+# The second step does nothing if the log was replaced after the first step.
+# The second step also does nothing if the floor no longer covers the archived messages.
 # A crash between the two steps leaves the log unchanged, and an archive that no state names.
 
 NOTHING_ARCHIVED = Compacted(archived=0, bytes_before=0, bytes_after=0)
@@ -212,13 +212,12 @@ def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
     if cut == 0:
         return None
     reference = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # All these lines are on the disk: the change that hides them was written after their sync.
+    # Hidden lines are on the disk: the change that hides lines is written after their sync.
     lines = text[:cut]
     log_states = replay(lines, state, proven=True)
     # guard: archive-chain-twice
     if not any(record.body.archive == state.archive for record in states_in(lines)):
-        # The states that name the previous archive are damaged. Keep the chain of archives
-        # connected.
+        # All states that name the previous archive are damaged: add a state, to keep the chain.
         lines = control_line("state", first, state.created, log_states.head) + lines
     archive.write_archive(folder, reference.name, [lines])
     return PreparedArchive(state.uid, state.generation, cut, reference, log_states, count)
@@ -250,10 +249,10 @@ def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted
 
 
 # --- purge -----------------------------------------------------------------------------------
-# Keeps only messages with a given seq or a later one. States and changes are not copied, because
-# they quote older summaries and idempotency keys. Bytes that a void record marks as invalid are not
-# copied either. A damaged line after a kept message is copied unchanged: such a line is newer than
-# the kept message, so the purge does not cover it.
+# A purge of the first messages keeps only messages with the seq `before` or a later one.
+# States and changes are not copied: they quote older summaries and idempotency keys.
+# Bytes that a void record marks as invalid are not copied either.
+# A damaged line after a kept message is newer than this message, so the line is copied unchanged.
 
 
 class PreparedPurge(Struct, frozen=True):
@@ -302,7 +301,7 @@ def _replacement_archive(reference: Archive | None, state: State, before: int) -
     if reference is None or reference.last < before:
         return None
     first = max(reference.first, before)
-    # Use a new name: the old archive counts until the log names the new archive.
+    # Use a new name: the old archive stays valid until the log names the new archive.
     name = f"{first}-{reference.last}.{state.generation + 1}.jsonl.gz"
     return Archive(name=name, first=first, last=reference.last)
 
@@ -388,7 +387,7 @@ def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes
 
 
 class _KeptBatch:
-    """The batch being copied: decides whether a line stays marked as part of the batch."""
+    """Batch that is being copied; decides whether a line stays marked as part of the batch."""
 
     def __init__(self) -> None:
         self._first = 0

@@ -1,9 +1,9 @@
-"""Parse the bytes of a log: the records that count, and a description of any damage.
+"""Parse the bytes of a log: the valid records, and a description of any damage.
 
 Nearly always every line is intact and in order; `read_intact` verifies that in a few passes over
-the buffer. Otherwise `scan_log` inspects each line. It finds the undamaged records, uses later
-records to decide whether an incomplete batch counts, and returns the tail that the next writer has
-to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
+the buffer. Otherwise `scan_log` inspects each line: it finds the undamaged records, uses later
+records to decide whether an incomplete batch is valid, and returns the tail that the next writer
+has to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
 """
 
 import re
@@ -31,7 +31,7 @@ _seq_of = attrgetter("seq")
 _MIN_LINE_BYTES = 100
 _CRC_FIELD = b',"crc":"'
 _CONTROL_RECORD = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
-"""Start of a damaged control record, which cannot have been a message."""
+"""Pattern of a damaged control record (state, change or void), which was not a message."""
 
 
 class DamagedBytes(Struct, frozen=True):
@@ -48,7 +48,7 @@ class Tail(Struct, frozen=True):
     """End of a log that the next writer has to void before it appends."""
 
     bytes: int
-    """Number of bytes at the end of the log that belong to no record; not in `Scan.consumed`."""
+    """Number of bytes at the end of the log that belong to no record; outside `Scan.consumed`."""
     ends_line: bool
     """Whether the file ends with a newline."""
     next_seq: int
@@ -121,9 +121,9 @@ def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
 
 
 def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[DamagedBytes]]:
-    """Return every intact record of a part in the middle of a log, and the other bytes.
+    """Return the intact records of a part in the middle of a log, and the damaged bytes.
 
-    The state after that part determines which of the records count.
+    The state after that part determines which of the records are valid.
     """
     # A batch may extend beyond either end of the part.
     intact_records = _read_in_order(buffer, None)
@@ -162,7 +162,7 @@ def is_joined(record: Record) -> bool:
 
 
 class _Line(Struct):
-    """The bytes between two newlines: one record, several, or none."""
+    """The bytes between two newlines: one record, several records, or no record."""
 
     start: int
     stop: int
@@ -223,7 +223,7 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
 def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
     """Split the buffer at newlines; return the lines and the start of the unterminated rest.
 
-    A rest that holds an intact record counts as a line that lacks only its newline.
+    An unterminated rest that holds an intact record counts as a line that lacks only its newline.
     """
     lines: list[_Line] = []
     start = 0
@@ -251,7 +251,7 @@ class _Batches:
         self.unproven: list[Record] = []
         """Intact lines of incomplete batches that a void record has to name."""
         self.open_batch_start: int | None = None
-        """Index of the line where a batch begins that a writer may still be writing."""
+        """Index of the first line of a batch that a writer may still be writing."""
         self._void_seqs = void_seqs
         self._void_changes = void_changes
         self._open_batch: list[tuple[int, Record]] = []
@@ -276,7 +276,7 @@ class _Batches:
             self.close_batch(broken=True, proven=proven)
 
     def close_batch(self, *, broken: bool, proven: bool) -> None:
-        """Close the open batch. Unless it is `broken`, a writer may still be writing it."""
+        """Close the open batch; with `broken`, no writer can still be writing the batch."""
         batch, self._open_batch = self._open_batch, []
         has_damage, self._has_damage = self._has_damage, False
         if not batch:

@@ -82,7 +82,7 @@ def _read_key(descriptor: int, name: str) -> str | None:
 
 
 def _is_first_state(record: Record) -> bool:
-    """Return whether this record may be all that a killed creator of a session wrote."""
+    """Return whether a process may have been killed after it wrote only this record."""
     if not isinstance(record, StateRecord):
         return False
     return record.seq == 1 and record.body.number == 0 and record.body.generation == 1
@@ -99,7 +99,7 @@ def has_grown(old_stamp: str, new_stamp: str) -> bool:
 
 
 def write_time(stamp: str) -> int:
-    """Return the time of the file's last write, in nanoseconds."""
+    """Return the time of the file's last write, in nanoseconds, from its stamp."""
     return int(stamp.rpartition(":")[2])
 
 
@@ -115,7 +115,7 @@ class StampCache:
         self._directory = directory
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp, `inode:size:mtime`, for each key. Each change of the file changes it.
+        """Return the stamp `inode:size:mtime` of each key's file. Each write changes the stamp.
 
         Empty files and files with foreign names are left out. No file is opened, because that is
         too slow for ten thousand files. So the result may include logs of other programs and logs
@@ -147,8 +147,8 @@ class StampCache:
     def _stat_all(self) -> None:
         directory = self._directory
         self._end_watch()
-        # A command that lists once needs no watch. The watch starts before the listing, so that
-        # it misses no change.
+        # A command that lists once needs no watch.
+        # The watch starts before the listing, so that the watch misses no change.
         if self._listing_count:
             with suppress(OSError):
                 self._watch = FolderWatch(directory.descriptor)
@@ -203,12 +203,12 @@ class StampCache:
 
 
 # --- files that changed since the last call, with inotify --------------------------------------
-#
-# Checking 10,000 files takes 25 ms, whatever the method. Linux reports every write, creation,
-# rename and deletion in a folder by any process of the machine, before the system call returns. If
-# events are unavailable or incomplete, the caller checks all files, as without a watch: on other
-# systems, on file systems that other machines may change, after an overflow of the event queue, and
-# after the folder was moved.
+# Checking 10,000 files takes 25 ms, whatever the method.
+# Linux reports every write, creation, rename and deletion in a folder by any process.
+# Linux reports a change before the system call that makes the change returns.
+# If events are unavailable or incomplete, the caller checks all files.
+# Other operating systems, and file systems that other machines may change, provide no events.
+# Events are incomplete after an overflow of the event queue, and after the folder was moved.
 
 _MODIFY, _ATTRIB = 0x2, 0x4
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
@@ -220,8 +220,8 @@ _ALL_MAY_HAVE_CHANGED: Final = _FOLDER_EVENTS | _UNMOUNT | _OVERFLOW | _IGNORED
 _EVENT_STRUCT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024
 
-# File systems that only change through the kernel of this machine, which reports every change:
-# ext2 to ext4, xfs, btrfs, f2fs, zfs, tmpfs. Values of f_type, the first `long` of statfs(2).
+# File systems that change only through the kernel of this machine, which reports every change:
+# ext2 to ext4, xfs, btrfs, f2fs, zfs and tmpfs, by f_type, the first `long` of statfs(2).
 _WATCHABLE_TYPES: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
 
 

@@ -4,10 +4,10 @@ A copy is always written completely: to a new file, with one archive for the mes
 archived. The new file is synced, then renamed to its final path while the writer holds the lock of
 the replaced copy. If the session has moved (another key, into or out of the trash), the new file
 gets its name before the old file is removed. A note in the folder names the old file and the old
-archives. If this process is killed, the next copy removes the files in the note.
+archives. If this process is killed, the next copy deletes the files that the note names.
 
-The last line of a copy is a change without effect. As long as only states follow that change, no
-process has written to the copy.
+The last line of a copy is a change without effect. As long as only states follow this last change,
+no process has written to the copy.
 """
 
 import errno
@@ -74,7 +74,7 @@ class JSONLSnapshotWriter:
 
     @contextmanager
     def writing(self) -> Iterator["JSONLSnapshotWriter"]:
-        """Write copies; all of them are durable at the end. Raises NotStored, MaybeStored."""
+        """Write copies, which are durable when the `with` ends. Raises NotStored, MaybeStored."""
         try:
             self._directory.sync_renames()
             self._clean_up()
@@ -316,10 +316,10 @@ class _NewFile:
         self._folder = directory.descriptor
         self._name = f".{uid}-{os.urandom(4).hex()}.copy"
         self.has_final_name = False
-        """Whether the file has its final name, perhaps not durably."""
+        """Whether the file was given its final name, which may not be synced yet."""
         self.descriptor = create_private_file(self._folder, self._name)
-        # With the lock, other copies do not remove the file, and no writer appends before its name
-        # is on the disk.
+        # The lock prevents other copies from removing the file.
+        # The lock also prevents appends before the name of the file is on the disk.
         fcntl.flock(self.descriptor, EXCLUSIVE_NOWAIT)
 
     def link(self, name: str, folder: int) -> bool:
@@ -350,7 +350,7 @@ class _NewFile:
 
 
 class _ReplacementNote(Struct, frozen=True):
-    """File that names a copy being replaced, and the copy that replaces it."""
+    """Note in a file: the paths of a copy that is being replaced and of the new copy."""
 
     key: str
     uid: str
@@ -407,7 +407,7 @@ def _write_snapshot(
 
 
 class _MessageStream:
-    """Messages in the order of their seqs, with the next message readable in advance."""
+    """Iterator over messages by seq; `next_message` shows the next message in advance."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = iter(messages)

@@ -30,7 +30,7 @@ from stenolog.stores.jsonl.scan import lines_of, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
-"""Name of the change at the end of a copy; the place of the copy follows (see `place_hash`)."""
+"""Name of the change record at the end of a copy, before the hash of the copy's place."""
 
 _MAX_ATTEMPTS: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
@@ -42,13 +42,13 @@ _TAIL_BYTES: Final = 64 * 1024
 
 
 class SnapshotCache:
-    """Cache of facts about unchanged files."""
+    """Cache of what was read from files, valid while the files do not change."""
 
     def __init__(self) -> None:
         self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
-        """Stamp and session of each live log, by file name."""
+        """Change stamp and session of each live log, by file name."""
         self.synced_stamps: set[str] = set()
-        """Stamps of synced logs."""
+        """Change stamps of synced logs."""
 
 
 def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
@@ -62,7 +62,7 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
         try:
             key = trash.read_key(directory, entry)
         except StoreUnavailable as error:
-            key, problem = entry.path, str(error)  # the key is only in the file
+            key, problem = entry.path, str(error)  # only the unreadable file contains the key
         if key is not None and (stamp := stamp_of(directory, entry.path)) is not None:
             at = timestamp(entry.deleted)
             mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamp, problem=problem)
@@ -72,7 +72,7 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
         stamp = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
         if stamp is not None:
             cached = cache.marks.get(name)
-            # The stamp does not cover the file mode, which may have become readable.
+            # The stamp does not cover the file mode: the file may have become readable.
             was_unreadable = cached is not None and cached[1] is not None and cached[1].problem
             if cached is None or cached[0] != stamp or was_unreadable:
                 cached = stamp, _live_session(directory, name)
@@ -115,13 +115,13 @@ def _long_key(directory: Directory, name: str) -> str | None:
 
 
 def stamp_of(directory: Directory, path: str) -> str | None:
-    """Return the stamp of the file at a path, or None."""
+    """Return the change stamp of the file at a path; None if the file does not exist."""
     status = directory.file_status(path)
     return None if status is None else file_stamp(path, status)
 
 
 def file_stamp(path: str, status: os.stat_result) -> str:
-    """Return the stamp of a file."""
+    """Return the change stamp of a file."""
     return f"{path}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
@@ -177,7 +177,7 @@ def open_session_log(
 def open_log_at(
     directory: Directory, path: str, uid: str, *, until: float, hold: bool
 ) -> Iterator[Log | None]:
-    """Open the log of a session at a path, and lock the log if `hold`; None if it is not there."""
+    """Open the log of a session at a path, and lock it if `hold`; None if the log is not there."""
     with ExitStack() as stack:
         entry = trash.parse_entry(path.removeprefix(f"{trash.FOLDER}/"))
         if entry is not None:
@@ -265,7 +265,7 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
 
 def place_hash(key: str, deleted: str | None) -> str:
     """Return a short name for the place of a session: a hash of its key and time of deletion."""
-    # Imported here because only copies need it.
+    # Only copies need this import.
     from hashlib import sha256
 
     return sha256(f"{deleted}\n{key}".encode()).hexdigest()[:16]
@@ -274,8 +274,8 @@ def place_hash(key: str, deleted: str | None) -> str:
 def is_untouched(log: Log) -> bool:
     """Return whether the log is a copy that was not changed or moved since it was written.
 
-    The last change of a copy has no effect, and names the place of the copy. If the log is in
-    another place, the session was moved.
+    The last change of a copy has no effect and names the place where the copy was written. If the
+    log is now in another place, the session was moved.
     """
     entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)

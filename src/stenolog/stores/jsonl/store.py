@@ -138,7 +138,7 @@ class JSONLStore(operations.SessionOperations):
     def catalog_file(self) -> Path | None:
         """Return the path of the catalog; None if another program may own the folder.
 
-        This is a folder without logs, in a store that is only read.
+        Another program may own a folder without logs, so a read-only store returns None for it.
         """
         path = self.folder / catalog_file.CATALOG_NAME
         with suppress(OSError):  # the reader of the logs reports why they cannot be read
@@ -216,13 +216,13 @@ class JSONLStore(operations.SessionOperations):
     # --- changing what is visible ------------------------------------------------------------
 
     def _change(self, key: str, decide: operations.Decide[T]) -> T:
-        """Decide under the lock, and store the change in one write."""
+        """Call `decide` under the lock, and store the change in one write."""
 
         def work() -> T:
             log = self._logs.lock(key, create=False)
             self._check_lease(log)
             if log is None:
-                # Decide before a file is created: most operations do not create a session.
+                # Call `decide` before a file is created: most operations do not create a session.
                 decision = self._decide_without_log(key, decide)
                 if decision.change is None:
                     return decision.result
@@ -232,9 +232,9 @@ class JSONLStore(operations.SessionOperations):
                 raise NoSuchSession(key)
             with log.mutex:
                 decision = decide(_OpenSession(key, log))
-            # A change contains the result of all earlier records, so the earlier records must be on
-            # the disk. Another process may have died before its sync. An operation that changes
-            # nothing also waits until the records that it read are durable.
+            # A change contains the result of all earlier records, so sync these records first.
+            # Another process may have died before it synced these records.
+            # An operation without a change also waits until the records that it read are durable.
             writer.sync_log(log)  # guard: change-syncs-ground
             if decision.change is not None:
                 is_stored, outcome = writer.append_change(log, decision.change, decision.payloads)
@@ -248,14 +248,13 @@ class JSONLStore(operations.SessionOperations):
             return self._queue.run_exclusive(key, work)
 
     def _decide_without_log(self, key: str, decide: operations.Decide[T]) -> operations.Decision[T]:
-        """Decide on a session that does not exist."""
+        """Call `decide` for a session that does not exist."""
         decision = None
         try:
             decision = decide(_OpenSession(key, None))
         finally:
             if decision is None or decision.change is None:
-                # The session may have just been deleted. Its deletion must be durable before this
-                # call returns.
+                # If the session was just deleted, make the deletion durable before returning.
                 trash.sync_renames(self._directory)
         return decision
 
@@ -283,7 +282,7 @@ class JSONLStore(operations.SessionOperations):
                     # A purge may have removed the folder.
                     if folder is not None and os.fstat(folder).st_nlink:
                         prepared = rewrite.prepare_archive(log_and_uid[0], folder)
-                        # Drop the log: its descriptor keeps the lock if the release failed.
+                        # Drop the log: its open descriptor keeps the lock if the release failed.
                         log_and_uid = None
                         return (
                             rewrite.NOTHING_ARCHIVED
@@ -414,7 +413,7 @@ class JSONLStore(operations.SessionOperations):
             raise NoSuchSession(key)
 
     def fenced_by(self, lease: JSONLLease) -> "JSONLStore":
-        """Return this store with a check that rejects writes once the lease has ended."""
+        """Return a copy of this store that rejects writes once the lease has ended."""
         fenced = copy.copy(self)
         fenced._fence = lease.check
         _stores.add(fenced)
@@ -550,8 +549,8 @@ class JSONLStore(operations.SessionOperations):
     def _new_messages(self, key: str, after: int) -> NewMessages | None:
         """Return the messages after a seq; None if the session does not exist.
 
-        The messages are synced before a follower sees them. Otherwise a power cut could remove
-        messages, and later messages would get their seqs.
+        The messages are synced before a follower sees them. Without the sync, a power cut could
+        remove messages that the follower saw, and later messages would get the same seqs.
         """
 
         def read_log(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
@@ -685,7 +684,7 @@ class JSONLStore(operations.SessionOperations):
         for lease in list(self._leases):
             lease.close_in_child()
         if self._closed.is_set():
-            # Only the store of a lease reaches this line: a fork must not reopen a closed store.
+            # This is the store of a lease: a forked child must not reopen it after `close`.
             return
         # A thread of the parent may have held the event's internal lock at the fork.
         self._closed = threading.Event()

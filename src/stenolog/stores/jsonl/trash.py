@@ -1,11 +1,11 @@
 """Trash: complete logs of deleted sessions, each named by its uid and the time of its deletion.
 
 A delete moves the log into the trash with one rename. A restore first replaces the log in the trash
-by a new file. Then it renames the new file to the live name, replacing an empty file. A process
-that still has the old file open notices that the name belongs to another file, and syncs the folder
-before it writes. So a session is always complete and in exactly one place. If the session is
-restored under another key, the new file also records the old key until the restore is complete. The
-last step rewrites the file without the old key.
+by a new file, then renames the new file to the live name, where it may replace an empty file. A
+process that still has the old file open notices that the name belongs to another file, and syncs
+the folder before it writes. So a session is always complete and in exactly one place. If the
+session is restored under another key, the new file also records the old key until the restore is
+complete. The last step rewrites the file without the old key.
 """
 
 import fcntl
@@ -107,8 +107,7 @@ def move_to_trash(log: Log, at: str, *, purged: bool = False) -> Entry:
         deleted = _deletion_time(folder, at)
         name = f"{uid}.{deleted.strftime(_STAMP)}{file_names.LOG_SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
-        # Sync the target folder first, so that the log keeps a name even if the rename is not
-        # atomic.
+        # Sync the target folder first: then the log has a name even if the rename is not atomic.
         sync_folder(folder)
         directory.sync_entries()
     return Entry(name, uid, deleted, purged)
@@ -130,7 +129,7 @@ def _parse_stamp(stamp: str) -> datetime:
 
 
 def mark_purged(directory: Directory, entry: Entry) -> Entry:
-    """Make a log unrestorable, durably. The caller holds its lock. Raises OSError."""
+    """Make a log unrestorable, durably; the caller holds the log's lock. Raises OSError."""
     name = entry.name + PURGED
     with directory.require_subfolder(FOLDER, create=False) as folder:
         os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -142,10 +141,10 @@ def mark_purged(directory: Directory, entry: Entry) -> Entry:
 def open_deleted_log(
     directory: Directory, entry: Entry, *, until: float | None = None
 ) -> Iterator[Log | None]:
-    """Open and read a log in the trash; None if it is not there. Raises the errors of `Log.load`.
+    """Open and read a log; None if it is not in the trash. Raises the errors of `Log.load`.
 
-    With `until` (a time of the monotonic clock), wait for the lock of the log until then, and hold
-    the lock.
+    With `until` (a time of the monotonic clock), wait for the lock of the log at most until then,
+    and hold the lock.
     """
     descriptor = directory.open_to_read(entry.path)
     if descriptor is None:
@@ -264,12 +263,10 @@ def move_from_trash(log: Log, entry: Entry, key: str, live: Log) -> None:
     ):
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Lock the new file before the rename, so that no process appends before the rename is on
-        # the disk.
+        # Lock the new file first: no process may append before the rename is on the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary_name, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
-        # A power cut must not keep the second rename without the first: the session would then
-        # be in two places.
+        # If a power cut kept only the second rename, the session would be in two places.
         sync_folder(folder)  # guard: restore-sync-between-renames
         os.rename(entry.name, live.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync_entries()
@@ -318,7 +315,7 @@ def read_head_state(directory: Directory, path: str) -> State | None:
 
 
 def sync_renames(directory: Directory) -> None:
-    """Sync renames into and out of the trash, so that a caller can rely on these renames.
+    """Sync renames into and out of the trash, so that no power cut reverts them.
 
     The process that renamed a log may have been killed before its sync. Raises StoreUnavailable.
     """

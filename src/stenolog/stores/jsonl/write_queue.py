@@ -43,7 +43,7 @@ from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
 MAX_GATES: Final = 1024
-"""Maximum number of gates for all sessions; a gate is created at its first use."""
+"""Maximum number of gates; a gate lets one thread at a time write to a session."""
 
 _RECHECK_SECONDS: Final = 0.02
 _MAX_WRITE_SECONDS: Final = 30.0
@@ -69,7 +69,7 @@ class Waiter:
         self.check = check
         """Function that raises, while the log is locked, if the append is no longer allowed."""
         self.is_started = False
-        """Whether a leader has started to write this append."""
+        """Whether a thread has started to write this append."""
         self.done = False
         self.first_seq = 0
         """Seq of the first message of this append."""
@@ -94,7 +94,7 @@ class Waiter:
 
 
 class Gate:
-    """Queue of the writers of this process that may use the same session."""
+    """Queue of the threads of this process that write to the same session."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -124,13 +124,12 @@ class Gate:
     def _may_lead(self, caller: Waiter) -> bool:
         if self.lock.locked():
             return False
-        # Serve threads in order of arrival: otherwise a thread that returns immediately would
-        # always be first.
+        # Keep the order of arrival, or a thread that appends in a loop would always be first.
         # guard: write-queue-interrupt
         return self.waiting[:1] == [caller] or caller not in self.waiting
 
     def _try_to_lead(self, caller: Waiter, run_group: Callable[[list[Waiter]], None]) -> bool:
-        """Lead and return True; return False if another thread took the lock first."""
+        """Write the group and return True; return False if another thread took the lock first."""
         acquired = False
         try:
             (acquired,) = map(self.lock.acquire, (False,))
@@ -142,7 +141,7 @@ class Gate:
         return acquired
 
     def _lead_group(self, caller: Waiter, run_group: Callable[[list[Waiter]], None]) -> None:
-        """Lead, unless a leader was interrupted while it wrote the append of `caller`.
+        """Write the group, unless Ctrl-C interrupted a thread that wrote the append of `caller`.
 
         The caller holds the lock.
         """
@@ -264,7 +263,7 @@ class WriteQueue:
         ]
 
     def run_exclusive(self, key: str, work: Callable[[], T]) -> T:
-        """Return the result of `work`, called while no other thread writes to the session.
+        """Call `work` while no other thread writes to the session; return its result.
 
         After the call, the log of the session is unlocked.
         """
@@ -318,8 +317,7 @@ class WriteQueue:
                 self._logs.unlock(key)
             for waiter in group:
                 if not waiter.done:
-                    # Only an interruption reaches this line. It is unknown whether the write
-                    # happened.
+                    # Ctrl-C interrupted the write: it is unknown whether the append is stored.
                     waiter.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
         if log is not None:
             self._logs.trim_memory(log)
@@ -335,8 +333,7 @@ class WriteQueue:
                 continue
             if batch.once is not None:
                 if batch.once in tokens:
-                    # If two appends of a group have the same idempotency key, the second waits for
-                    # the first.
+                    # The second append with the same idempotency key waits for the first.
                     postponed.append(waiter)
                     continue
                 tokens.add(batch.once)
@@ -367,7 +364,7 @@ class WriteQueue:
         if is_different or token.count != len(batch.payloads):
             waiter.finish(error=OnceConflict(log.key, once, token.first))
             return True
-        # Another process may have written the message. It counts as stored once it is on the disk.
+        # The message may be a write of another process, which counts as stored after a sync.
         try:
             writer.sync_log(log)
         except OSError as error:
@@ -391,12 +388,12 @@ def fast_append(
 ) -> tuple[int, Outcome | None, bool]:
     """Append one message to an open log that no other process has changed.
 
-    Return its seq or 0, the outcome, and whether the cache grew. The outcome is None if nothing was
-    done and a full append is needed. The caller holds the gate of the session. `check` raises
-    StenologError if the write is no longer allowed.
+    Return the message's seq or 0, the outcome, and whether the cache grew. The outcome is None if
+    nothing was done and a full append is needed. The caller holds the gate of the session. `check`
+    raises StenologError if the write is no longer allowed.
 
-    This is a single function on purpose: right after a sync the processor's caches are cold, and
-    each call of a Python function then costs several times as much as in a loop.
+    The fast append is a single function on purpose: right after a sync the processor's caches are
+    cold, and each call of a Python function then costs several times as much as in a loop.
     """
     descriptor = log.descriptor
     cached = False
@@ -438,8 +435,7 @@ def fast_append(
                     or not before == log.end_offset == log.size
                     or log.tail is not None
                 ):
-                    # Keep the message in memory, unless a reader of this process has read or
-                    # dropped the log.
+                    # Keep the message in memory, unless a reader has read or dropped the log.
                     log.record_append(
                         before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line)
                     )
@@ -462,7 +458,7 @@ def fast_append(
 
 
 def _is_refused(waiter: Waiter) -> bool:
-    """Return whether the append is no longer allowed; if so, finish it."""
+    """Return whether the append is no longer allowed; if so, finish it with an error."""
     try:
         if waiter.check is not None:
             waiter.check()

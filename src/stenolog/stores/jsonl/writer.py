@@ -54,7 +54,7 @@ class WritePrefix(Struct, frozen=True, gc=False):
     text: bytes
     next_seq: int
     joined: bool
-    """Whether the next line is joined and does not prove that earlier lines were synced."""
+    """Whether the next line is in the same write, so it is no proof that these bytes are synced."""
     records: Sequence[Record] | None = None
     """Records in `text`; None if the log must read them from the file."""
 
@@ -146,10 +146,10 @@ class Outcome(Struct, frozen=True):
     error: BaseException | None = None
     """Error of the write, or of a step after it; the log must then be read again."""
     is_unknown: bool = False
-    """Whether the remaining bytes may be in the log. If False, they certainly are not."""
+    """True if the remaining bytes may be in the log, False if they certainly are not."""
 
     def covers(self, end: int) -> bool:
-        """Return whether the lines up to this end are stored; the last newline is optional."""
+        """Return whether the first `end` bytes are stored; the last newline is optional."""
         return self.stored_bytes >= end - 1
 
     def failure(self, action: str) -> NotStored | MaybeStored:
@@ -174,7 +174,7 @@ STORED: Final = Outcome(sys.maxsize)
 
 
 def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:
-    """Append these bytes at the offset `offset`, and sync them.
+    """Append `text` at the offset `offset`, and sync the file.
 
     After an interruption (Ctrl-C) this function first determines how many bytes are stored,
     then returns the interruption in the outcome.
@@ -205,7 +205,7 @@ def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:
 
 
 def _rewrite_before_failure(log: Log, offset: int, error: BaseException) -> Outcome:
-    """Copy all bytes before a failed sync to a new file, without the failed write.
+    """Copy the log without the write whose sync failed to a new file.
 
     The content of the old file on the disk is unknown, and a second sync would wrongly succeed.
     """

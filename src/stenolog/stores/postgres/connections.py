@@ -34,7 +34,7 @@ _CHECK_AFTER: Final = 0.2
 
 _RETRY_SECONDS: Final = 0.05
 _RECHECK_SECONDS: Final = 0.05
-"""Seconds after which a waiting caller checks again, even without a wake-up."""
+"""Seconds after which a waiting caller looks for a free connection, even without a wake-up."""
 _MAINTENANCE_FACTOR: Final = 10
 """Factor by which vacuum and migration extend the answer timeout."""
 _PG_DEFAULTS: Final = {
@@ -105,7 +105,7 @@ def _with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any,
         events = next(gen)
         while True:
             ready = yield events
-            # Data that has arrived counts, even if this process was stopped in between.
+            # Data that has arrived is an answer, even if this process was stopped in between.
             events = gen.send(ready)
             if ready != waiting.READY_NONE:
                 deadline = time.monotonic() + seconds
@@ -130,7 +130,7 @@ def binary_adapters() -> AdaptersMap:
 class ConnectionPool:
     """A pool of connections to one server.
 
-    An interrupt (Ctrl-C) may strike between any two steps here. Therefore the pool keeps no
+    An interrupt (Ctrl-C) may strike between any two steps of the pool. Therefore the pool keeps no
     counter, and uses no lock whose methods are written in Python: such a lock can stay locked.
     """
 
@@ -326,7 +326,7 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     ports = str(parameters.get("port") or "").split(",")
     in_database = "@" in str(parameters.get("dbname") or "") and "%40" not in conninfo
     if in_database or not all(port.isdigit() for port in ports if port):
-        # The driver ends the host at a / in the password, and would print the rest.
+        # If the password contains a /, the driver ends the host there and would print the rest.
         raise UsageError(_INVALID_URL)
     defaults = {name: value for name, value in _PG_DEFAULTS.items() if parameters.get(name) is None}
     hosts = str(parameters.get("host") or parameters.get("hostaddr") or "")

@@ -128,7 +128,7 @@ class Database:
             self._begin_write(transaction)
             result = work(transaction)
         except _DRIVER_ERRORS as error:
-            # Any error here came before the commit.
+            # Any error of `work` came before the commit.
             raise FailedBeforeCommit(error) from error
         transaction.commit()
         return result
@@ -345,7 +345,7 @@ def open_database(settings: Settings) -> Database:
     """Return the database for these settings, shared by the stores of a process."""
     with _sharing_lock:
         opening_lock = _opening_locks.setdefault(settings, threading.Lock())
-    # Only callers with the same settings wait during the connect.
+    # While a database is opened, only callers with the same settings wait.
     with opening_lock:
         with _sharing_lock:
             shared = _shared_databases.get(settings)

@@ -67,7 +67,7 @@ class PostgresDialect:
         return self.database.run_read(work)
 
     def run_message_read(self, work: Callable[["Transaction", DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and then its messages, at one moment.
+        """Run `work`, which reads a session and its messages, on the data of one moment.
 
         Messages never change, so two statements without a transaction are enough. If messages were
         purged between the statements, both run again in one transaction.

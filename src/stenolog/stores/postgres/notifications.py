@@ -75,7 +75,7 @@ class Notifications:
         self._sender: Transaction | None = None
         """Connection for sending, outside the pool, whose connections may all be in use."""
         self._will_collect = False
-        """Whether the thread will collect the names that are queued now."""
+        """Whether the sending thread will collect the session names that are queued now."""
         self._sender_thread: threading.Thread | None = None
         self._work = ChangeSignal()
         self._listener: _Listener | None = None
@@ -87,7 +87,7 @@ class Notifications:
         """Notify followers of a commit: in this process now, in other processes soon."""
         if name in self._signals:
             self.wake(name)
-        # The thread does these two steps in reverse order, so that no name stays unsent.
+        # The sending thread does these two steps in reverse order, so that no name stays unsent.
         self._unsent.append(name)
         if not self._will_collect:
             self._start_sending()
@@ -107,7 +107,7 @@ class Notifications:
             self._will_collect = False
             if not isinstance(error, RuntimeError):
                 raise
-            # The messages are committed, so this is not an error for the caller that stored them.
+            # The messages are committed, so the caller that stored them gets no error.
             log_reports.info("other processes are not notified of changes: %s", error)
         self._work.set()
 

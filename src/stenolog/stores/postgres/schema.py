@@ -31,8 +31,7 @@ def quote_name(name: str) -> str:
 
 _MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
-# This query reads the system catalogs, because to_regclass may return the state at the start of the
-# transaction.
+# Read the system catalogs: to_regclass may return the state at the start of the transaction.
 _TABLES_QUERY: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
     SELECT typname
@@ -59,7 +58,7 @@ def newest_version() -> int:
 def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
     """Create or migrate the tables.
 
-    Return True if the tables stay older, because they were opened read-only. A concurrent
+    Return True if the tables keep an older version, because the store is read-only. A concurrent
     caller waits until the tables are ready. Raises NewerFormat, DamagedStore, EmptyStore.
     """
     version = version_of(connection, settings.schema)
@@ -82,8 +81,7 @@ def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
         if version is None and not list(connection.execute(_HAS_SCHEMA_QUERY, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quote_name(settings.schema)}".encode())
         if version is not None:
-            # Lock the table: otherwise a session that another process creates now would not be
-            # migrated.
+            # Lock the table: a session that another process creates now would not be migrated.
             connection.execute(f"LOCK TABLE {quote_name(settings.schema)}.session".encode())
         for script in migrations()[version or 0 :]:
             connection.execute(script.replace("{schema}", quote_name(settings.schema)).encode())

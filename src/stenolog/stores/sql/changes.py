@@ -1,4 +1,4 @@
-"""Stores the changes of a session that stores/state.py decides."""
+"""Store the changes of sessions; stores/state.py decides which changes."""
 
 import os
 
@@ -17,7 +17,7 @@ from stenolog.stores.sql.session_rows import (
 
 
 class OpenSQLSession:
-    """A session inside a transaction, as an operation sees it."""
+    """An `OpenSession` inside a transaction."""
 
     def __init__(self, transaction: Transaction, session: Session, damage: DamageReports) -> None:
         self._transaction = transaction
@@ -50,7 +50,7 @@ class OpenSQLSession:
 def apply_operation(
     transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: DamageReports
 ) -> Decision[T]:
-    """Decide the change of a session, and store the change with its messages.
+    """Call `decide` on a session, and store the change with its messages.
 
     A session that does not exist is created if the decision contains a change.
     """
@@ -110,7 +110,7 @@ def add_change(transaction: Transaction, session: Session, change: Change) -> No
 
 
 def complete_undo_step(transaction: Transaction, session: Session, entry: Undo) -> Undo:
-    """Complete an undo step. A step that is too long for the state is read from its change.
+    """Return the complete undo step; a step too long for the state is read from its change.
 
     Raises DamagedStore.
     """

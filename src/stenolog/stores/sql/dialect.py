@@ -23,7 +23,7 @@ RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same onc
 
 
 def not_stored(failure: StenologError) -> StenologError:
-    """Return NotStored for a StoreUnavailable before the commit, any other error unchanged."""
+    """Convert StoreUnavailable before the commit to NotStored; return other errors unchanged."""
     if type(failure) is StoreUnavailable:
         return NotStored(f"{failure}. Nothing of it was stored")
     return failure
@@ -126,10 +126,10 @@ class Dialect(Protocol):
         """
 
     def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and then its messages, at one moment.
+        """Run `work`, which reads a session and its messages, on the data of one moment.
 
-        If `work` receives None, it must raise MissingRows if messages are missing. After that
-        error, `work` runs again.
+        If `work` gets None instead of DamageReports, it must raise MissingRows for missing
+        messages. After MissingRows, `work` runs again.
         """
 
     def read_transaction(self) -> AbstractContextManager[Transaction]:

@@ -1,4 +1,4 @@
-"""Leases: each session has one row with an epoch, which the next holder replaces."""
+"""Leases as rows: one row per session, with an epoch that each new holder replaces."""
 
 import os
 import socket
@@ -70,7 +70,7 @@ class StoreLeases:
     def forget_lease(self, key: str, epoch: int) -> None:
         """Forget a lease that was released or never committed.
 
-        A later lease of the key stays.
+        A later lease of the same key is kept.
         """
         with self._mutex:
             if self._epochs.get(key, (None, 0))[0] == epoch:
@@ -133,7 +133,7 @@ def find_holder(transaction: Transaction, dialect: Dialect, namespace: str, key:
 
 
 class SQLLease(Generic[S]):
-    """A lease on one session. After another holder took over, the epoch fences off all writes.
+    """A lease on one session. Writes are rejected after another holder took over.
 
     A lease belongs to the process that acquired it. In a forked child the lease counts as lost.
     """
@@ -219,8 +219,7 @@ class SQLLease(Generic[S]):
             with suppress(StoreClosed):
                 self._dialect.release_leases([self.epoch])
                 self._dialect.notify(self._namespace, self.key)
-            # Forget the lease only now: if another thread closes the store before this line,
-            # `close` releases the lease.
+            # Forget the lease last: until then, a `close` in another thread releases the lease.
             self._leases.forget_lease(self.key, self.epoch)
         except BaseException:
             self._leases.abandon_lease(self.epoch)

@@ -219,8 +219,8 @@ def message_count(state: State, last_seq: int) -> int:
 
 # --- times and keys ---------------------------------------------------------------------------
 
-# `parse_iso(at).tzinfo` checks a stored time without another Python call per message. If the time
-# is damaged, the attribute is None or the call raises ValueError.
+# `parse_iso(at).tzinfo` checks a stored time without another Python call per message.
+# For a damaged time, the attribute is None or the call raises ValueError.
 parse_iso = datetime.fromisoformat
 """Function that parses an ISO time."""
 

@@ -1,7 +1,4 @@
-"""Session rows: find, create and list sessions, and read their messages.
-
-sql/rows.py defines the values.
-"""
+"""Find, create and list session rows, and read messages; sql/rows.py defines the values."""
 
 import operator
 from collections.abc import Sequence
@@ -148,7 +145,7 @@ def list_keys(
 def session_stamps(
     transaction: Transaction, namespace: str, damage: DamageReports
 ) -> dict[str, str]:
-    """Return a stamp for each session; every change changes the stamp."""
+    """Return for each session a stamp that differs after every change."""
     stamps: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
@@ -167,7 +164,7 @@ _WIDEN_FACTOR = 4
 class MissingRows(Exception):
     """The state counts messages for which the table has no row.
 
-    The messages were purged during the read, or their rows are damaged.
+    The missing messages were purged during the read, or their rows are damaged.
     """
 
 

@@ -30,7 +30,7 @@ from stenolog.stores.sql.session_rows import decode_text, printable_text, sessio
 
 
 class _SnapshotRow(Session):
-    """A session with the other columns of its row."""
+    """A session, with the columns of its row that `Session` lacks."""
 
     namespace: str
     version: int
@@ -61,9 +61,9 @@ def read_snapshot(
     after: int = 0,
     lock: bool = False,
 ) -> SnapshotReading:
-    """Read one session; valid until the transaction ends. Raises NoSuchSession.
+    """Read one session; the result is valid until the transaction ends. Raises NoSuchSession.
 
-    `lock`: prevent other writers from changing the session until then.
+    `lock`: prevent other writers from changing the session until the transaction ends.
     """
     session = _find_session(transaction, namespace, mark, lock=lock)
     if session is None or session.namespace != namespace:

@@ -34,7 +34,7 @@ from stenolog.stores.sql.session_rows import decode_text
 
 P = ParamSpec("P")
 _Work = Callable[Concatenate[Transaction, str, P], T]
-"""Function of a transaction, the namespace and other arguments."""
+"""Function that takes a transaction, the namespace and other arguments."""
 
 
 class SQLStore(SessionOperations):
@@ -109,7 +109,7 @@ class SQLStore(SessionOperations):
     # --- visibility, summary, meta -----------------------------------------------------------
 
     def _change(self, key: str, decide: Decide[T]) -> T:
-        """Decide on a change and store the change in one transaction, which may be retried."""
+        """Call `decide` and store the change in one transaction, which may be retried."""
         check_key(key)
         decision = self._run_write(changes.apply_operation, key, decide, self._dialect.damage)
         if decision.change is not None:
@@ -237,7 +237,7 @@ class SQLStore(SessionOperations):
         ).intersection(keys)
 
     def fenced_by(self, lease: SQLLease[Any]) -> Self:
-        """Return a view of this store that rejects writes once this lease is lost."""
+        """Return a copy of this store that rejects writes once this lease is lost."""
         fenced = copy.copy(self)
         fenced._lease = lease
         return fenced
@@ -321,7 +321,7 @@ class SQLStore(SessionOperations):
         )
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session; every change changes the stamp."""
+        """Return for each session a stamp that differs after every change."""
         return self._run_read(session_rows.session_stamps, self._dialect.damage)
 
     def read_marker(self, name: str) -> str:

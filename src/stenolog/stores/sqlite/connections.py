@@ -112,7 +112,7 @@ class WriteConnection:
         self.commit_attempted = False
         connection = self.enter(deadline)
         connection.execute("BEGIN IMMEDIATE")
-        # Another process may have migrated the schema since then.
+        # Another process may have migrated the schema since this connection's last commit.
         if connection.data_version() != self._data_version:  # guard: sqlite-newer-schema-refused
             read_version(connection, self._file)
         return Transaction(connection)
@@ -187,9 +187,9 @@ class WriteConnection:
             schema.run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
             schema.run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
             read_version(connection, self._file)
-            # A killed writer may have left unsynced transactions in the log. The first connection
-            # that opens the log treats these transactions as committed. So sync the log before any
-            # read.
+            # A killed writer may have left unsynced transactions in the log.
+            # The first connection that opens the log treats these transactions as committed.
+            # So sync the log before any read.
             # guard: sqlite-checkpoint-leftover-log
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except BaseException:
@@ -201,7 +201,7 @@ class WriteConnection:
         return connection
 
     def _on_busy(self, _attempts: int) -> bool:
-        """Wait for a lock. SQLite calls this only if another program writes or uses the log."""
+        """Wait for a lock; SQLite calls this only if another program writes or uses the log."""
         self.lock_waits += 1
         if time.monotonic() >= self.deadline:
             return False
@@ -286,8 +286,7 @@ class ReadConnection:
             if not settings.leave_no_files:
                 return connect(self._file, settings, apsw.SQLITE_OPEN_READONLY)
             if _has_log(self._file):
-                # A normal reader of the log would create its index (`-shm`) and write its position
-                # there.
+                # A normal reader would create the index of the log (`-shm`) and write to it.
                 address = f"file:{quote(str(self._file))}?readonly_shm=1"
                 return connect(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         except apsw.IOError as error:
@@ -355,7 +354,7 @@ class _Permit:
 
     Ctrl-C may raise an exception between any two steps of a caller, even between acquiring a lock
     and the `try` that follows. A lost permit has no reference left, so it no longer counts. A
-    Python lock could stay locked, so permits use none.
+    Python lock could stay locked, so permits use no lock.
     """
 
     __slots__ = ("__weakref__", "_active")

@@ -150,7 +150,7 @@ class Database:
         """Run `work` in a transaction that other threads of this process may share.
 
         `work` must either raise before it writes anything, or not raise. Raises the errors of
-        `write`.
+        `write_transaction`.
         """
         if self.closed or self.settings.read_only:
             self.check_writable()
@@ -174,8 +174,8 @@ class Database:
                 queue.lock.release()
             if queue.waiting or self.commit_events or self.closed:
                 caller.done = True
-                # Ctrl-C may have left `caller` in the queue. The code is inline, as in
-                # `WriteQueue.wait_for_turn`.
+                # Ctrl-C may have left `caller` in the queue.
+                # This code is inline for the reason given in `WriteQueue.wait_for_turn`.
                 if caller in queue.waiting:
                     try:  # noqa: SIM105
                         queue.waiting.remove(caller)
@@ -238,8 +238,7 @@ class Database:
         try:
             try:
                 self.check_open()
-                # The deadline is not a full timeout from now, because the first caller has already
-                # waited.
+                # The first caller has already waited for a part of its timeout.
                 transaction = writer.begin(min(group[0].deadline, self._deadline()))
                 for caller in group:
                     caller.run_work(transaction)

@@ -152,8 +152,8 @@ class DatabasePath:
 
 def find_problems(file: Path) -> list[str]:
     """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
-    # The folder may be shared, for example a project folder. Only the database files must be
-    # private.
+    # The folder may be shared, for example a project folder.
+    # Only the database files must be private.
     problems = []
     companions = [file.with_name(file.name + end) for end in COMPANION_SUFFIXES]
     for path in (file, *companions, *find_catalogs(file)):

@@ -213,15 +213,14 @@ class SQLiteDialect:
             if last_purge is None:
                 return ()
             try:
-                # The row of the purge stays until the rewrite succeeds, so a later purge repeats
-                # the rewrite.
+                # Keep the row of the purge: if the rewrite fails, a later purge repeats it.
                 # guard: sqlite-purge-drops-catalog
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
                 return (f"the catalog of {database.file} still contains it: {error}; purge again",)
             database.rewrite()
             with database.write_transaction() as transaction:
-                # Keep the rows of purges that other processes have started since then.
+                # Keep the rows of purges that other processes started after `last_purge`.
                 transaction.run("end_purge", last_purge)
         except StoreBusy:
             return (f"the log of {database.file}, in use by readers, contains it; purge again",)
@@ -345,6 +344,6 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
 
 
 def _format_holder(name: str, ttl: float) -> str:
-    """Return the row's description of a store that acquires a lease now."""
+    """Return the holder text for the row of a lease that a store acquires now."""
     current = processes.current_process()
     return "" if current is None else f"{current} {name}@{time.monotonic() + ttl:.6f}"

@@ -1,9 +1,9 @@
 """The gate: a queue of writer threads in each process, and file locks between processes.
 
 SQLite itself waits by sleeping, longer each time. A writer that returns immediately always wins,
-and the other writers wait for seconds. Here the threads of a process form a queue, and the first
-thread polls for a file lock at short intervals. The thread whose turn it is executes the waiting
-appends of the next threads in its own transaction.
+and the other writers wait for seconds. Therefore the threads of a process form a queue, and the
+first thread polls for a file lock at short intervals. The thread whose turn it is executes the
+waiting appends of the next threads in its own transaction.
 
 There is no background thread. No thread blocks on the lock of the queue, because another writer may
 hold the lock for long. A thread acquires the lock by `(taken,) = map(lock.acquire, (False,))`
@@ -90,7 +90,8 @@ class WriteQueue:
         """Wait in the queue until the work is done. Raises StoreBusy, MaybeStored.
 
         `caller` is already in `waiting`. Either another thread does the work, or this thread calls
-        `run_group` with a group whose first member is `caller`; it must finish all members.
+        `run_group` with a group whose first member is `caller`; `run_group` must finish all
+        members.
         """
         try:
             while not caller.done:
@@ -98,8 +99,7 @@ class WriteQueue:
                     caller.wait()
                     self._check_deadline(caller, deadline)
         finally:
-            # The code is inline: Ctrl-C may strike on the way into a function, and `caller`
-            # would stay first.
+            # This code is inline: Ctrl-C could strike in a call and leave `caller` in the queue.
             if not caller.done and caller in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(caller)
@@ -156,7 +156,7 @@ class WriteQueue:
         finally:
             if acquired:
                 self.lock.release()
-            # The code is inline, as in `wait_for_turn`.
+            # This code is inline for the reason given in `wait_for_turn`.
             if caller in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(caller)
@@ -171,8 +171,7 @@ class WriteQueue:
 
     def is_first(self, caller: QueuedWrite) -> bool:
         """Return whether `caller` is first in the queue and no thread is working."""
-        # Serve callers in order of arrival: otherwise a caller that returns immediately would
-        # always be first.
+        # Keep the order of arrival, or a caller that writes in a loop would always be first.
         return self.waiting[:1] == [caller] and not self.lock.locked()
 
     def _form_group(self, caller: QueuedWrite) -> None:
@@ -278,7 +277,7 @@ class _FileLock:
             time.sleep(pause)
 
     def try_acquire(self) -> bool:
-        """Try once to acquire the lock; return whether that worked. Raises OSError."""
+        """Try once to acquire the lock; return whether the lock was acquired. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = open_descriptor(self._path, flags)

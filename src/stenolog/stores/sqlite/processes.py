@@ -22,9 +22,9 @@ _ENDED_STATES: Final = ("Z", "X", "x")
 class Process(Struct, frozen=True):
     """One process of this machine, identified by its number and start time.
 
-    Process numbers are reused, so the number alone is not enough. Both values depend on namespaces
-    and can only be compared within the same namespaces. The number of a namespace is reused, too,
-    but only after all its processes have ended.
+    Process numbers are reused, so the number alone is not enough. Number and start time depend on
+    namespaces and can only be compared within the same namespaces. The number of a namespace is
+    reused, too, but only after all its processes have ended.
     """
 
     boot: str
@@ -113,8 +113,8 @@ def _read_stat(pid: int) -> tuple[int, bool]:
     Raises OSError, ValueError, IndexError.
     """
     text = (_PROC_FOLDER / str(pid) / "stat").read_text(errors="replace")
-    # The process name, in brackets, may contain any characters. The field after the name is the
-    # third field.
+    # The process name, in brackets, may contain any characters.
+    # The field after the name is the third field.
     fields = text.rpartition(")")[2].split()
     state, thread_count, start_time = fields[0], int(fields[17]), int(fields[19])
     # If only the first thread has ended, the process looks ended, but its other threads still run.

@@ -1,7 +1,8 @@
 """Creates the tables from schema.sql, or migrates them by the numbered files in schema/.
 
 A read-only connection migrates nothing. Instead, the files in older/ with the same numbers define
-temporary views that show older tables in the newest form. Only that connection sees the views.
+temporary views that show older tables in the newest form. Only the read-only connection sees the
+views.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from stenolog.stores.sqlite.database_file import APPLICATION_ID
 _FOLDER: Final = Path(__file__).parent
 _WAL_FORMAT: Final = b"\2\2"
 _FORMAT_BYTES: Final = slice(18, 20)
-"""Position of the format bytes in a header: 2 and 2 mean write-ahead log."""
+"""Position of the two format bytes in a header; both are 2 for a write-ahead log."""
 _CATALOG_FILE_VERSION: Final = 6
 """Number of the schema that moved the catalog to a file; its script returns DROP statements."""
 _LIST_VIEWS_SQL: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
@@ -72,7 +73,7 @@ def migrate(connection: apsw.Connection, version: int) -> None:
 def drop_catalog(connection: apsw.Connection, version: int) -> None:
     """Drop the catalog tables of an older database, each in its own transaction.
 
-    A damaged table stays. It does not prevent opening the store or dropping the other tables.
+    A damaged table stays, and does not prevent opening the store or dropping the other tables.
     """
     if version >= _CATALOG_FILE_VERSION:
         return

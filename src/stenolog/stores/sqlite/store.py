@@ -28,7 +28,7 @@ class SQLiteStore(SQLStore):
     `busy_timeout`: maximum wait for other writers, in seconds. `synchronous`: with "normal", a
     power cut may lose the last messages, but no other data. `cache_kb`: page cache of each of at
     most nine connections, in KiB. `read_only`: change no data. SQLite may still need to create its
-    log files next to the database. `leave_no_files`: with `read_only`, SQLite creates none.
+    log files next to the database. `leave_no_files`: with `read_only`, SQLite creates no files.
     """
 
     def __init__(

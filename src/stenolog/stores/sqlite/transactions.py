@@ -46,8 +46,8 @@ PARAMETER_COUNTS: Final = {
 
 Row = tuple[Any, ...]
 
-# The function is `crc32` itself: every message is checked when it is read, and a wrapper would
-# double the time. The checksum does not cover the time of the message.
+# This is `crc32` itself: each read checks every message, and a wrapper would double the time.
+# The checksum does not cover the time of the message.
 checksum = crc32
 """Function whose result `checksum(body, seq)` is stored with each message."""
 
@@ -64,8 +64,7 @@ class Transaction:
 
     def __init__(self, connection: "apsw.Connection") -> None:
         self._connection = connection
-        # Use the driver's method itself: an append makes few calls, so a wrapper would cost
-        # noticeable time.
+        # This is the driver's method itself: a wrapper would make each append noticeably slower.
         self.execute: Callable[..., Iterable[Row]] = connection.execute
         """Function that executes one statement with its values, and returns its rows."""
 

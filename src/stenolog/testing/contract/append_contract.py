@@ -1,6 +1,6 @@
 """Appends: results, rejected messages, unknown keys (P1, P2, P8) and idempotency keys (P12)."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from datetime import UTC, datetime, timedelta, timezone
 from types import MappingProxyType
@@ -103,10 +103,10 @@ class Appends(ContractPart):
         assert info.created <= info.updated
 
     def test_idempotency_key_ignores_the_time_of_a_message(self, store: Store) -> None:
-        [first, second] = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
-        assert store.add_messages("a", user_messages("x"), once="t", at=[first]) == [1]
-        assert store.add_messages("a", user_messages("x"), once="t", at=[second]) == [1]
-        assert [message.at for message in store.get_history("a")] == [first]
+        [first_time, second_time] = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
+        assert store.add_messages("a", user_messages("x"), once="t", at=[first_time]) == [1]
+        assert store.add_messages("a", user_messages("x"), once="t", at=[second_time]) == [1]
+        assert [message.at for message in store.get_history("a")] == [first_time]
 
     @pytest.mark.parametrize(
         "times",
@@ -239,12 +239,12 @@ class IdempotencyKeys(ContractPart):
     def test_p12_idempotency_key_with_other_content_is_a_conflict(self, store: Store) -> None:
         append(store, "a", "before")
         store.add_messages("a", user_messages("x", "y"), once="t1")
-        others = [user_messages("x"), user_messages("y", "x"), user_messages("x", "y", "z")]
-        for other in others:
+        other_batches = [user_messages("x"), user_messages("y", "x"), user_messages("x", "y", "z")]
+        for other in other_batches:
             with pytest.raises(OnceConflict) as raised:
                 store.add_messages("a", other, once="t1")
-            conflict = raised.value
-            assert (conflict.key, conflict.token, conflict.seq) == ("a", "t1", 2)
+            error = raised.value
+            assert (error.key, error.token, error.seq) == ("a", "t1", 2)
         assert visible_texts(store, "a") == ["before", "x", "y"]
 
     def test_p12_content_is_compared_in_its_encoded_form(self, store: Store) -> None:

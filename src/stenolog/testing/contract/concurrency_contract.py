@@ -1,6 +1,6 @@
 """P7: many threads that write, read, archive and follow one session."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from itertools import islice
 from threading import Barrier, Semaphore, Thread
@@ -55,7 +55,7 @@ class Writers(ContractPart):
     def test_p7_readers_see_complete_batches_in_order_during_writes_and_compaction(
         self, store: Store
     ) -> None:
-        writers = 8
+        writer_count = 8
 
         def write(writer: int) -> None:
             for number in range(20):
@@ -69,16 +69,16 @@ class Writers(ContractPart):
             assert len(seqs) % 3 == 0
 
         def summarize_and_compact() -> None:
-            end = len(store.get_history("a", full=True))
-            store.checkpoint("a", summary=f"up to {end}", upto=end)
+            last_seq = len(store.get_history("a", full=True))
+            store.checkpoint("a", summary=f"up to {last_seq}", upto=last_seq)
             store.compact("a")
 
-        with repeating(read, read, summarize_and_compact), thread_pool(writers) as pool:
-            list(pool.map(write, range(writers)))
+        with repeating(read, read, summarize_and_compact), thread_pool(writer_count) as pool:
+            list(pool.map(write, range(writer_count)))
 
         texts = [message.content for message in store.get_history("a", full=True)]
-        assert len(texts) == writers * 20 * 3
-        for writer in range(writers):
+        assert len(texts) == writer_count * 20 * 3
+        for writer in range(writer_count):
             assert [text for text in texts if text.startswith(f"{writer}.")] == [
                 f"{writer}.{number}.{part}" for number in range(20) for part in "abc"
             ]
@@ -94,12 +94,12 @@ class Writers(ContractPart):
 
         def summarize() -> None:
             nonlocal floor
-            read = store.get_history("a")
-            if len(read) > 3:
-                upto = read[-3].seq
+            visible_messages = store.get_history("a")
+            if len(visible_messages) > 3:
+                upto = visible_messages[-3].seq
                 store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=floor)
                 floor = upto
-                assert store.get_history("a")[:2] == read[-2:]
+                assert store.get_history("a")[:2] == visible_messages[-2:]
 
         with repeating(summarize), thread_pool(4) as pool:
             list(pool.map(write, range(4)))
@@ -121,9 +121,9 @@ class Writers(ContractPart):
             return True
 
         with thread_pool(8) as pool:
-            won = list(pool.map(checkpoint, range(1, 9)))
-        assert won.count(True) == 1
-        floor = won.index(True) + 1
+            successes = list(pool.map(checkpoint, range(1, 9)))
+        assert successes.count(True) == 1
+        floor = successes.index(True) + 1
         assert_session(store, "a", floor=floor, summary=f"to {floor}")
 
     def test_p12_message_with_one_idempotency_key_from_many_threads_is_stored_once(
@@ -266,14 +266,14 @@ class Following(ContractPart):
     def test_close_ends_every_follow(self, store: Store) -> None:
         append(store, "a", "1")
         followers = [_Follower(store, "a", after=1), _Follower(store, "nobody")]
-        listening = _Follower(store, "a")
-        listening.wait_for_messages(1)
+        reader = _Follower(store, "a")
+        reader.wait_for_messages(1)
         store.close()
         assert [follower.seqs() for follower in followers] == [[], []]
-        assert listening.seqs() == [1]
+        assert reader.seqs() == [1]
 
     def test_follow_can_be_continued_after_the_last_received_seq(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
-        first = [m.seq for m in islice(store.follow("a", timeout=0), 2)]
-        rest = [m.seq for m in store.follow("a", after=first[-1], timeout=0)]
-        assert first + rest == [1, 2, 3, 4]
+        first_seqs = [m.seq for m in islice(store.follow("a", timeout=0), 2)]
+        later_seqs = [m.seq for m in store.follow("a", after=first_seqs[-1], timeout=0)]
+        assert first_seqs + later_seqs == [1, 2, 3, 4]

@@ -1,5 +1,5 @@
 """Damaged records: P3 and P8."""
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from abc import abstractmethod
 from typing import Literal
@@ -26,7 +26,7 @@ deleted session, or message 2."""
 
 
 class DamageContract(ContractPart):
-    """A damaged record affects only itself, is reported, and can be deleted and purged."""
+    """Tests that a damaged record affects only itself, and is reported, deletable and purgeable."""
 
     @abstractmethod
     def damage(self, store: Store, record: DamagedRecord, key: str) -> Store:
@@ -35,7 +35,7 @@ class DamageContract(ContractPart):
         If the engine keeps copies of a record, all of them are damaged.
         """
 
-    def _make_damaged(self, store: Store, record: DamagedRecord) -> Store:
+    def _make_damaged_store(self, store: Store, record: DamagedRecord) -> Store:
         append(store, "a", *"12345")
         append(store, "b", "other")
         store.set_meta("a", title="A talk")
@@ -53,7 +53,7 @@ class DamageContract(ContractPart):
     def test_p3_session_with_damaged_state_stays_readable(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with self._make_damaged(store, "state") as damaged:
+        with self._make_damaged_store(store, "state") as damaged:
             assert [content for _, content, _ in all_messages(damaged, "a")] == [*"12345"]
             assert_session(damaged, "a", visible=[*"145"], hidden=[2, 3], summary="so far")
             info = damaged.info("a")
@@ -65,14 +65,14 @@ class DamageContract(ContractPart):
         assert "steno doctor" in caplog.text
 
     def test_p3_append_to_session_with_damaged_state_is_readable(self, store: Store) -> None:
-        with self._make_damaged(store, "state") as damaged:
+        with self._make_damaged_store(store, "state") as damaged:
             assert append(damaged, "a", "6") == [6]
             assert damaged.add_message("a", "user", "7", once="seven") == 7
             assert damaged.add_message("a", "user", "7", once="seven") == 7
             assert visible_texts(damaged, "a") == [*"14567"]
 
     def test_p4_session_with_damaged_state_can_be_changed(self, store: Store) -> None:
-        with self._make_damaged(store, "state") as damaged:
+        with self._make_damaged_store(store, "state") as damaged:
             damaged.hide("a", 4, 4)
             damaged.set_meta("a", tags=["x"])
             assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == (
@@ -84,7 +84,7 @@ class DamageContract(ContractPart):
             assert visible_texts(damaged, "a") == [*"145"]
 
     def test_p4_session_with_damaged_state_can_be_deleted_and_restored(self, store: Store) -> None:
-        with self._make_damaged(store, "state") as damaged:
+        with self._make_damaged_store(store, "state") as damaged:
             trashed = damaged.delete("a")
             assert (trashed.key, trashed.count) == ("a", 5)
             assert damaged.list_sessions() == ["b"]
@@ -93,14 +93,14 @@ class DamageContract(ContractPart):
             assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == ([*"145"], [2, 3])
 
     def test_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
-        with self._make_damaged(store, "state") as damaged:
+        with self._make_damaged_store(store, "state") as damaged:
             assert damaged.purge("a").messages == 5
             assert (damaged.list_sessions(), damaged.list_trash()) == (["b"], [])
             assert all_messages(damaged, "a") == []
             assert append(damaged, "a", "new") == [1]
 
     def test_messages_of_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
-        with self._make_damaged(store, "state") as damaged:
+        with self._make_damaged_store(store, "state") as damaged:
             assert damaged.purge("a", before=4).messages == 3
             assert [seq for seq, _, _ in all_messages(damaged, "a")] == [4, 5]
 
@@ -121,13 +121,13 @@ class DamageContract(ContractPart):
             assert [seq for seq, _, _ in all_messages(damaged, "a")] == [3, 4, 5, 6]
 
     def test_session_with_damaged_state_can_be_forked(self, store: Store) -> None:
-        with self._make_damaged(store, "state") as damaged:
+        with self._make_damaged_store(store, "state") as damaged:
             damaged.fork("a", "fork")
             assert visible_texts(damaged, "fork") == [*"145"]
 
     @pytest.mark.parametrize("record", ["state", "change"])
     def test_damaged_session_can_be_copied(self, store: Store, record: DamagedRecord) -> None:
-        with self._make_damaged(store, record) as damaged:
+        with self._make_damaged_store(store, record) as damaged:
             if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             [mark] = [mark for mark in damaged.list_snapshots() if mark.key == "a"]
@@ -139,20 +139,20 @@ class DamageContract(ContractPart):
     # --- changes -----------------------------------------------------------------------------
 
     def test_p8_undo_of_damaged_change_raises_damaged_store(self, store: Store) -> None:
-        with self._make_damaged(store, "change") as damaged:
+        with self._make_damaged_store(store, "change") as damaged:
             for _ in range(2):
                 with pytest.raises(DamagedStore, match=r"'a'.*steno doctor"):
                     damaged.undo("a")
             assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == ([*"145"], [2, 3])
 
     def test_purge_of_messages_drops_undo_steps_that_are_damaged(self, store: Store) -> None:
-        with self._make_damaged(store, "change") as damaged:
+        with self._make_damaged_store(store, "change") as damaged:
             assert damaged.purge("a", before=2).messages == 1
             assert visible_texts(damaged, "a") == ["4", "5"]
             assert_raises(NothingToUndo, damaged.undo, "a")
 
     def test_p3_session_with_damaged_change_works_otherwise(self, store: Store) -> None:
-        with self._make_damaged(store, "change") as damaged:
+        with self._make_damaged_store(store, "change") as damaged:
             assert append(damaged, "a", "6") == [6]
             damaged.hide("a", 6, 6)
             assert damaged.undo("a").op == "hide"
@@ -173,7 +173,7 @@ class DamageContract(ContractPart):
         return entry
 
     def test_p3_damaged_trash_entry_is_listed_and_can_be_restored(self, store: Store) -> None:
-        with self._make_damaged(store, "trash") as damaged:
+        with self._make_damaged_store(store, "trash") as damaged:
             entry = self._damaged_entry(damaged)
             damaged.restore(entry.key, uid=entry.uid, as_key="a")
             assert_session(damaged, "a", visible=[*"145"], hidden=[2, 3], uid=entry.uid)
@@ -182,14 +182,14 @@ class DamageContract(ContractPart):
             assert visible_texts(damaged, "b") == ["other"]
 
     def test_p8_damaged_trash_entry_can_be_purged(self, store: Store) -> None:
-        with self._make_damaged(store, "trash") as damaged:
+        with self._make_damaged_store(store, "trash") as damaged:
             assert damaged.purge(self._damaged_entry(damaged).key).messages == 5
             assert [trashed.key for trashed in damaged.list_trash()] == ["b"]
             assert damaged.purge("b").messages == 1
             assert damaged.list_trash() == []
 
     def test_damaged_trash_entry_can_be_copied(self, store: Store) -> None:
-        with self._make_damaged(store, "trash") as damaged:
+        with self._make_damaged_store(store, "trash") as damaged:
             if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             entry = self._damaged_entry(damaged)
@@ -202,7 +202,7 @@ class DamageContract(ContractPart):
     def test_p3_damaged_message_hides_only_itself(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with self._make_damaged(store, "message") as damaged:
+        with self._make_damaged_store(store, "message") as damaged:
             assert [content for _, content, _ in all_messages(damaged, "a")] == [*"1345"]
             damaged.undo("a")
             damaged.undo("a")
@@ -214,7 +214,7 @@ class DamageContract(ContractPart):
         assert "steno doctor" in caplog.text
 
     def test_session_with_damaged_message_can_be_deleted_and_purged(self, store: Store) -> None:
-        with self._make_damaged(store, "message") as damaged:
+        with self._make_damaged_store(store, "message") as damaged:
             damaged.delete("a")
             damaged.restore("a")
             assert [content for _, content, _ in all_messages(damaged, "a")] == [*"1345"]

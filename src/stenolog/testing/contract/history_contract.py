@@ -1,5 +1,5 @@
 """P4: the result of `get_history`, and visibility after hiding, replacing and checkpoints."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
 from typing import Any
@@ -146,9 +146,9 @@ class Hiding(ContractPart):
     def test_pop_hides_the_last_visible_message_and_returns_it(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
         store.hide("a", 3, 3)
-        popped = store.pop("a")
-        assert popped is not None
-        assert (popped.seq, popped.content) == (2, "2")
+        popped_message = store.pop("a")
+        assert popped_message is not None
+        assert (popped_message.seq, popped_message.content) == (2, "2")
         assert visible_texts(store, "a") == ["1"]
         assert append(store, "a", "4") == [4]
         assert [m and m.seq for m in (store.pop("a"), store.pop("a"))] == [4, 1]
@@ -197,10 +197,10 @@ class Replacing(ContractPart):
 
     def test_set_history_with_the_same_messages_changes_nothing(self, store: Store) -> None:
         append(store, "a", "1", "2")
-        before = store.info("a")
+        info_before = store.info("a")
         store.set_history("a", store.get_history("a"))
         store.set_history("a", user_messages("1", "2"))
-        assert store.info("a") == before
+        assert store.info("a") == info_before
         assert hidden_seqs(store, "a") == []
 
     def test_an_empty_history_hides_all_and_keeps_the_summary(self, store: Store) -> None:
@@ -316,28 +316,28 @@ class Checkpoints(ContractPart):
 
     def test_p5_set_history_is_rejected_if_a_message_was_appended_since(self, store: Store) -> None:
         append(store, "a", "1", "2")
-        kept = store.get_history("a")[:1]
+        kept_messages = store.get_history("a")[:1]
         append(store, "a", "3")
         with pytest.raises(StaleHistory) as raised:
-            store.set_history("a", kept, expect_last=2)
+            store.set_history("a", kept_messages, expect_last=2)
         assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", 2, 3)
         assert_session(store, "a", visible=["1", "2", "3"], undoable=0)
-        store.set_history("a", kept, expect_last=3)
+        store.set_history("a", kept_messages, expect_last=3)
         assert visible_texts(store, "a") == ["1"]
 
     def test_p5_set_history_expects_the_last_seq_also_if_it_is_hidden(self, store: Store) -> None:
         append(store, "a", "1", "2")
         store.pop("a")
-        kept = store.get_history("a")
-        assert_raises(StaleHistory, store.set_history, "a", kept, expect_last=1)
-        store.set_history("a", [*kept, {"role": "user", "content": "new"}], expect_last=2)
+        messages = store.get_history("a")
+        assert_raises(StaleHistory, store.set_history, "a", messages, expect_last=1)
+        store.set_history("a", [*messages, {"role": "user", "content": "new"}], expect_last=2)
         assert visible_texts(store, "a") == ["1", "new"]
 
     def test_set_history_expects_0_if_there_is_no_session(self, store: Store) -> None:
-        new = [{"role": "user", "content": "new"}]
-        assert_raises(StaleHistory, store.set_history, "a", new, expect_last=1)
+        new_messages = [{"role": "user", "content": "new"}]
+        assert_raises(StaleHistory, store.set_history, "a", new_messages, expect_last=1)
         assert store.list_sessions() == []
-        store.set_history("a", new, expect_last=0)
+        store.set_history("a", new_messages, expect_last=0)
         assert visible_texts(store, "a") == ["new"]
 
     def test_set_history_of_no_messages_expects_0_if_there_is_no_session(
@@ -354,13 +354,13 @@ class Checkpoints(ContractPart):
 
     def test_p5_late_checkpoint_hides_only_the_summarized_messages(self, store: Store) -> None:
         append(store, "a", *(f"old {number}" for number in range(10)))
-        read = store.get_history("a")
-        covered, kept = read[:-4], read[-4:]
+        visible_messages = store.get_history("a")
+        old_messages, kept_messages = visible_messages[:-4], visible_messages[-4:]
         append(store, "a", "new 1", "new 2", "new 3", "new 4")
-        store.checkpoint("a", summary="six of them", upto=covered[-1].seq, expect_floor=0)
-        assert store.get_history("a", last=8)[:4] == kept
+        store.checkpoint("a", summary="six of them", upto=old_messages[-1].seq, expect_floor=0)
+        assert store.get_history("a", last=8)[:4] == kept_messages
         assert visible_texts(store, "a")[4:] == ["new 1", "new 2", "new 3", "new 4"]
-        assert hidden_seqs(store, "a") == [message.seq for message in covered]
+        assert hidden_seqs(store, "a") == [message.seq for message in old_messages]
         assert store.get_summary("a") == "six of them"
 
     def test_p5_summary_then_truncate_then_compact_loses_nothing(self, store: Store) -> None:
@@ -397,11 +397,11 @@ class Checkpoints(ContractPart):
 
     def test_p8_none_instead_of_a_required_number_is_rejected(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
-        nothing: Any = None
+        no_number: Any = None
         with pytest.raises(UsageError, match="must be an integer"):
-            store.truncate_history("a", nothing)
+            store.truncate_history("a", no_number)
         with pytest.raises(UsageError, match="must be an integer"):
-            store.hide("a", nothing, 3)
+            store.hide("a", no_number, 3)
         with pytest.raises(UsageError, match="must be an integer"):
-            store.checkpoint("a", summary="s", upto=nothing)
+            store.checkpoint("a", summary="s", upto=no_number)
         assert visible_texts(store, "a") == ["1", "2", "3"]

@@ -1,5 +1,5 @@
 """Leases of sessions: one holder at a time, and no damage by a holder that stalled."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 import os
 import time
@@ -29,8 +29,8 @@ STUCK_SECONDS = 20.0
 
 def wait_for_expiry(lease: Lease) -> bool:
     """Wait until a lease has expired; return whether it did."""
-    limit = time.monotonic() + STUCK_SECONDS
-    while not lease.lost and time.monotonic() < limit:
+    deadline = time.monotonic() + STUCK_SECONDS
+    while not lease.lost and time.monotonic() < deadline:
         time.sleep(0.002)
     return lease.lost
 
@@ -40,31 +40,31 @@ class ExpiredLeases(ContractPart):
 
     def test_expired_lease_can_be_acquired_by_another_caller(self, store: Store) -> None:
         append(store, "a", "1")
-        first = store.lease("a", ttl=0.01)
-        with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second:
-            assert second.epoch > first.epoch
-            assert (first.lost, second.lost) == (True, False)
+        first_lease = store.lease("a", ttl=0.01)
+        with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second_lease:
+            assert second_lease.epoch > first_lease.epoch
+            assert (first_lease.lost, second_lease.lost) == (True, False)
 
     @pytest.mark.parametrize("call", WRITES, ids=str)
     def test_p8_writes_through_a_lost_lease_are_rejected(self, store: Store, call: Call) -> None:
         append(store, "a", "1")
         store.set_summary("a", "so far")
-        first = store.lease("a", ttl=0.01)
+        first_lease = store.lease("a", ttl=0.01)
         with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second:
             with pytest.raises(LeaseLost) as raised:
-                call.make(first.store, "a")
-            assert (raised.value.key, raised.value.epoch) == ("a", first.epoch)
-            assert visible_texts(store, "a") == visible_texts(first.store, "a") == ["1"]
+                call.make(first_lease.store, "a")
+            assert (raised.value.key, raised.value.epoch) == ("a", first_lease.epoch)
+            assert visible_texts(store, "a") == visible_texts(first_lease.store, "a") == ["1"]
             assert (store.get_summary("a"), store.list_sessions()) == ("so far", ["a"])
             assert second.store.add_message("a", "user", "2") == 2
         assert append(store, "a", "3") == [3]
 
     def test_p8_lost_lease_rejects_writes_to_other_sessions_too(self, store: Store) -> None:
         append(store, "a", "1")
-        first = store.lease("a", ttl=0.01)
+        first_lease = store.lease("a", ttl=0.01)
         with store.lease("a", ttl=60, wait=STUCK_SECONDS), pytest.raises(LeaseLost):
-            first.store.add_message("b", "user", "late")
-        assert_raises(LeaseLost, first.store.add_message, "b", "user", "still late")
+            first_lease.store.add_message("b", "user", "late")
+        assert_raises(LeaseLost, first_lease.store.add_message, "b", "user", "still late")
         assert store.list_sessions() == ["a"]
 
     def test_expired_lease_works_until_another_caller_acquires_it(self, store: Store) -> None:
@@ -77,12 +77,12 @@ class ExpiredLeases(ContractPart):
 
     def test_renewed_lease_stays_held(self, store: Store) -> None:
         append(store, "a", "1")
-        first = store.lease("a", ttl=0.01)
-        with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second:
-            second.renew()
-            assert_raises(LeaseLost, first.renew)
-            first.release()
-            assert (first.lost, second.lost) == (True, False)
+        first_lease = store.lease("a", ttl=0.01)
+        with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second_lease:
+            second_lease.renew()
+            assert_raises(LeaseLost, first_lease.renew)
+            first_lease.release()
+            assert (first_lease.lost, second_lease.lost) == (True, False)
             assert_raises(StoreBusy, store.lease, "a", ttl=60, wait=0)
 
 
@@ -90,7 +90,7 @@ class Leases(ExpiredLeases):
     """`lease`."""
 
     leases_expire: ClassVar[bool] = True
-    """Whether a lease expires while its holder lives. False: it lasts as long as its process."""
+    """Whether a lease expires while its holder lives; otherwise it ends with its process."""
 
     @pytest.mark.parametrize("seconds", [-3600, -3, 61, 3600])
     def test_p7_setting_the_system_clock_does_not_end_a_lease(
@@ -138,11 +138,11 @@ class Leases(ExpiredLeases):
 
     def test_releasing_twice_does_nothing(self, store: Store) -> None:
         append(store, "a", "1")
-        first = store.lease("a", ttl=60)
-        first.release()
-        first.release()
+        first_lease = store.lease("a", ttl=60)
+        first_lease.release()
+        first_lease.release()
         with store.lease("a", ttl=60, wait=0) as second:
-            first.release()
+            first_lease.release()
             assert not second.lost
             assert_raises(StoreBusy, store.lease, "a", ttl=60, wait=0)
 
@@ -231,31 +231,31 @@ class Leases(ExpiredLeases):
 
     def test_waiting_caller_gets_the_lease_after_its_release(self, store: Store) -> None:
         append(store, "a", "1")
-        first = store.lease("a", ttl=60)
+        first_lease = store.lease("a", ttl=60)
         with thread_pool(1) as pool:
-            waiting = pool.submit(store.lease, "a", ttl=60, wait=STUCK_SECONDS)
-            assert not waiting.done()
-            first.release()
-            with waiting.result() as second:
-                assert second.epoch > first.epoch
+            pending_lease = pool.submit(store.lease, "a", ttl=60, wait=STUCK_SECONDS)
+            assert not pending_lease.done()
+            first_lease.release()
+            with pending_lease.result() as second_lease:
+                assert second_lease.epoch > first_lease.epoch
 
     def test_p7_one_thread_at_a_time_holds_the_lease(self, store: Store) -> None:
         append(store, "a", "0")
-        inside, overlaps, epochs = list[str](), list[str](), list[int]()
+        lease_holders, other_holders, epochs = list[str](), list[str](), list[int]()
 
         def take_turns(name: str) -> None:
             for _ in range(5):
                 with store.lease("a", ttl=60, wait=STUCK_SECONDS) as lease:
-                    inside.append(name)
-                    before = visible_texts(store, "a")
-                    lease.store.add_message("a", "user", str(int(before[-1]) + 1))
-                    overlaps.extend(inside[1:])
+                    lease_holders.append(name)
+                    texts = visible_texts(store, "a")
+                    lease.store.add_message("a", "user", str(int(texts[-1]) + 1))
+                    other_holders.extend(lease_holders[1:])
                     epochs.append(lease.epoch)
-                    inside.remove(name)
+                    lease_holders.remove(name)
 
         with thread_pool(4) as pool:
             list(pool.map(take_turns, "wxyz"))
-        assert overlaps == []
+        assert other_holders == []
         assert visible_texts(store, "a") == [str(number) for number in range(21)]
         assert len(epochs) == 20
         assert epochs == sorted(set(epochs))
@@ -297,15 +297,15 @@ class Leases(ExpiredLeases):
         append(store, "a", "1")
         lease = store.lease("a", ttl=60)
         with thread_pool(1) as pool:
-            waiting = pool.submit(store.lease, "a", ttl=60, wait=STUCK_SECONDS)
+            pending_lease = pool.submit(store.lease, "a", ttl=60, wait=STUCK_SECONDS)
             time.sleep(0.03)
             store.purge("a")
-            assert_raises(NoSuchSession, waiting.result, STUCK_SECONDS / 2)
+            assert_raises(NoSuchSession, pending_lease.result, STUCK_SECONDS / 2)
         lease.release()
         assert (store.list_sessions(), store.list_trash()) == ([], [])
 
     def test_p7_concurrent_leases_do_not_recreate_a_purged_session(self, store: Store) -> None:
-        recreated: list[str] = []
+        recreated_keys: list[str] = []
 
         def take_turn() -> None:
             with suppress(NoSuchSession, LeaseLost), store.lease("a", ttl=60) as lease:
@@ -318,8 +318,8 @@ class Leases(ExpiredLeases):
                 time.sleep(0.001 * (number % 4))
                 store.purge("a")
                 time.sleep(0.002)
-                recreated += store.list_sessions()
-        assert recreated == []
+                recreated_keys += store.list_sessions()
+        assert recreated_keys == []
 
     def test_lease_survives_delete_and_restore(self, store: Store) -> None:
         append(store, "a", "1")
@@ -351,8 +351,8 @@ class Leases(ExpiredLeases):
             return store.lease("a", ttl=60, wait=STUCK_SECONDS)
 
         with thread_pool(1) as pool:
-            waiting = pool.submit(wait)
+            pending_lease = pool.submit(wait)
             assert started.wait(STUCK_SECONDS)
             assert not lease.lost
             store.close()
-            assert_raises(StoreClosed, waiting.result, STUCK_SECONDS)
+            assert_raises(StoreClosed, pending_lease.result, STUCK_SECONDS)

@@ -1,6 +1,6 @@
 """Lifecycle of a session: `fork`, and `delete`, `restore` and the trash (P4)."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -49,19 +49,19 @@ class Forks(ContractPart):
         append_conversation(store, "a")
         before = datetime.now(UTC) - timedelta(seconds=1)
         store.fork("a", "b")
-        source, info = store.info("a"), store.info("b")
-        assert (info.summary, info.floor) == ("so far", 2)
-        assert info.meta == {**source.meta, FORKED_AT: source.last_seq}
-        assert (info.key, info.forked_from) == ("b", "a")
-        assert source.forked_from is None
-        assert info.uid != source.uid
-        assert before <= info.created <= info.updated
+        source_info, fork_info = store.info("a"), store.info("b")
+        assert (fork_info.summary, fork_info.floor) == ("so far", 2)
+        assert fork_info.meta == {**source_info.meta, FORKED_AT: source_info.last_seq}
+        assert (fork_info.key, fork_info.forked_from) == ("b", "a")
+        assert source_info.forked_from is None
+        assert fork_info.uid != source_info.uid
+        assert before <= fork_info.created <= fork_info.updated
 
     def test_fork_copies_messages_byte_for_byte_without_delivery_state(self, store: Store) -> None:
         mark = {"received": {"sender": "telegram:7"}, "origin": {"channel": "telegram", "chat": 7}}
-        question = {"role": "user", "content": "q", "stenolog": mark}
+        request = {"role": "user", "content": "q", "stenolog": mark}
         answer = {"role": "assistant", "content": "a", "stenolog": {"seen": 1, "model": "m"}}
-        store.add_full_message("a", question, once="update-1")
+        store.add_full_message("a", request, once="update-1")
         store.add_full_message("a", answer)
         copied_meta = {"title": "A talk", "tags": ["x"], "chat_model": "m", "own": {"delivery": 1}}
         delivery_meta = {
@@ -79,7 +79,7 @@ class Forks(ContractPart):
             m.to_json() for m in store.get_history("a")
         ]
         # A fork has no idempotency keys of its source, so this key stores a new message.
-        assert store.add_full_message("b", question, once="update-1") == 3
+        assert store.add_full_message("b", request, once="update-1") == 3
         store.fork("b", "c", at=2)
         assert store.info("c").meta == {**copied_meta, FORKED_AT: 2}
 
@@ -106,10 +106,10 @@ class Forks(ContractPart):
     ) -> None:
         append_conversation(store, "a")
         store.fork("a", "b", at=at)
-        kept = [seq for seq in (3, 5, 6, 7) if seq <= at]
-        assert all_messages(store, "b") == [(seq, str(seq), False) for seq in kept]
+        kept_seqs = [seq for seq in (3, 5, 6, 7) if seq <= at]
+        assert all_messages(store, "b") == [(seq, str(seq), False) for seq in kept_seqs]
         info = store.info("b")
-        assert (info.last_seq, info.count, info.lost, info.floor) == (at, len(kept), 0, 2)
+        assert (info.last_seq, info.count, info.lost, info.floor) == (at, len(kept_seqs), 0, 2)
         assert store.get_summary("b") == "so far"
         assert append(store, "b", "next") == [at + 1]
 
@@ -138,18 +138,18 @@ class Forks(ContractPart):
     def test_fork_and_source_are_independent(self, store: Store) -> None:
         append_conversation(store, "a")
         store.fork("a", "b")
-        forked = session_content(store, "b")
+        fork_content = session_content(store, "b")
         append(store, "a", "more")
         store.clear("a")
         store.set_meta("a", title="changed")
         store.compact("a")
-        assert session_content(store, "b") == forked
-        source = session_content(store, "a")
+        assert session_content(store, "b") == fork_content
+        source_content = session_content(store, "a")
         store.set_history("b", user_messages("other"))
         store.set_summary("b", "changed")
         store.set_meta("b", title=None)
         store.compact("b")
-        assert session_content(store, "a") == source
+        assert session_content(store, "a") == source_content
         store.purge("a")
         assert visible_texts(store, "b") == ["other"]
 
@@ -252,21 +252,21 @@ class Trash(ContractPart):
         assert store.list_trash() == []
         for key in ("b", "a", "c"):
             append(store, key, key)
-        deleted = [store.delete(key) for key in ("c", "b", "a")]
-        assert store.list_trash() == deleted[::-1]
+        trash_entries = [store.delete(key) for key in ("c", "b", "a")]
+        assert store.list_trash() == trash_entries[::-1]
 
     def test_p4_restore_recovers_the_complete_session(self, store: Store) -> None:
         append_conversation(store, "a")
-        before, info = session_content(store, "a"), store.info("a")
+        content_before, info = session_content(store, "a"), store.info("a")
         messages = all_messages(store, "a")
         times = [message.at for message in store.get_history("a", full=True)]
         store.delete("a")
         store.restore("a")
-        restored = store.info("a")
-        assert session_content(store, "a") == before
+        restored_info = store.info("a")
+        assert session_content(store, "a") == content_before
         assert all_messages(store, "a") == messages
-        assert (restored.uid, restored.created) == (info.uid, info.created)
-        assert restored.archived == info.archived
+        assert (restored_info.uid, restored_info.created) == (info.uid, info.created)
+        assert restored_info.archived == info.archived
         assert [message.at for message in store.get_history("a", full=True)] == times
         assert store.list_trash() == []
         # Undo steps, idempotency keys and the next seq are restored as well.
@@ -280,37 +280,37 @@ class Trash(ContractPart):
 
     def test_session_can_be_deleted_and_restored_repeatedly(self, store: Store) -> None:
         append_conversation(store, "a")
-        before = session_content(store, "a")
+        content_before = session_content(store, "a")
         for _ in range(3):
             store.delete("a")
             assert session_content(store, "a") is None
             assert trash_content(store) == [("a", 7)]
             store.restore("a")
-            assert session_content(store, "a") == before
+            assert session_content(store, "a") == content_before
             assert trash_content(store) == []
 
     def test_session_recreated_after_delete_has_a_new_uid(self, store: Store) -> None:
         append_conversation(store, "a")
-        first = store.delete("a")
+        first_entry = store.delete("a")
         assert store.add_message("a", "user", "new", once="six") == 1
         info = store.info("a")
-        assert info.uid != first.uid
+        assert info.uid != first_entry.uid
         assert (info.count, info.summary, info.meta, info.undoable) == (1, "", {}, 0)
-        second = store.delete("a")
-        assert second.uid == info.uid
-        assert [t.uid for t in store.list_trash()] == [second.uid, first.uid]
+        second_entry = store.delete("a")
+        assert second_entry.uid == info.uid
+        assert [t.uid for t in store.list_trash()] == [second_entry.uid, first_entry.uid]
 
     def test_restore_uses_the_last_deleted_session_or_the_given_uid(self, store: Store) -> None:
-        trashed = []
+        trash_entries = []
         for text in ("first", "second", "third"):
             append(store, "a", text)
-            trashed.append(store.delete("a"))
+            trash_entries.append(store.delete("a"))
         store.restore("a")
         assert visible_texts(store, "a") == ["third"]
         store.delete("a")
-        store.restore("a", uid=trashed[0].uid)
-        assert_session(store, "a", visible=["first"], uid=trashed[0].uid)
-        assert [t.uid for t in store.list_trash()] == [trashed[2].uid, trashed[1].uid]
+        store.restore("a", uid=trash_entries[0].uid)
+        assert_session(store, "a", visible=["first"], uid=trash_entries[0].uid)
+        assert [t.uid for t in store.list_trash()] == [trash_entries[2].uid, trash_entries[1].uid]
 
     def test_p4_restore_order_does_not_depend_on_the_clock(self, store: Store) -> None:
         uids = []
@@ -342,11 +342,11 @@ class Trash(ContractPart):
 
     def test_session_can_be_restored_under_another_key(self, store: Store) -> None:
         append_conversation(store, "a")
-        before, uid = session_content(store, "a"), store.info("a").uid
+        content_before, uid = session_content(store, "a"), store.info("a").uid
         store.delete("a")
         append(store, "a", "new")
         store.restore("a", as_key="b")
-        assert session_content(store, "b") == before
+        assert session_content(store, "b") == content_before
         info = store.info("b")
         assert (info.key, info.uid) == ("b", uid)
         assert store.list_sessions() == ["a", "b"]
@@ -390,28 +390,28 @@ class Trash(ContractPart):
     def test_deleted_fork_is_restored_without_lost_messages(self, store: Store) -> None:
         append_conversation(store, "a")
         store.fork("a", "b", at=6)
-        before = session_content(store, "b")
+        content_before = session_content(store, "b")
         store.delete("b")
         store.restore("b")
-        assert session_content(store, "b") == before
+        assert session_content(store, "b") == content_before
         assert store.info("b").lost == 0
 
     def test_follow_ends_when_the_session_is_deleted(self, store: Store) -> None:
         append(store, "a", "1", "2")
-        following = store.follow("a", after=1)
-        assert next(following).content == "2"
+        new_messages = store.follow("a", after=1)
+        assert next(new_messages).content == "2"
         store.delete("a")
         with pytest.raises(SessionDeleted) as raised:
-            next(following)
+            next(new_messages)
         assert raised.value.key == "a"
 
     def test_follow_does_not_return_messages_of_a_recreated_session(self, store: Store) -> None:
         append(store, "a", "1")
-        following = store.follow("a")
-        assert next(following).content == "1"
+        new_messages = store.follow("a")
+        assert next(new_messages).content == "1"
         store.delete("a")
         append(store, "a", "new 1", "new 2")
-        assert_raises(SessionDeleted, next, following)
+        assert_raises(SessionDeleted, next, new_messages)
 
     def test_p7_messages_during_a_delete_are_in_the_deleted_or_the_new_session(
         self, store: Store

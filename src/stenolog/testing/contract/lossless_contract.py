@@ -1,5 +1,5 @@
 """P10: messages are returned as stored, and a rejected message names its field."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 import json
 from collections.abc import Callable
@@ -28,14 +28,14 @@ def exact_text(value: Any) -> str:
     return json.dumps(value)
 
 
-def _nested(depth: int) -> list[Any]:
+def _nested_list(depth: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(depth - 1):
         value = [value]
     return value
 
 
-class _Text(str):
+class _MyStr(str):
     """A subclass of str, as frameworks use it."""
 
 
@@ -43,7 +43,7 @@ class _IntSubclass(int):
     """A subclass of int."""
 
 
-def _cycle() -> dict[str, Any]:
+def _cyclic_message() -> dict[str, Any]:
     message: dict[str, Any] = {"role": "user"}
     message["self"] = message
     return message
@@ -62,7 +62,7 @@ VALID_MESSAGES: dict[str, Callable[[], Any]] = {
     "NUL": lambda: {"content": "\x00", "a\x00": "\x00b"},
     "nasty text": lambda: {"content": list(NASTY_TEXTS), **dict.fromkeys(NASTY_TEXTS, 1)},
     "a record as text": lambda: {"content": '{"kind":"message","seq":1}\n,"crc":"00000000"}'},
-    "200 deep": lambda: {"content": _nested(199)},
+    "200 deep": lambda: {"content": _nested_list(199)},
     "many empty lists": lambda: {"content": [[] for _ in range(500)]},
     "ten megabytes": lambda: {"role": "tool", "content": "0123456789\n" * 1_000_000},
     "eleven megabytes of text past ASCII": lambda: {"content": "\u00e9\U0001f600" * 1_900_000},
@@ -72,7 +72,7 @@ INVALID_MESSAGES: dict[str, tuple[Callable[[], Any], str]] = {
     "NaN": (lambda: {"content": float("nan")}, "content"),
     "Infinity": (lambda: {"content": [{"score": float("inf")}]}, "content[0].score"),
     "-Infinity": (lambda: {"a": {"b": [1, float("-inf")]}}, "a.b[1]"),
-    "a cycle": (_cycle, "self.self"),
+    "a cycle": (_cyclic_message, "self.self"),
     "a number as key": (lambda: {"a": {1: "x"}}, "a"),
     "two keys with the same text": (lambda: {"a": {1: "x", "1": "y"}}, "a"),
     "None as key": (lambda: {"content": [{None: 1}]}, "content[0]"),
@@ -88,8 +88,8 @@ INVALID_MESSAGES: dict[str, tuple[Callable[[], Any], str]] = {
     "a surrogate pair as two characters": (lambda: {"content": "\ud83d\ude00"}, "content"),
     "a surrogate pair in a field name": (lambda: {"a": {"\ud83d\ude00": 1}}, "a"),
     "4,301 digits": (lambda: {"a": [1, 10**4300]}, "a[1]"),
-    "201 deep": (lambda: {"content": _nested(200)}, "content[0]"),
-    "thousands deep": (lambda: {"content": _nested(5_000)}, "content[0]"),
+    "201 deep": (lambda: {"content": _nested_list(200)}, "content[0]"),
+    "thousands deep": (lambda: {"content": _nested_list(5_000)}, "content[0]"),
     "more than 64 MiB": (lambda: {"content": "x" * (64 * 1024 * 1024)}, ""),
     "a list for a message": (lambda: ["x"], ""),
     "text for a message": (lambda: "x", ""),
@@ -116,9 +116,9 @@ class Lossless(ContractPart):
 
     @pytest.mark.parametrize("case", INVALID_MESSAGES)
     def test_p10_invalid_message_is_rejected_with_its_field(self, store: Store, case: str) -> None:
-        make, field = INVALID_MESSAGES[case]
+        make_message, field = INVALID_MESSAGES[case]
         append(store, "a", "before")
-        fields = make()
+        fields = make_message()
         with pytest.raises(RefusedMessage) as raised:
             store.add_full_message("a", fields)
         actual = raised.value.field
@@ -134,7 +134,7 @@ class Lossless(ContractPart):
         assert visible_texts(store, "a") == [[{"x": [1, 2]}, []]]
 
     def test_p10_subclasses_of_str_and_int_are_stored_as_plain_values(self, store: Store) -> None:
-        store.add_full_message("a", {_Text("role"): _Text("user"), "content": _IntSubclass(7)})
+        store.add_full_message("a", {_MyStr("role"): _MyStr("user"), "content": _IntSubclass(7)})
         [message] = store.get_history("a")
         assert exact_text(message.to_dict()) == '{"role": "user", "content": 7}'
         assert type(message.content) is int

@@ -28,9 +28,9 @@ class ContractPart(ABC):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
         """Yield a new store for each test, and close it afterwards."""
-        place = tmp_path / "workspace"
-        place.mkdir(mode=0o700)
-        with self.make_store(place) as opened:
+        workspace = tmp_path / "workspace"
+        workspace.mkdir(mode=0o700)
+        with self.make_store(workspace) as opened:
             yield opened
 
 
@@ -47,18 +47,21 @@ def shifted_clock(seconds: float) -> Iterator[None]:
 @contextmanager
 def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
     """Yield a thread pool with a very short switch interval."""
-    before = sys.getswitchinterval()
+    old_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(count) as pool:
             yield pool
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(old_interval)
 
 
 @contextmanager
 def repeating(*actions: Callable[[], object]) -> Iterator[None]:
-    """Repeat each action in a thread until the block ends, at least once. Raises their errors."""
+    """Repeat each action in a thread until the block ends, at least once.
+
+    Raises the errors of the actions.
+    """
     done = Event()
 
     def repeat(action: Callable[[], object]) -> None:
@@ -142,7 +145,7 @@ def hidden_seqs(store: Store, key: str) -> list[int]:
 
 
 def append_conversation(store: Store, key: str) -> None:
-    """Store seven messages: two archived, one hidden, a batch; summary, meta, keys, undo steps."""
+    """Store a summary, meta and seven messages, of which two are archived and one is hidden."""
     append(store, key, "1", "2")
     store.add_messages(key, user_messages("3", "4", "5"), once="batch")
     store.checkpoint(key, summary="so far", upto=2)

@@ -1,5 +1,5 @@
 """`purge`, the only call that destroys data, and the data that it keeps."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from contextlib import suppress
 from threading import Barrier
@@ -72,16 +72,16 @@ class Purging(ContractPart):
         if not isinstance(store, PurgingStore):
             pytest.skip("the store cannot purge single trash entries")
         append(store, "a", "old", "older")
-        first = store.delete("a")
+        first_entry = store.delete("a")
         append(store, "a", "later")
-        second = store.delete("a")
+        second_entry = store.delete("a")
         append(store, "a", "in use")
         lease = store.lease("a", ttl=60)
         append(store, "b", "of another key")
-        other = store.delete("b")
-        purged = store.purge_trash("a", [(first.uid, first.deleted)])
+        other_entry = store.delete("b")
+        purged = store.purge_trash("a", [(first_entry.uid, first_entry.deleted)])
         assert (purged.messages, purged.first, purged.last) == (2, 1, 2)
-        assert [trashed.uid for trashed in store.list_trash()] == [other.uid, second.uid]
+        assert [entry.uid for entry in store.list_trash()] == [other_entry.uid, second_entry.uid]
         assert visible_texts(store, "a") == ["in use"]
         assert not lease.lost
         lease.release()
@@ -134,10 +134,10 @@ class Purging(ContractPart):
 
     def test_follow_ends_when_the_session_is_purged(self, store: Store) -> None:
         append(store, "a", "1")
-        following = store.follow("a")
-        assert next(following).content == "1"
+        new_messages = store.follow("a")
+        assert next(new_messages).content == "1"
         store.purge("a")
-        assert_raises(SessionDeleted, next, following)
+        assert_raises(SessionDeleted, next, new_messages)
 
     def test_purge_report_names_remaining_forks(self, store: Store) -> None:
         append_conversation(store, "a")

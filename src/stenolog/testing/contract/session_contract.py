@@ -1,6 +1,6 @@
 """Keys and `list_sessions` (P6), `info`, `set_meta`, `compact`, and closing a store."""
 
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from datetime import timedelta
 from pathlib import Path
@@ -53,14 +53,14 @@ class Sessions(ContractPart):
 
     def test_info_follows_every_change(self, store: Store) -> None:
         append(store, "a", "1", "2")
-        first = store.info("a")
+        first_info = store.info("a")
         store.clear("a")
         append(store, "a", "3")
-        second = store.info("a")
-        assert (second.last_seq, second.count, second.visible, second.floor) == (3, 3, 1, 2)
-        assert (second.uid, second.created) == (first.uid, first.created)
-        assert second.updated >= first.updated
-        assert second.updated >= store.get_history("a")[-1].at
+        info = store.info("a")
+        assert (info.last_seq, info.count, info.visible, info.floor) == (3, 3, 1, 2)
+        assert (info.uid, info.created) == (first_info.uid, first_info.created)
+        assert info.updated >= first_info.updated
+        assert info.updated >= store.get_history("a")[-1].at
 
     def test_meta_is_merged_and_none_removes_a_field(self, store: Store) -> None:
         store.set_meta("a", title="x", tags=["t"], nested={"b": [1]})
@@ -96,7 +96,7 @@ class Sessions(ContractPart):
 
     def test_p4_compact_archives_only_messages_below_the_floor(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
-        before = all_messages(store, "a")
+        messages = all_messages(store, "a")
         assert store.compact("a").archived == 0
         store.hide("a", 3, 3)
         assert store.compact("a").archived == 0
@@ -104,7 +104,7 @@ class Sessions(ContractPart):
         store.checkpoint("a", summary="so far", upto=2)
         assert store.compact("a").archived == 2
         assert store.info("a").archived == 2
-        assert all_messages(store, "a") == [(seq, text, seq <= 2) for seq, text, _ in before]
+        assert all_messages(store, "a") == [(seq, text, seq <= 2) for seq, text, _ in messages]
         assert store.compact("a").archived == 0
         assert_session(store, "a", visible=["3", "4", "5"], summary="so far", count=5)
 
@@ -142,7 +142,7 @@ class Sessions(ContractPart):
         assert store.list_sessions() == ["a"]
 
 
-_AFTER_CLOSE = [
+_CALLS_AFTER_CLOSE = [
     *WRITES,
     Call("get_history"),
     Call("get_summary"),
@@ -153,7 +153,7 @@ _AFTER_CLOSE = [
     Call("lease", ttl=60),
 ]
 
-_CHANGES = [
+_CHANGING_CALLS = [
     Call("add_message", "user", "x"),
     Call("add_messages", user_messages("x", "y")),
     Call("set_summary", "text"),
@@ -179,7 +179,7 @@ class Stamps(ContractPart):
         append(store, "a", "1", "2", "3", "4")
         append(store, "b", "1")
         all_stamps = [store.stamps()]
-        for call in _CHANGES:
+        for call in _CHANGING_CALLS:
             call.make(store, "a")
             all_stamps.append(store.stamps())
         assert all(sorted(stamps) == ["a", "b"] for stamps in all_stamps)
@@ -188,19 +188,19 @@ class Stamps(ContractPart):
 
     def test_reads_do_not_change_stamps(self, store: Store) -> None:
         append(store, "a", "1", "2")
-        before = store.stamps()
+        stamps_before = store.stamps()
         store.get_history("a", full=True)
         store.info("a")
         assert list(store.follow("a", timeout=0))
-        assert store.stamps() == before
+        assert store.stamps() == stamps_before
 
     def test_stamps_exist_only_for_existing_sessions(self, store: Store) -> None:
         append(store, "a", "1")
-        first = store.stamps()["a"]
+        first_stamp = store.stamps()["a"]
         store.delete("a")
         assert store.stamps() == {}
         append(store, "a", "1")
-        assert store.stamps()["a"] != first
+        assert store.stamps()["a"] != first_stamp
         store.restore("a", as_key="b")
         store.fork("a", "c")
         assert sorted(store.stamps()) == ["a", "b", "c"]
@@ -221,7 +221,7 @@ class Closing(ContractPart):
         assert health.problems == ()
         assert health.free_bytes is None or health.free_bytes > 0
 
-    @pytest.mark.parametrize("call", _AFTER_CLOSE, ids=str)
+    @pytest.mark.parametrize("call", _CALLS_AFTER_CLOSE, ids=str)
     def test_p8_calls_on_a_closed_store_raise_store_closed(self, store: Store, call: Call) -> None:
         append(store, "a", "1")
         store.close()

@@ -1,5 +1,5 @@
 """P4: hiding, replacing and summarizing can be undone, eight steps deep."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def _undo_result(op: str, *, shown: int = 0, hid: int = 0, summary: bool = False
     return Undone(op=op, shown=shown, hid=hid, summary_restored=summary)
 
 
-_OPERATIONS = [
+_UNDOABLE_CALLS = [
     (Call("truncate_history", 1), _undo_result("truncate", shown=2)),
     (Call("truncate_history", 0), _undo_result("truncate", shown=3)),
     (Call("clear"), _undo_result("clear", shown=3, summary=True)),
@@ -47,7 +47,7 @@ _OPERATIONS = [
     (Call("set_history", user_messages(*"1234")), _undo_result("replace", hid=1)),
 ]
 
-_CHANGES_NOTHING = [
+_CALLS_WITHOUT_EFFECT = [
     Call("truncate_history", 3),
     Call("truncate_history", 99),
     Call("hide", 50, 60),
@@ -65,7 +65,7 @@ class Undoing(ContractPart):
     """`undo`."""
 
     @pytest.mark.parametrize(
-        ("operation", "expected"), _OPERATIONS, ids=[str(call) for call, _ in _OPERATIONS]
+        ("operation", "expected"), _UNDOABLE_CALLS, ids=[str(call) for call, _ in _UNDOABLE_CALLS]
     )
     def test_p4_each_operation_can_be_undone(
         self, store: Store, operation: Call, expected: Undone
@@ -77,7 +77,7 @@ class Undoing(ContractPart):
         assert store.undo("a") == expected
         assert_session(store, "a", visible=["1", "2", "3"], summary="so far", floor=0, undoable=1)
 
-    @pytest.mark.parametrize("operation", _CHANGES_NOTHING, ids=str)
+    @pytest.mark.parametrize("operation", _CALLS_WITHOUT_EFFECT, ids=str)
     def test_operation_without_effect_adds_no_undo_step(
         self, store: Store, operation: Call
     ) -> None:
@@ -258,10 +258,10 @@ class Undoing(ContractPart):
         store.add_messages("a", [user_message(str(number)) for number in range(800)])
         for seq in range(2, 800, 2):
             store.hide("a", seq, seq)
-        odd = visible_texts(store, "a")
+        odd_texts = visible_texts(store, "a")
         append(store, "a", "new")
         store.clear("a")
         store.compact("a")
         append(store, "a", "newer")
         assert store.undo("a") == _undo_result("clear", shown=402)
-        assert visible_texts(store, "a") == [*odd, "new", "newer"]
+        assert visible_texts(store, "a") == [*odd_texts, "new", "newer"]

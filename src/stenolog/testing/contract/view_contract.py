@@ -1,5 +1,5 @@
 """`view` and `refresh`: info, summary and visible messages of one moment."""
-# ruff: noqa: D102 - the name of a test describes it
+# ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
 from functools import partial
@@ -85,8 +85,8 @@ class Views(ContractPart):
     def test_refresh_returns_only_the_new_messages(self, store: Store) -> None:
         append_conversation(store, "a")
         view = store.view("a")
-        nothing = store.refresh(view)
-        assert (nothing.messages, nothing.is_tail, nothing.after) == ((), True, 7)
+        empty_tail = store.refresh(view)
+        assert (empty_tail.messages, empty_tail.is_tail, empty_tail.after) == ((), True, 7)
         append(store, "a", "8")
         store.add_messages("a", user_messages("9", "10"))
         tail = store.refresh(view)
@@ -210,12 +210,12 @@ class Views(ContractPart):
         readers = [partial(read, reader, last) for reader, last in enumerate([None, 2, None])]
         with repeating(*readers):
             for number in range(ROUNDS):
-                end = store.add_messages("a", user_messages(*"abc"))[-1]
+                last_seq = store.add_messages("a", user_messages(*"abc"))[-1]
                 match number % 5:
                     case 0:
                         store.clear("a")
                     case 1:
-                        store.checkpoint("a", summary=f"up to {end - 1}", upto=end - 1)
+                        store.checkpoint("a", summary=f"up to {last_seq - 1}", upto=last_seq - 1)
                     case 2:
                         store.compact("a")
                     case 3:
@@ -227,10 +227,10 @@ class Views(ContractPart):
 def _check_view(view: SessionView) -> None:
     """Check that the parts of a view agree with each other."""
     seqs = [message.seq for message in view.messages]
-    counted = [seq for first, end in view.info.in_sight for seq in range(first, end + 1)]
-    complete = [seq for seq in counted if seq <= view.upto]
+    visible_seqs = [seq for first, end in view.info.in_sight for seq in range(first, end + 1)]
+    expected_seqs = [seq for seq in visible_seqs if seq <= view.upto]
     if view.last is not None:
-        complete = complete[max(len(complete) - view.last, 0) :]
-    assert seqs == complete
+        expected_seqs = expected_seqs[max(len(expected_seqs) - view.last, 0) :]
+    assert seqs == expected_seqs
     if view.summary:
         assert view.summary == f"up to {view.info.floor}"
