@@ -413,10 +413,9 @@ def _forget_note(notes: Notes, note: Note, *, purge: bool) -> tuple[list[Note], 
 @_result_option
 @note_options
 def undo_command(as_json: bool, selection: NoteSelection) -> None:
-    """Restore the notes of a user that were forgotten last.
+    """Restore the note of a user that was forgotten last.
 
-    Each call undoes one `steno memory forget`. Up to eight can be undone, but none from before a
-    purge.
+    Each call restores one note, up to eight in all, but none that was forgotten before a purge.
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
