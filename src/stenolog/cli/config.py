@@ -102,7 +102,7 @@ def config_command() -> None:
     """Show the settings, or create a config file.
 
     Environment variables override the config file: STENO_AGENT__MODEL sets agent.model. Options of
-    a command override both.
+    a command override the environment variables.
     """
 
 

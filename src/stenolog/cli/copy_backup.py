@@ -219,11 +219,12 @@ def backup_command(
 ) -> int:
     """Back up all sessions to DIR, also while they are in use.
 
-    DIR is a workspace of plain text files, also for a database. Run the command again to update
-    DIR; unchanged sessions are not read again. backup.json contains a digest of each session.
+    DIR is a workspace of plain text files, even if the sessions are in a database. Run the command
+    again to update DIR; unchanged sessions are not read again. backup.json contains a digest of
+    each session.
 
     --verify reads all files in DIR and compares them with backup.json. --restore verifies DIR and
-    then copies missing sessions from DIR to the workspace or database of -w. Newer sessions in it
+    then copies missing sessions from DIR to the workspace or database of -w. Newer sessions there
     are not changed, and damaged sessions in DIR are skipped.
 
     Prints one line per session that is damaged or could not be copied, and a summary to stderr.

@@ -136,10 +136,10 @@ def restore_command(
     """Restore the session KEY from the trash.
 
     Messages, summary, archives and undo steps are restored. If several deleted sessions have this
-    key, the last deleted session is restored. --uid selects another one.
+    key, the last deleted session is restored. --uid selects another session.
 
     With --list, prints one line per deleted session, last deleted first, separated by tabs: key,
-    uid, number of messages, time of deletion. In a terminal it prints a table.
+    uid, number of messages, time of deletion. In a terminal the command prints a table.
 
     Exit codes: 0 done, 1 failed, for example because the key is in use, 2 wrong usage.
     """

@@ -83,9 +83,9 @@ def doctor_command(
     yet and that Claude Code will delete within a week.
 
     Without options nothing is changed. --repair marks incomplete writes as invalid and moves unused
-    files to the folder "aside" of the workspace; in a database it rebuilds damaged data. --accept
-    accepts lines that were edited by hand, and keeps a copy of the log in "aside". Nothing is ever
-    deleted.
+    files to the folder "aside" of the workspace; in a database, --repair rebuilds damaged data.
+    --accept accepts lines that were edited by hand, and keeps a copy of the log in "aside". Nothing
+    is ever deleted.
 
     Example: steno doctor --repair
 

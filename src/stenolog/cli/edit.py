@@ -115,9 +115,9 @@ def _is_removal(word: str) -> bool:
 @json_option()
 @location_options
 def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Location) -> None:
-    """Add tags to the session KEY, remove them, or list them.
+    """Add, remove or list tags of the session KEY.
 
-    TAG or +TAG adds a tag, -TAG removes it. Without changes, prints the tags, one per line.
+    TAG or +TAG adds a tag, -TAG removes it. Without TAG, all tags are printed, one per line.
     `steno list` and `steno search` select sessions with --tag. To remove a tag that looks like an
     option, put -- before it: steno tag KEY -- -w
 
@@ -256,8 +256,8 @@ def summarize_command(key: str, dry_run: bool, as_json: bool, options: Options) 
     """Summarize all but the last turns of the session KEY.
 
     The model writes the summary, like the chat command /compact. Later requests contain the summary
-    instead of the summarized messages. Nothing is deleted: `steno show --all` shows these messages,
-    `steno undo` makes them visible again.
+    instead of the summarized messages. Nothing is deleted: `steno show --all` shows the
+    summarized messages, and `steno undo` makes them visible again.
 
     Example: steno summarize telegram:123 --dry-run
 
@@ -376,8 +376,8 @@ def archive_command(
 ) -> int:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
-    This makes the live storage smaller. Nothing is deleted: `steno show --all` reads archives, and
-    `steno undo` still works.
+    Archiving makes the live storage smaller. Nothing is deleted: `steno show --all` reads archives,
+    and `steno undo` still works.
 
     Prints one line per archived session, separated by tabs: key, number of messages, bytes before,
     bytes after. A summary goes to stderr.

@@ -91,7 +91,7 @@ class _ExportCommand(click.Command):
     "full",
     default=None,
     help="With KEY: include all hidden and archived messages, or none. Without KEY, --all exports "
-    "all sessions, with these messages.",
+    "all sessions, with their hidden messages.",
 )
 @click.option(
     "--format",
@@ -104,12 +104,12 @@ class _ExportCommand(click.Command):
     "--output",
     metavar="FILE",
     type=click.Path(),
-    help="Write to this file.  [default: stdout] With --all and without KEY: to this folder.",
+    help="File; with --all and without KEY, folder for all sessions.  [default: stdout]",
 )
 @click.option(
     "--since", type=TimeType(), help="With --all: only sessions with messages since TIME."
 )
-@click.option("--prefix", default="", help="With --all: only sessions whose key starts with this.")
+@click.option("--prefix", default="", help="With --all: only sessions whose key starts with TEXT.")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @click.option(
     "--redact/--no-redact", default=None, help="Replace secrets.  [default: yes, except for jsonl]"
@@ -136,12 +136,12 @@ def export_command(
     markdown  a document for reading
     html      a self-contained page without scripts; #m12 links to message 12
 
-    Hidden messages are exported only with --all. A page of html also has those that a summary
-    replaced, behind a divider, unless they are more than 10,000 messages or 20 MB.
+    Hidden messages are exported only with --all. An html page also has the messages that a summary
+    replaced, behind a divider, unless these are more than 10,000 messages or 20 MB.
 
     In all formats except jsonl, known secrets are replaced: API keys and fields such as "password".
-    Their number is printed to stderr. Secrets in plain sentences are not recognized, so read a file
-    before you share it.
+    The number of replaced secrets is printed to stderr. Secrets in plain sentences are not
+    recognized, so read a file before you share it.
 
     Without KEY, --all writes each session to a file in the folder of -o, and for html an index.html
     with links to the files. Files of an earlier export are replaced.

@@ -185,14 +185,15 @@ def import_command(
     session: new messages with this key are added to the session. The aliases in SOURCE are listed,
     and used only if you confirm them or pass --aliases.
 
-    In a terminal it prints a table. In a pipe it prints one line per session, with columns
-    separated by tabs. For transcripts it prints only sessions with new or changed messages.
+    In a terminal the command prints a table. In a pipe the command prints one line per session,
+    with columns separated by tabs. For transcripts, only sessions with new or changed messages are
+    printed.
 
     \b
     Columns of transcripts:
       1  key
       2  number of messages added
-      3  number of messages in the transcript; --watch leaves it out
+      3  number of messages in the transcript; missing with --watch
 
     \b
     Columns of other programs:

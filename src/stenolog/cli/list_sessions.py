@@ -173,12 +173,12 @@ def list_command(
 ) -> int:
     """List the sessions of a workspace.
 
-    DIR is the workspace, as with -w. In a terminal it prints a table with the cost, newest message
-    first.
+    DIR is the workspace, as with -w. In a terminal the command prints a table with the cost, newest
+    message first.
 
     \b
-    In a pipe it prints one line per session, latest change of any kind
-    first, with columns separated by tabs:
+    In a pipe the command prints one line per session, latest change of
+    any kind first, with columns separated by tabs:
       1  key
       2  number of visible messages
       3  number of all messages

@@ -254,7 +254,7 @@ _result_option: Final = json_option("the result as a JSON object")
 def memory_command() -> None:
     """List, search, correct and forget the notes that agents remember.
 
-    Each agent has its own notes about users and group chats. Select them with --who and --agent.
+    Each agent has its own notes about users and group chats. Select notes with --who and --agent.
     """
 
 
@@ -266,8 +266,8 @@ def memory_command() -> None:
 def list_command(kind: Kind | None, full: bool, as_json: bool, selection: NoteSelection) -> None:
     """List notes by user, oldest first.
 
-    Prints one line per note, separated by tabs: id, kind, time, state, user, text. In a terminal it
-    prints a table.
+    Prints one line per note, separated by tabs: id, kind, time, state, user, text. In a terminal
+    the command prints a table.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
@@ -413,9 +413,9 @@ def _forget_note(notes: Notes, note: Note, *, purge: bool) -> tuple[list[Note], 
 @_result_option
 @note_options
 def undo_command(as_json: bool, selection: NoteSelection) -> None:
-    """Undo the last forget of a user's notes.
+    """Restore the note of a user that was forgotten last.
 
-    Each call restores the notes of one forget, up to eight times, but not from before a purge.
+    Each call restores one note, up to eight in all, but none that was forgotten before a purge.
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """

@@ -172,7 +172,8 @@ def purge_command(
     summaries, imported files.
 
     To confirm, you must type the key or WHO (or the uid, if the key cannot be typed). Without a
-    terminal, --yes is required. If a purge is interrupted, run it again to complete it.
+    terminal, --yes is required. If a purge is interrupted, run the command again to complete the
+    purge.
 
     Example: steno purge --scope telegram:123 --dry-run
 

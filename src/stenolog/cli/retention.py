@@ -77,7 +77,7 @@ def list_command(as_json: bool, config: Path | None) -> None:
 def run_command(
     dry_run: bool, yes: bool, as_json: bool, config: Path | None, where: Location
 ) -> int:
-    """Apply the rules to the sessions of all agents, or only of --agent NAME.
+    """Apply the rules for all agents, or only for --agent NAME.
 
     Sessions with a turn in progress and sessions that change during the run are skipped. Damaged
     sessions are not deleted. The age of a session counts from its last change or from its import,

@@ -67,8 +67,8 @@ def search_command(
     """Find messages that contain all words of QUERY, including hidden messages.
 
     "two words" searches for a phrase, -word excludes a word, and wor* matches a prefix. Quote such
-    a query for the shell: 'error -"not found"'. Case and accents are ignored. A word also matches a
-    part of a name: user finds getUserName.
+    a query for the shell: 'error -"not found"'. Case and accents are ignored. Titles are not
+    searched. A word also matches a part of a name: user finds getUserName.
 
     Prints one line per message, separated by tabs: key, seq, role, time, visible or hidden,
     matching text. In a terminal the output is formatted. `steno show KEY:SEQ` shows a message with

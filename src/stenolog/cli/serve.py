@@ -84,7 +84,7 @@ def serve_command(
     PostgreSQL database. --read-only needs no model and changes no session; the search index is then
     in your cache folder.
 
-    SIGTERM or Ctrl-C: the gateway finishes running answers. A second signal stops it at once.
+    On SIGTERM or Ctrl-C the gateway finishes running answers. A second signal stops it at once.
 
     Example: steno serve --model openai/gpt-5-mini
 
@@ -252,7 +252,7 @@ def open_command(host: str | None, port: int | None, no_open: bool, config: Path
     server on this machine receives the cookie. If your browser cannot find this name, add
     `localhost` to the setting `gateway.hosts`. If there is no browser, the link is printed.
 
-    Exit codes: 0 done, 1 no gateway was found or it rejected the token, 2 wrong usage.
+    Exit codes: 0 done, 1 no gateway was found, or the gateway rejected the token, 2 wrong usage.
     """
     settings = read_settings(config, {"gateway.host": host, "gateway.port": port}).gateway
     if settings.port == 0:

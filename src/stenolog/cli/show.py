@@ -60,8 +60,8 @@ def show_command(
 ) -> None:
     """Show the messages of the session KEY.
 
-    KEY:SEQ shows one message and its neighbours, including hidden messages. `steno search` prints
-    results in this form. KEY:SEQ is the same as KEY --at SEQ.
+    KEY:SEQ shows one message and its neighbours, including hidden messages. In a terminal,
+    `steno search` prints the KEY:SEQ of each result. KEY:SEQ is the same as KEY --at SEQ.
 
     In a terminal, Markdown is formatted, tool results are shortened, and long output is paged
     ($PAGER, otherwise less). Without a terminal the output is plain text. Control characters are

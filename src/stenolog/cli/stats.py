@@ -91,15 +91,16 @@ def stats_command(
     fork copied are counted once.
 
     input_tokens, output_tokens and cached_tokens (part of the input) are numbers that the providers
-    reported; the scripted model reports estimates. estimated_tokens is for messages without such
-    numbers, each counted once. The cost in US dollars needs the package genai-prices.
+    reported; the scripted model reports estimates. estimated_tokens is for messages without
+    reported numbers, each counted once. The cost in US dollars needs the package genai-prices.
 
-    The sums include the model calls that made notes and summaries. These calls have no time, so
-    sums by day and sums with --since or --until do not include them.
+    Model calls for notes and summaries are part of the sums, except of sums by day and sums with
+    --since or --until, because the time of these calls is not recorded.
 
     Prints rows with columns separated by tabs: the kind of row (total, day, model or channel), its
-    name, messages, input, output, cached and estimated tokens. With --by it prints only rows of
-    that kind, with the cost in US dollars as the last column. In a terminal it draws bars.
+    name, messages, input, output, cached and estimated tokens. With --by, only rows of the given
+    kind are printed, with the cost in US dollars as the last column. In a terminal the command
+    draws bars.
 
     Example: steno stats --by project --since 30d
 

@@ -72,10 +72,10 @@ def view_command(
 
     PLACE is a folder or file with transcripts of a known program (Claude Code, Codex, ChatGPT,
     Claude.ai, Gemini CLI, opencode, llm, Aider, Open WebUI), a stenolog workspace, sqlite:FILE or
-    postgresql://…  Without PLACE: the usual places of these programs on this machine, and the
-    workspace of the config file.
+    postgresql://…  Without PLACE, the command shows the usual places of the known programs on this
+    machine, and the workspace of the config file.
 
-    You need no model and no key. No file of these programs is changed; the search index is in your
+    You need no model and no key. No file of another program is changed; the search index is in your
     cache folder. Press Ctrl-C to stop.
 
     Example: steno view ~/.claude/projects
