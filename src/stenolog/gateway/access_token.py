@@ -124,8 +124,8 @@ def _create_file(file: Path) -> None:
     try:
         disk.write_all(descriptor, new_token().value + b"\n")
         disk.sync_file(descriptor)
-        # Creating a hard link makes a complete file visible and never replaces a file. So if two
-        # processes start at the same time, both use the token of the first process.
+        # Creating a hard link makes a complete file visible and never replaces a file.
+        # So two processes that start at the same time both use the token of the first process.
         with suppress(FileExistsError):
             os.link(temporary_file, file)
     finally:

@@ -42,7 +42,7 @@ class AgentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Query parameter of all requests: the agent."""
 
     agent: str = "main"
-    """Name of the agent. `main` is the agent of `[agent]`."""
+    """Name of the agent. `main` is the agent in the section `[agent]` of the settings."""
 
 
 class PageQuery(AgentQuery, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ class PageQuery(AgentQuery, frozen=True, kw_only=True):
     tag: str | UnsetType = UNSET
     """Only sessions with this tag."""
     since: Moment | UnsetType = UNSET
-    """Time with a zone, such as `2026-01-31T08:00:00Z`."""
+    """Start of the period, with a time zone, such as `2026-01-31T08:00:00Z`."""
     until: Moment | UnsetType = UNSET
-    """Time with a zone, such as `2026-01-31T08:00:00Z`."""
+    """End of the period, not included, with a time zone, such as `2026-01-31T08:00:00Z`."""
 
 
 class ListQuery(PageQuery, frozen=True, kw_only=True):
@@ -70,14 +70,14 @@ class ListQuery(PageQuery, frozen=True, kw_only=True):
     state: State | UnsetType = UNSET
     """Only sessions in this state. `interrupted` means not fully answered."""
     program: str | UnsetType = UNSET
-    """Only sessions imported from this program, for example `claude-code`. Empty: only others. The
-    same for `project` and `model`."""
+    """Only sessions imported from this program, for example `claude-code`. An empty value selects
+    sessions without a program. `project` and `model` work in the same way."""
     project: str | UnsetType = UNSET
     """Only sessions with this working directory."""
     model: str | UnsetType = UNSET
     """Only sessions whose last answer is of this model."""
     failed: bool | UnsetType = UNSET
-    """Only sessions with, or without, a failed tool call."""
+    """true: only sessions with a failed tool call. false: only sessions without one."""
     sort: Sort = "changed"
     """changed: last change first. newest, oldest: by the last message. cost, tokens, length:
     highest first."""
@@ -100,8 +100,8 @@ class SearchQuery(PageQuery, frozen=True, kw_only=True):
     """Query parameters of a search."""
 
     q: str
-    """Words that a message must contain. `"in quotes"`: a phrase; `-word`: exclude it; `wor*`:
-    words that start with `wor`."""
+    """Words that a message must contain. `"in quotes"`: a phrase; `-word`: no message with
+    `word`; `wor*`: words that start with `wor`."""
     role: str | UnsetType = UNSET
     """Only messages with this role."""
     limit: Annotated[int, Meta(ge=1, le=_MAX_HITS_PER_PAGE)] = 20

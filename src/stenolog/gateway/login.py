@@ -334,8 +334,8 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: s
 
     async def sign_in(request: Request) -> Response:
         token = _token_in_form(await _read_form(request))
-        # The number of attempts is not limited: others must not lock out the user, and a token is
-        # too long to be guessed. Attempts with the Authorization header are not limited either.
+        # The number of attempts is not limited, so that others cannot lock out the user.
+        # A token is too long to be guessed.
         if not links.is_token(token):  # guard: form-token
             text = "This is not the access token of this gateway."
             return error_response(401, text, code="wrong_token")

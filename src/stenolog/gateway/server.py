@@ -156,8 +156,8 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes."""
-        # The bytes are parsed in pieces, because the limits are checked between two pieces: h11
-        # checks the length of an incomplete head only, and parsing many tiny chunks takes long.
+        # The bytes are parsed in pieces, because the limits are checked between two pieces.
+        # h11 limits only the length of an incomplete head, and parsing many tiny chunks takes long.
         piece_size = self._limits.head_bytes
         for start in range(0, len(data), piece_size):
             self._parse_piece(data[start : start + piece_size])

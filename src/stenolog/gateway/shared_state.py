@@ -22,8 +22,8 @@ from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.base import Store, find_info
 
 # --- following ------------------------------------------------------------------------------------
-# A listener first gets the stored messages that it missed, then new messages. Following a session
-# needs a thread that polls the store. All listeners of a session share one thread.
+# A listener first gets the stored messages that it missed, then new messages.
+# All listeners of a session share one thread that polls the store.
 
 
 _MAX_BUFFERED_MESSAGES: Final = 256

@@ -216,8 +216,8 @@ class SessionPage(Struct, frozen=True, kw_only=True):
 # --- sign in --------------------------------------------------------------------------------------
 # Error pages for browsers: the sign-in page if the cookie is missing, and pages for other errors.
 #
-# A browser without a valid cookie gets no other file, not even the style sheet. Therefore the
-# sign-in page contains the style sheet, and the page's policy allows this style sheet by its hash.
+# A browser without a valid cookie gets no other file, not even the style sheet.
+# Therefore the sign-in page contains the style sheet, and its policy allows the style's hash.
 
 
 _LINK_HINT: Final = "Links work once and expire after a minute."
