@@ -28,7 +28,7 @@ _TOKEN_PATTERN: Final = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_MIN_LENGTH},{_MAX_LE
 
 
 class Token(Struct, frozen=True):
-    """The access token. Its repr does not contain the value."""
+    """The access token. The repr of a Token does not contain the value."""
 
     value: bytes
 
@@ -46,9 +46,9 @@ class Token(Struct, frozen=True):
     def host_name(self) -> str:
         """Return the host name of the gateways with this token, for browsers on this machine.
 
-        Browsers send a cookie to every port of its host. So another server at `localhost` would get
-        a cookie that is set for `localhost`. Only holders of the token know the returned name.
-        Browsers resolve all names below `localhost` to this machine.
+        Browsers send a host's cookie to every port of the host. So another server at `localhost`
+        would get a cookie that is set for `localhost`. Only holders of the token know the returned
+        name. Browsers resolve all names below `localhost` to this machine.
         """
         return f"steno-{self.key('host name').hex()[:16]}.localhost"
 

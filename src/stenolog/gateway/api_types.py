@@ -224,13 +224,13 @@ class MessageResponse(Struct, frozen=True, kw_only=True):
 
     answer: str
     outcome: str
-    """answered, interrupted, again, elsewhere or command."""
+    """Outcome of the turn: answered, interrupted, again, elsewhere or command."""
     seq: int | None
     """Seq of the answer; None if it is not stored."""
     saved: bool
     """Whether all messages of the turn are stored."""
     session: str
-    """Session for the next message: a different one after /new, /fork and /resume."""
+    """Key of the session for the next message. /new, /fork and /resume change the session."""
 
 
 class SummaryResponse(Struct, frozen=True, kw_only=True):

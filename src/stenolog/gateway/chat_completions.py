@@ -186,7 +186,7 @@ class _TurnBuffer:
                 self.usage.total_tokens += usage.prompt + usage.answer
 
     def _put_piece(self, field: str, piece: str) -> None:
-        # For a slow reader, the last piece grows instead of more pieces being added.
+        # If the reader is slow, the text is added to the last piece instead of a new piece.
         if self._unread and field in self._unread[-1]:
             self._unread[-1][field] += piece
         else:
@@ -456,7 +456,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
                         "session": {"type": "string", "minLength": 1},
                         "new_session": {
                             "enum": [True, False, "true", "false"],
-                            "description": "Start a new session if the one with this key was "
+                            "description": "Start a new session if the session with this key was "
                             "deleted. The header X-Session-New: true does the same.",
                         },
                     },

@@ -155,7 +155,7 @@ class _NotPlainRequest(Exception):
 
 
 def _prepare(instance: AgentInstance, request: ChatTurnRequest) -> _PreparedRequest:
-    """Resolve the session and compare it with the request, in one thread call."""
+    """Find the session and compare the session with the request, in one thread call."""
     key, view = resolve_session(instance, request.key, new_session=request.new_session)
     return key, view, _compare_with_session(instance.sessions, key, request, view)
 
@@ -163,7 +163,7 @@ def _prepare(instance: AgentInstance, request: ChatTurnRequest) -> _PreparedRequ
 def _prepare_plain(instance: AgentInstance, request: ChatTurnRequest) -> SessionView:
     """Return the view of the session if the request only adds one new message. Blocks.
 
-    Raises _OtherRequest for any other request.
+    Raises _NotPlainRequest for any other request.
     """
     prepared = key, view, outcome = _prepare(instance, request)
     is_plain = not isinstance(outcome, Answer) and _is_one_new_prompt(*outcome)
@@ -258,7 +258,7 @@ def _without_known_results(
 def _store_request(
     sessions: SessionStore, key: str, request: ChatTurnRequest, earlier_view: SessionView | None
 ) -> Answer | None:
-    """Store the messages of the request. Return None if the agent can answer them now.
+    """Store the messages of the request. Return None if the agent can answer the request now.
 
     Only the lease holder may call this function. `earlier_view` is a view that was read before the
     lease was acquired.
@@ -350,7 +350,7 @@ def _seq_of_request(
 ) -> int | None:
     """Return the seq of the last message of the request with this idempotency key, or None.
 
-    Raises OnceConflict if that request had other messages.
+    Raises OnceConflict if the request with this key had other messages.
     """
     fork_seq = forked_at(view.info)
     requests = [row for row in _stored_requests(view) if row[0] == request.once]

@@ -64,7 +64,7 @@ class ChannelService(Protocol):
         """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
 
     async def stop_sending(self) -> None:
-        """Stop sending answers. Must be called before the stores close: they record progress."""
+        """Stop sending answers. Must be called before the stores, which record progress, close."""
 
     async def close(self) -> None:
         """Release all resources, after the stores are closed."""
@@ -95,8 +95,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen at this address. Raise UsageError if listening is not possible.
 
     For a name such as `localhost` a browser may connect to 127.0.0.1 or to ::1. So the gateway
-    listens at both addresses. Otherwise a program of another user could listen at one of them and
-    get the token.
+    listens at both addresses. If the gateway listened at only one address, a program of another
+    user could listen at the other address and get the token.
     """
     if host not in LOOPBACK_HOSTS:
         return [_open_socket(host, port)]

@@ -137,7 +137,7 @@ class RedactingFilter(logging.Filter):
         record.msg, record.args = without_secrets(record.getMessage(), self._settings), ()
         if record.exc_info:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
-            # Otherwise a formatter that ignores `exc_text` would format the exception again.
+            # A formatter that ignores `exc_text` must not format the exception again.
             record.exc_info = None
         if record.exc_text:
             record.exc_text = without_secrets(record.exc_text, self._settings)

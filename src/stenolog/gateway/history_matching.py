@@ -1,9 +1,9 @@
-"""Finds the new messages in a chat request by comparing it with its session. Pure functions.
+"""Find the new messages in a chat request by comparing the request with its session.
 
 Some clients send only new messages, others send the whole conversation every time. A client has not
 seen the tool calls that the agent ran: the client sees all texts of a turn as one message. A client
 may also send messages that were summarized and are now hidden. A wrong match loses nothing, because
-hidden messages can be made visible again.
+hidden messages can be made visible again. All functions are pure.
 """
 
 import json
@@ -70,7 +70,7 @@ def client_view(history: Sequence[Message], *, start: int = 0) -> list[ClientMes
             client_ids = client_call_ids(body)
             calls = calls_of(body)
             agent_call_ids |= {call.id for call in calls if call.id}
-            agent_call_ids -= client_ids  # a later call may have the id of an earlier one
+            agent_call_ids -= client_ids  # a later call may have the id of an earlier call
             if text := _normalized_text(body):
                 texts.append(text)
             client_calls = [call for call in calls if call.id in client_ids]
@@ -115,8 +115,8 @@ def match_history(
 ) -> Match:
     """Compare the messages of a request with the visible messages of its session.
 
-    `read_hidden` returns the hidden messages. It is called only if needed, and is None if the
-    session has no hidden messages. `bodies` contains no system messages.
+    `read_hidden` returns the hidden messages. `read_hidden` is called only if needed, and is None
+    if the session has no hidden messages. `bodies` contains no system messages.
     """
     messages = [_client_message(body) for body in bodies]
     if not any(part.role == "assistant" for part in messages):
@@ -337,7 +337,7 @@ def _result_message(
 
 
 def _unwrap_single_text(content: object) -> object:
-    """Return the text if the content is a single text part. Both forms mean the same message."""
+    """Return the text if the content is a single text part, which means the same as the text."""
     if isinstance(content, list) and len(content) == 1:
         [part] = content
         if isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text":

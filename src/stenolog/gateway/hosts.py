@@ -46,9 +46,9 @@ def known_hosts(
 ) -> KnownHosts:
     """Return the host names and origins in the settings: `bound`, `hosts` and `origins`.
 
-    `own_host` is the name of this gateway below `localhost`. Browsers send a cookie to every port
-    of its host. So browsers cannot log in at a host that other programs share, unless `hosts` lists
-    this host.
+    `own_host` is the name of this gateway below `localhost`. Browsers send a host's cookie to every
+    port of the host. So browsers cannot log in at a host that other programs share, unless `hosts`
+    lists the host.
     """
     parsed_origins = (_parse_origin(origin.encode()) for origin in origins)
     listed_names = [*hosts, own_host] if own_host else hosts

@@ -41,7 +41,7 @@ _UNREAD_SECONDS: Final = 30.0
 class StreamEvent(ServerSentEvent):
     """Server-sent event with the same line ends as the events of OpenAI's servers.
 
-    The format allows other line ends, but some clients do not recognise them.
+    The format allows other line ends, but some clients do not recognise other line ends.
     """
 
     DEFAULT_SEPARATOR = "\n"

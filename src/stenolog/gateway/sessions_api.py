@@ -1,7 +1,7 @@
 """The sessions API: list, search, change, delete and talk to sessions.
 
-Like chat commands, changes of a session need its lease. Only titles and tags can be changed without
-the lease. Blocking calls run in the thread pools of the agent loop.
+A change of a session needs the session's lease, as chat commands do. Only titles and tags can be
+changed without the lease. Blocking calls run in the thread pools of the agent loop.
 """
 
 from collections import defaultdict
@@ -274,7 +274,7 @@ async def undo(call: ApiCall[AgentQuery, EmptyBody]) -> Undone:
 
 @_endpoint("POST", f"{_SESSION_PATH}/compact", "compactSession", statuses=(409,))
 async def compact(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
-    """Summarize all but the last turns now."""
+    """Summarize all turns except the last turns now."""
     key = await call.gateway.loop.run(_existing_key, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> SummaryReport | None:

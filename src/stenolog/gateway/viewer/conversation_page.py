@@ -80,7 +80,7 @@ class ConversationQuery(FilterQuery, frozen=True, kw_only=True):
     at: Seq = 0
     """Seq of the message to show in the middle. 0 shows the end."""
     q: Annotated[str, Meta(max_length=1_000)] = ""
-    """Words to search in this session. The page searches when it is open."""
+    """Words to search in this session. The open page runs the search."""
 
 
 class PartQuery(FilterQuery, frozen=True, kw_only=True):
@@ -315,7 +315,7 @@ class _PartReader:
     def make_part(
         self, history: Sequence[Message], later: Sequence[Message] = (), *, has_older: bool
     ) -> PagePart:
-        """Return the rows of `history`. Messages in `later` may have results of its calls."""
+        """Return the rows of `history`. `later` messages may have results of calls in `history`."""
         info, visibility = self._info, self._visibility
         first = history[0].seq if history else 0
         # A gap is placed before the next message. A gap before the first message is shown, too.

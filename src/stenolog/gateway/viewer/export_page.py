@@ -1,8 +1,8 @@
 """Export of a session as one HTML page that looks like the viewer's page.
 
-The page has no scripts and loads nothing. Its content security policy allows only its own style
-sheet and embedded images, so that a mistake elsewhere cannot cause a request. Secrets are redacted
-before anything is rendered or cut.
+The page has no scripts and loads nothing. The page's content security policy allows only its own
+style sheet and embedded images, so that a mistake elsewhere cannot cause a request. Secrets are
+redacted before anything is rendered or cut.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

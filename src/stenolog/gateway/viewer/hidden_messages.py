@@ -86,7 +86,7 @@ def _unreadable_spans(store: Store, info: SessionInfo, missing: Sequence[Span]) 
 def compute_visibility(
     info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]
 ) -> Visibility:
-    """Compute the visibility from the seqs without a message and the undo steps, without I/O."""
+    """Compute the visibility without I/O, from the undo steps and the seqs without a message."""
     all_spans = [(1, info.last_seq)] if info.last_seq else []
     present = spans.minus(all_spans, spans.minus(missing, info.in_sight))
     hidden = spans.minus(present, info.in_sight)

@@ -213,7 +213,7 @@ _LABELS: Final = {
 
 
 def bar_segments(parts: dict[str, int]) -> list[BarSegment]:
-    """Return the segments of the bar from left to right. Their total width is BAR_WIDTH."""
+    """Return the segments of the bar from left to right, with a total width of BAR_WIDTH."""
     total = sum(parts.values()) or 1
     segments: list[BarSegment] = []
     x = 0.0

@@ -84,7 +84,7 @@ class HomeQuery(AgentQuery, frozen=True, kw_only=True):
 
 _FILTERS: Final = ("tag", "channel", "state", "program", "project", "model", "failed", "since")
 _LINK_FIELDS: Final = ("q", *_FILTERS, "until", "sort", "by", "show", "more")
-"""Fields that a link to the list keeps, in the order of the address."""
+"""Query fields that a link to the list keeps, in their order in the address."""
 SORTS: Final[dict[str, str]] = {
     "": "Newest",
     "oldest": "Oldest",
@@ -104,7 +104,7 @@ class SessionListPage(Struct, frozen=True, kw_only=True):
     """Counts and values of the filters; None if only rows were requested."""
     projects: ProjectPage | None = None
     session_count: int = 0
-    """Number of sessions that match the search. Unless `all_sessions`, there may be more."""
+    """Number of sessions that match the search. More may match if `all_sessions` is False."""
     all_sessions: bool = True
     grouped: GroupedHits | None = None
     reasons: Mapping[tuple[str, int], str] = {}

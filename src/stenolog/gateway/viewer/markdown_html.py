@@ -48,7 +48,7 @@ _ALLOWED_ATTRIBUTES: Final = {
     "th": {"class"},
 }
 _BARE_ADDRESS: Final = re.compile(r"(?<!\w)https?://[^\s<>\"'`]{1,2000}", re.IGNORECASE)
-"""An address in plain text. Punctuation at its end is removed later."""
+"""An address in plain text. Punctuation at the end of the address is removed later."""
 _ALIGNMENTS: Final = {"text-align:right": "right", "text-align:center": "center"}
 """Class names of the alignments that the Markdown parser writes as styles."""
 _TASK_BOXES: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}

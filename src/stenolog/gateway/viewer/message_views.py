@@ -154,7 +154,7 @@ def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) ->
     `later` are the messages after `messages`, which may contain the results of the last calls.
     """
     limits = _Limits(MAX_COLOURED_ON_PAGE, on_page=True)
-    # Colour the newest messages first: a page opens at its end.
+    # Colour the newest messages first, because a page opens at its end.
     return list(_make_views(messages, later, Message.to_dict, limits, reversed(messages)))[::-1]
 
 

@@ -243,7 +243,7 @@ def _readable_json(value: Any) -> Response:
 # Compiling the templates takes longer than reading and rendering a session of any length.
 # Loading the lexers takes equally long, so they are loaded later, when no request waits.
 # `steno view` first shows a list, which needs few templates and no Markdown.
-# So `steno view` prepares the rest later.
+# So `steno view` prepares templates, Markdown and lexers later.
 
 
 _WARM_UP_SECONDS: Final = 2.0

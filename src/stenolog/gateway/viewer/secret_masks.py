@@ -1,6 +1,6 @@
 """Secrets on a page are covered until they are clicked, so that a shared screen does not show them.
 
-This is no access control: the page contains the secrets. Exports are redacted instead.
+A cover is no access control: the page contains the secrets. Exports are redacted instead.
 """
 
 import re
@@ -54,7 +54,7 @@ class SecretMask:
         return "".join([*pieces, text[end:]]) if pieces else text
 
     def end_before(self, text: str, end: int) -> int:
-        """Return the index at which to cut: `end`, or the start of a placeholder around `end`."""
+        """Return the index at which to cut, `end` or the start of a placeholder around `end`."""
         start = text.rfind(_NONCE, 0, end + len(_NONCE))
         match = _PLACEHOLDER.match(text, start) if start >= 0 else None
         return end if match is None or match.end() <= end else start
