@@ -132,8 +132,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     uid: (
         Annotated[
-            str,
-            Meta(min_length=1, max_length=200, description="Default: the session deleted last."),
+            str, Meta(min_length=1, max_length=200, description="Default: the last one deleted.")
         ]
         | UnsetType
     ) = UNSET

@@ -172,11 +172,10 @@ class Daemon:
         self._sockets = list(sockets)
         app = make_app(gateway, token, webhooks=channels.routes)
         settings = gateway.settings.gateway
-        max_connections = settings.max_turns + settings.max_streams + _SPARE_CONNECTIONS
+        connections = settings.max_turns + settings.max_streams + _SPARE_CONNECTIONS
         # uvicorn's time limit is longer, so that `stop` ends the turns before uvicorn cancels them.
         stop_seconds = settings.shutdown_timeout + 2 * _SEND_SECONDS
-        server_config = config(app, stop_seconds=stop_seconds, max_connections=max_connections)
-        self._server = Server(server_config)
+        self._server = Server(config(app, stop_seconds=stop_seconds, max_connections=connections))
         self._serving: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._searches: set[asyncio.Task[None]] = set()

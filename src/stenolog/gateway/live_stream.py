@@ -63,7 +63,7 @@ def event_stream(
 # --- events ---------------------------------------------------------------------------------------
 
 
-_EVENT_ID_PATTERN: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
+_ID_FORM: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
 _RECONNECT_MILLISECONDS: Final = 500
 """Milliseconds after which a client should reconnect if the stream breaks."""
 
@@ -73,9 +73,7 @@ class EventsQuery(AgentQuery, frozen=True, kw_only=True):
 
     changes: bool = False
     """Also send `event: change` for summaries, undo, titles and so on."""
-    after: (
-        Annotated[str, Meta(max_length=200, pattern=f"^{_EVENT_ID_PATTERN.pattern}$")] | UnsetType
-    ) = UNSET
+    after: Annotated[str, Meta(max_length=200, pattern=f"^{_ID_FORM.pattern}$")] | UnsetType = UNSET
     """Only messages after this seq. The header Last-Event-ID overrides this parameter."""
 
 
@@ -111,7 +109,7 @@ async def events(request: Request) -> Response:
 
 
 def _parse_position(id: str) -> _Position:
-    match = _EVENT_ID_PATTERN.fullmatch(id.strip())
+    match = _ID_FORM.fullmatch(id.strip())
     if match is None:
         raise UsageError(f"invalid Last-Event-ID {id!r}; send the id of the last received event")
     return _Position(match[1] or "", int(match[2]))

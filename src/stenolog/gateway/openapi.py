@@ -35,7 +35,7 @@ def version() -> str:
 
 
 COMMON_ERRORS: Final = (400, 401, 403, 404, 408, 413, 415, 421, 429, 431, 500, 503)
-"""Error statuses of all endpoints that require a token. The middleware sends most of them."""
+"""Error statuses of all endpoints that require a token. Most come from the middleware."""
 OPEN_ERRORS: Final = (400, 421, 429, 431, 500)
 """Error statuses of all endpoints that require no token."""
 

@@ -96,7 +96,7 @@ def config(
         # The daemon configures logging. Lower levels would log headers.
         log_config=None,
         log_level="warning",
-        # URLs contain codes of login links, so they must not be logged.
+        # URLs are not logged, because they contain codes of login links.
         access_log=False,
         server_header=False,
         proxy_headers=True,
@@ -252,8 +252,7 @@ class _Connection(H11Protocol):
         self._awaited, self._since = part, self.loop.time()
         # uvicorn has its own time limit for `next`.
         if part in ("head", "rest"):
-            limits = self._limits
-            seconds = limits.head_seconds if part == "head" else limits.rest_seconds
+            seconds = self._limits.head_seconds if part == "head" else self._limits.rest_seconds
             self._rest_bytes = self._limits.rest_bytes
             self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
