@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.window import Limits
 from stenolog.errors import install_command
-from stenolog.gateway.viewer.formatting import short
+from stenolog.gateway.viewer.formatting import short_number
 from stenolog.memory.facade import open_memory
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -69,7 +69,7 @@ def test_context_page_shows_the_next_request_and_its_token_counts(viewer: Viewer
     assert room + shares["reserve"] == 6_000
     rows = [int(one.replace(",", "")) for one in page.locator(".exact .took").all_inner_texts()]
     assert sum(rows) == sent
-    assert page.locator("#tokens").inner_text() == f"{short(sent)} tokens in next request"
+    assert page.locator("#tokens").inner_text() == f"{short_number(sent)} tokens in next request"
     assert page.locator(".stack.used rect").count() == 5
     assert page.locator(".stack.whole rect").count() == 7
     exact = page.locator(".exact pre").first.inner_text()

@@ -34,8 +34,8 @@ GIGABYTE = 1_073_741_824
 FLAT = 50 * 1_048_576
 """Bytes by which the process may grow, whatever is sent to it."""
 
-ROOMY = ClientLimits(head=30.0, rest=0.2, unread=30.0)
-HASTY = ClientLimits(head=0.2, rest=0.2, unread=0.2)
+ROOMY = ClientLimits(head_seconds=30.0, rest_seconds=0.2, unread_seconds=30.0)
+HASTY = ClientLimits(head_seconds=0.2, rest_seconds=0.2, unread_seconds=0.2)
 
 
 async def _secret(request: Request) -> Response:

@@ -204,7 +204,7 @@ def test_listeners_of_one_session_share_one_follower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few that some of it is read from the store again.
-    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED", 3)
+    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED_MESSAGES", 3)
     count, listeners = 60, 6
     with open_store(str(tmp_path)) as store, _served(tmp_path) as served:
         found: list[list[Any]] = [[] for _ in range(listeners)]

@@ -17,7 +17,9 @@ def served(
 ) -> Iterator[int]:
     """Run the server and yield its port."""
     bound = socket.create_server(("127.0.0.1", 0))
-    server = Server(config(app, limits=limits, connections=connections, idle=idle, stopping=1.0))
+    server = Server(
+        config(app, limits=limits, max_connections=connections, idle_seconds=idle, stop_seconds=1.0)
+    )
     # Connections are accepted from here on: they wait until the server has started.
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
     thread.start()

@@ -47,14 +47,14 @@ _SECURITY_HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    # All ports of a host share cookies. So a page of another server at the same host could
-    # otherwise embed responses of this gateway.
+    # All ports of a host share cookies.
+    # Without this header, a page of another server at the same host could embed responses.
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 _CORS_METHODS: Final = "GET, POST, PUT, PATCH, DELETE"
-_HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
-_UNAUTHORIZED: Final = (
+_HEADER_NAMES_PATTERN: Final = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
+_UNAUTHORIZED_TEXT: Final = (
     "The access token is missing or wrong. Send it as `Authorization: Bearer TOKEN`, or run "
     "`{command}` to sign a browser in."
 )
@@ -63,12 +63,12 @@ _UNAUTHORIZED: Final = (
 class Access:
     """Middleware that rejects unauthorized requests and sets `request.state.caller`.
 
-    `caller` is `bearer`, `cookie`, or `nobody` on open paths. The sender of a request for a login
-    link may prove that it has the token without sending the token. Then `request.state.proof_nonce`
-    is set. `open_paths` are paths that need no token, in addition to the login, which requires a
-    code, and the sign-in form. `prefixes` are the beginnings of further open paths, such as
-    `/webhooks/`; one name follows the prefix. The handlers of these paths must authenticate callers
-    themselves. All responses get security headers for browsers.
+    `caller` is `bearer`, `cookie`, or `nobody` on open paths. `request.state.proof_nonce` is set if
+    a caller that requests a login link proved that it has the token without sending the token.
+    `open_paths` are paths that need no token, in addition to the login, which requires a code, and
+    the sign-in form. `prefixes` are the beginnings of further open paths, such as `/webhooks/`; one
+    name follows the prefix. The handlers of open paths must authenticate callers themselves. All
+    responses get security headers for browsers.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Access:
         headers = Headers(scope=scope)
         origin = self._allowed_origin(headers)
 
-        async def send_protected(message: Message) -> None:
+        async def send_with_security_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._add_security_headers(MutableHeaders(scope=message), origin)
             await send(message)
@@ -111,10 +111,10 @@ class Access:
             caller = await self._caller(headers) if nonce is None else BEARER
             response = self._check_caller(scope, headers, caller)
         if response is not None:
-            await response(scope, receive, send_protected)
+            await response(scope, receive, send_with_security_headers)
             return
         state = {**scope.get("state", {}), "caller": caller or "nobody", "proof_nonce": nonce}
-        await self._app({**scope, "state": state}, receive, send_protected)
+        await self._app({**scope, "state": state}, receive, send_with_security_headers)
 
     def _check_head(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the response to a malformed request, a wrong host or a forbidden origin."""
@@ -127,19 +127,18 @@ class Access:
             return error_response(400, "The request target must be a path.", code="wrong_target")
         if _head_bytes(scope) > MAX_HEAD_BYTES:  # guard: head-size-limit
             text = f"The request line and the headers have more than {MAX_HEAD_BYTES:,} bytes."
-            closing = {"Connection": "close"}
-            return error_response(431, text, code="head_too_large", headers=closing)
+            return error_response(431, text, code="head_too_large", headers={"Connection": "close"})
         if "content-length" in headers and "transfer-encoding" in headers:
             # Proxies may disagree about the end of a request that has both headers.
             text = "The request has a Content-Length and a Transfer-Encoding. Send only one."
             return error_response(400, text, code="two_lengths", headers={"Connection": "close"})
         origins = _header_values(headers, "origin")
-        if origins and not self._may_send(origins, headers):  # guard: origin-check
+        if origins and not self._are_origins_allowed(origins, headers):  # guard: origin-check
             text = "This origin may not use the gateway. Add the origin to gateway.origins."
             return error_response(403, text, code="foreign_origin")
         return None
 
-    def _may_send(self, origins: list[bytes], headers: Headers) -> bool:
+    def _are_origins_allowed(self, origins: list[bytes], headers: Headers) -> bool:
         if len(origins) != 1:
             return False
         return is_same_origin(origins[0], _host_header(headers)) or is_allowed_origin(
@@ -158,14 +157,14 @@ class Access:
         is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
         if origin is None or not is_preflight:
             return None
-        names = headers.get("access-control-request-headers", "")
-        allowed = {"Access-Control-Allow-Methods": _CORS_METHODS, "Access-Control-Max-Age": "600"}
-        if _HEADER_NAMES.fullmatch(names):
-            allowed["Access-Control-Allow-Headers"] = names
-        return Response(None, 204, allowed)
+        header_names = headers.get("access-control-request-headers", "")
+        cors = {"Access-Control-Allow-Methods": _CORS_METHODS, "Access-Control-Max-Age": "600"}
+        if _HEADER_NAMES_PATTERN.fullmatch(header_names):
+            cors["Access-Control-Allow-Headers"] = header_names
+        return Response(None, 204, cors)
 
     def _proof_nonce(self, scope: Scope, headers: Headers) -> str | None:
-        """Return the nonce if a request for a login link proves the token; otherwise None."""
+        """Return the nonce of a login-link request that proves the token; None for others."""
         values = headers.getlist("authorization")
         server = scope.get("server")
         if len(values) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
@@ -192,7 +191,7 @@ class Access:
         """Return the response to a caller that may not make this request."""
         if caller is None and not self._is_open_path(scope["path"], _raw_path(scope)):
             challenge = {"WWW-Authenticate": "Bearer"}
-            text = _UNAUTHORIZED.format(command=open_command(scope))
+            text = _UNAUTHORIZED_TEXT.format(command=open_command(scope))
             return error_response(401, text, code="invalid_api_key", headers=challenge)
         if (
             caller == "cookie"
@@ -242,11 +241,11 @@ class ReadOnlyRequests:
             response = error_response(403, _READ_ONLY_TEXT, code="read_only")
             await response(scope, receive, send)
             return
-        before = page_state.set(PageState(read_only=True, indexing=self._indexing()))
+        state_token = page_state.set(PageState(read_only=True, indexing=self._indexing()))
         try:
             await self._app(scope, receive, send)
         finally:
-            page_state.reset(before)
+            page_state.reset(state_token)
 
 
 def _raw_path(scope: Scope) -> bytes:
@@ -257,8 +256,8 @@ def _raw_path(scope: Scope) -> bytes:
 
 def _head_bytes(scope: Scope) -> int:
     """Return the size of the request line and the headers."""
-    line = len(scope["method"]) + len(_raw_path(scope)) + len(scope.get("query_string", b""))
-    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    line_bytes = len(scope["method"]) + len(_raw_path(scope)) + len(scope.get("query_string", b""))
+    return line_bytes + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _is_own_page(headers: Headers) -> bool:

@@ -20,15 +20,15 @@ from stenolog.stores import disk
 TOKEN_FILE_NAME: Final = "gateway.token"
 """Name of the token file, next to the user's config file."""
 
-_SETTING: Final = "gateway.token_file"
+_SETTING_NAME: Final = "gateway.token_file"
 _MIN_LENGTH: Final = 32
 _MAX_LENGTH: Final = 512
 # The syntax of a bearer token (RFC 6750).
-_SYNTAX: Final = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_MIN_LENGTH},{_MAX_LENGTH}}}".encode())
+_TOKEN_PATTERN: Final = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_MIN_LENGTH},{_MAX_LENGTH}}}".encode())
 
 
 class Token(Struct, frozen=True):
-    """The access token. Its repr does not contain the value."""
+    """The access token. The repr of a Token does not contain the value."""
 
     value: bytes
 
@@ -36,7 +36,7 @@ class Token(Struct, frozen=True):
         return "Token(***)"
 
     def is_equal(self, other: bytes) -> bool:
-        """Return whether the other token has the same value, in constant time."""
+        """Return whether the other token has the same value. The check takes constant time."""
         return hmac.compare_digest(self.value, other)  # guard: token-compared-whole
 
     def key(self, purpose: str) -> bytes:
@@ -46,14 +46,14 @@ class Token(Struct, frozen=True):
     def host_name(self) -> str:
         """Return the host name of the gateways with this token, for browsers on this machine.
 
-        Browsers send a cookie to every port of its host. So another server at `localhost` would get
-        a cookie that is set for `localhost`. Only holders of the token know the returned name.
-        Browsers resolve all names below `localhost` to this machine.
+        Browsers send a host's cookie to every port of the host. So another server at `localhost`
+        would get a cookie that is set for `localhost`. Only holders of the token know the returned
+        name. Browsers resolve all names below `localhost` to this machine.
         """
         return f"steno-{self.key('host name').hex()[:16]}.localhost"
 
     def proof(self, *texts: str) -> str:
-        """Return a signature of these texts. It proves that the signer has the token."""
+        """Return a signature of these texts, which proves that the signer has the token."""
         return hmac.digest(self.key("login link"), "\n".join(texts).encode(), hashlib.sha256).hex()
 
 
@@ -70,7 +70,7 @@ def read_token(file: Path) -> Token:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(file, flags)
     except OSError as error:
-        raise _token_file_error(file, _why_not_opened(error)) from error
+        raise _token_file_error(file, _open_error_reason(error)) from error
     try:
         return Token(_read_content(file, descriptor))
     except OSError as error:
@@ -106,7 +106,7 @@ def _read_content(file: Path, descriptor: int) -> bytes:
     if status.st_mode & 0o077:  # guard: token-file-mode
         raise _token_file_error(file, f"other users can read or change it; run: chmod 600 {file}")
     content = os.read(descriptor, _MAX_LENGTH + 3).rstrip(b"\r\n")
-    if not _SYNTAX.fullmatch(content):
+    if not _TOKEN_PATTERN.fullmatch(content):
         reason = (
             f"it must contain one line of {_MIN_LENGTH} to {_MAX_LENGTH} letters, digits and "
             "- . _ ~ + / =; remove the file, and `steno serve` creates a new one"
@@ -118,23 +118,23 @@ def _read_content(file: Path, descriptor: int) -> bytes:
 def _create_file(file: Path) -> None:
     """Create a token file, unless another process has just created it. Raise OSError."""
     disk.create_private_folder(file.parent)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    temporary_file = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
+    descriptor = os.open(temporary_file, flags, 0o600)
     try:
         disk.write_all(descriptor, new_token().value + b"\n")
         disk.sync_file(descriptor)
-        # Creating a hard link makes a complete file visible and never replaces a file. So if two
-        # processes start at the same time, both use the token of the first process.
+        # Creating a hard link makes a complete file visible and never replaces a file.
+        # So two processes that start at the same time both use the token of the first process.
         with suppress(FileExistsError):
-            os.link(temporary, file)
+            os.link(temporary_file, file)
     finally:
         os.close(descriptor)
-        temporary.unlink()
+        temporary_file.unlink()
     disk.sync_entries(file.parent)
 
 
-def _why_not_opened(error: OSError) -> str:
+def _open_error_reason(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return "there is no such file; `steno serve` creates it"
     if error.errno in (errno.ELOOP, errno.EMLINK):
@@ -143,4 +143,4 @@ def _why_not_opened(error: OSError) -> str:
 
 
 def _token_file_error(file: Path, reason: str) -> WrongSettings:
-    return WrongSettings([Problem(source=str(file), field=_SETTING, reason=reason)])
+    return WrongSettings([Problem(source=str(file), field=_SETTING_NAME, reason=reason)])

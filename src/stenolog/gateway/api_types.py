@@ -42,7 +42,7 @@ class AgentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Query parameter of all requests: the agent."""
 
     agent: str = "main"
-    """Name of the agent. `main` is the agent of `[agent]`."""
+    """Name of the agent. `main` is the agent in the section `[agent]` of the settings."""
 
 
 class PageQuery(AgentQuery, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ class PageQuery(AgentQuery, frozen=True, kw_only=True):
     tag: str | UnsetType = UNSET
     """Only sessions with this tag."""
     since: Moment | UnsetType = UNSET
-    """Time with a zone, such as `2026-01-31T08:00:00Z`."""
+    """Start of the period, with a time zone, such as `2026-01-31T08:00:00Z`."""
     until: Moment | UnsetType = UNSET
-    """Time with a zone, such as `2026-01-31T08:00:00Z`."""
+    """End of the period, not included, with a time zone, such as `2026-01-31T08:00:00Z`."""
 
 
 class ListQuery(PageQuery, frozen=True, kw_only=True):
@@ -68,16 +68,16 @@ class ListQuery(PageQuery, frozen=True, kw_only=True):
     channel: str | UnsetType = UNSET
     """Only sessions of this channel: the part of a key before `:`."""
     state: State | UnsetType = UNSET
-    """Only sessions in this state. interrupted: not fully answered."""
+    """Only sessions in this state. `interrupted` means not fully answered."""
     program: str | UnsetType = UNSET
-    """Only sessions imported from this program, for example `claude-code`. Empty: only others. The
-    same for `project` and `model`."""
+    """Only sessions imported from this program, for example `claude-code`. An empty value selects
+    sessions without a program. `project` and `model` work in the same way."""
     project: str | UnsetType = UNSET
     """Only sessions with this working directory."""
     model: str | UnsetType = UNSET
     """Only sessions whose last answer is of this model."""
     failed: bool | UnsetType = UNSET
-    """Only sessions with, or without, a failed tool call."""
+    """true: only sessions with a failed tool call. false: only sessions without one."""
     sort: Sort = "changed"
     """changed: last change first. newest, oldest: by the last message. cost, tokens, length:
     highest first."""
@@ -87,9 +87,9 @@ class MessagesQuery(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of the messages of a session."""
 
     last: Annotated[int, Meta(ge=1, le=MAX_SEQ)] | UnsetType = UNSET
-    """Only this many of the last messages."""
+    """Only the newest messages, at most this many."""
     after: Seq = 0
-    """Only messages with a higher seq."""
+    """Only messages with a seq greater than this."""
     full: bool = False
     """Include hidden, replaced and archived messages."""
     limit: Annotated[int, Meta(ge=1, le=_MAX_MESSAGES_PER_PAGE)] = 100
@@ -100,8 +100,8 @@ class SearchQuery(PageQuery, frozen=True, kw_only=True):
     """Query parameters of a search."""
 
     q: str
-    """Words that a message must contain. `"in quotes"`: a phrase; `-word`: exclude it; `wor*`:
-    words that start with `wor`."""
+    """Words that a message must contain. `"in quotes"`: a phrase; `-word`: no message with
+    `word`; `wor*`: words that start with `wor`."""
     role: str | UnsetType = UNSET
     """Only messages with this role."""
     limit: Annotated[int, Meta(ge=1, le=_MAX_HITS_PER_PAGE)] = 20
@@ -132,7 +132,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     uid: (
         Annotated[
-            str, Meta(min_length=1, max_length=200, description="Default: the one deleted last.")
+            str, Meta(min_length=1, max_length=200, description="Default: the last one deleted.")
         ]
         | UnsetType
     ) = UNSET
@@ -158,7 +158,7 @@ class MessageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ForkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Key and last message of a copy of a session."""
+    """Key of the copy of a session, and the last message to copy."""
 
     new_key: Key
     at: Annotated[Seq, Meta(description="Seq of the last message to copy.")] | UnsetType = UNSET
@@ -172,7 +172,7 @@ class SessionDetails(Struct, frozen=True, kw_only=True):
 
     key: str
     uid: str
-    """Identifies the session. A session created again under the same key has another uid."""
+    """Unique id of the session. A session created again under the same key has another uid."""
     title: str
     """The title that was set, or else the start of the first prompt, as in the list."""
     tags: tuple[str, ...]
@@ -211,7 +211,7 @@ def message_item(message: Message) -> MessageItem:
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):
-    """A page of messages, by seq."""
+    """A page of messages, sorted by seq."""
 
     messages: Sequence[MessageItem]
     after: int | None
@@ -223,17 +223,17 @@ class MessageResponse(Struct, frozen=True, kw_only=True):
 
     answer: str
     outcome: str
-    """answered, interrupted, again, elsewhere or command."""
+    """Outcome of the turn: answered, interrupted, again, elsewhere or command."""
     seq: int | None
     """Seq of the answer; None if it is not stored."""
     saved: bool
     """Whether all messages of the turn are stored."""
     session: str
-    """Session for the next message: a different one after /new, /fork and /resume."""
+    """Key of the session for the next message. /new, /fork and /resume change the session."""
 
 
 class SummaryResponse(Struct, frozen=True, kw_only=True):
-    """Result of a summary. `undo` can undo it."""
+    """Result of a summary, which `undo` can undo."""
 
     compacted: int
     """Number of summarized messages; 0 if there was nothing to summarize."""
@@ -259,7 +259,7 @@ class StopResponse(Struct, frozen=True, kw_only=True):
 
 
 class GroupStats(Struct, kw_only=True):
-    """Numbers of a group of sessions."""
+    """Counts for a group of sessions."""
 
     sessions: int = 0
     messages: int = 0
@@ -267,15 +267,15 @@ class GroupStats(Struct, kw_only=True):
 
 
 class Stats(Struct, frozen=True, kw_only=True):
-    """Numbers of all sessions, also by channel and state."""
+    """Counts for all sessions, and for each channel and state."""
 
     sessions: int
     messages: int
-    """Including hidden and archived messages."""
+    """Number of messages, including hidden and archived messages."""
     tokens: int
     """Estimated tokens of the visible messages."""
     channels: Mapping[str, GroupStats]
-    """By channel, the part of the key before the first `:`; empty for keys without one."""
+    """Counts by channel: the part of a key before the first `:`, empty for a key without `:`."""
     states: Mapping[str, GroupStats]
     complete: bool
     """False if there are more sessions than were counted."""
@@ -305,7 +305,7 @@ class ErrorResponse(Struct, frozen=True, kw_only=True):
 # --- encoding --------------------------------------------------------------------------------
 
 
-def set_fields(query: AgentQuery) -> dict[str, Any]:
+def given_parameters(query: AgentQuery) -> dict[str, Any]:
     """Return the query parameters that are set, without the agent."""
     fields = msgspec.structs.asdict(query)
     return {name: value for name, value in fields.items() if name != "agent" and value is not UNSET}

@@ -26,9 +26,9 @@ from stenolog.gateway.shared_state import Gateway, gateway_of
 from stenolog.gateway.viewer.pages import SignInPage
 from stenolog.gateway.viewer.routes import viewer_routes
 
-WEBHOOKS: Final = "/webhooks/"
+WEBHOOKS_PREFIX: Final = "/webhooks/"
 _BODY_SECONDS: Final = 30.0
-_CLOSING: Final = "the gateway is shutting down"
+_CLOSING_TEXT: Final = "the gateway is shutting down"
 
 
 async def healthz(_: Request) -> Response:
@@ -49,13 +49,13 @@ async def readyz(request: Request) -> Response:
 
 async def _find_problems(gateway: Gateway) -> list[str]:
     if gateway.closing.is_set():
-        return [_CLOSING]
+        return [_CLOSING_TEXT]
     problems = []
     for agent in gateway.loop.registry:
         try:
             health = await gateway.loop.run(agent.store.health)
         except StoreClosed:
-            return [_CLOSING]
+            return [_CLOSING_TEXT]
         if not health.ok:
             problems.append(f"the store of agent {agent.id or 'main'!r} does not work")
     return problems
@@ -95,8 +95,8 @@ def make_app(gateway: Gateway, token: Token, *, webhooks: Sequence[BaseRoute] = 
     """Create the application. `webhooks` are routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
     # A read-only gateway writes nothing to the store of the sessions.
-    shared = None if gateway.read_only else gateway.loop.registry.agent().shared_place
-    cookies, links = Cookies(token, where=shared), LoginLinks(token, shared)
+    shared_place = None if gateway.read_only else gateway.loop.registry.agent().shared_place
+    cookies, links = Cookies(token, where=shared_place), LoginLinks(token, shared_place)
     own_host = token.host_name()
     hosts = known_hosts(
         bound=settings.host, hosts=settings.hosts, origins=settings.origins, own_host=own_host
@@ -115,16 +115,16 @@ def make_app(gateway: Gateway, token: Token, *, webhooks: Sequence[BaseRoute] = 
     app.state.gateway = gateway
     # A path with an additional slash is an error. A redirect would hide the error.
     app.router.redirect_slashes = False
-    routed: ASGIApp = RawPaths(app)
+    routed_app: ASGIApp = RawPaths(app)
     if gateway.read_only:
-        routed = ReadOnlyRequests(routed, indexing=lambda: gateway.indexing)
-    limited = BodyLimit(routed, max_bytes=settings.max_body, seconds=_BODY_SECONDS)
-    access = Access(
-        limited,
+        routed_app = ReadOnlyRequests(routed_app, indexing=lambda: gateway.indexing)
+    limited_app = BodyLimit(routed_app, max_bytes=settings.max_body, seconds=_BODY_SECONDS)
+    protected_app = Access(
+        limited_app,
         token=token,
         known=hosts,
         cookies=cookies,
         open_paths={endpoint.path for endpoint in ENDPOINTS if endpoint.is_open},
-        prefixes=(WEBHOOKS,),
+        prefixes=(WEBHOOKS_PREFIX,),
     )
-    return SignInPage(access)
+    return SignInPage(protected_app)

@@ -78,7 +78,9 @@ async def answer_without_session(
     options: TurnOptions,
     on_event: EventHandler,
 ) -> Answer:
-    """Return the model's answer to the newest messages that fit, without the agent's tools.
+    """Return the model's answer to the newest messages that fit its context.
+
+    The agent's tools are not offered to the model.
 
     Errors of the model's server are in the returned Answer. Raises UsageError.
     """
@@ -133,8 +135,8 @@ MAIN_AGENT: Final = "main"
 _CHANNEL: Final = "api"
 _EARLY_FAILURE_SECONDS: Final = 5.0
 """Seconds to wait for an early failure, which can still be reported with the HTTP status."""
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_NAMED: Final = 20
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_IGNORED: Final = 20
 _DONE_DATA: Final = "[DONE]"
 _RETRY_HEADER: Final = "x-stainless-retry-count"
 
@@ -142,7 +144,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class _Chat(Struct, frozen=True, kw_only=True):
-    """One request, parsed and checked."""
+    """A chat request, parsed and checked."""
 
     request: ChatRequest
     agent: AgentInstance
@@ -184,53 +186,53 @@ class _TurnBuffer:
                 self.usage.total_tokens += usage.prompt + usage.answer
 
     def _put_piece(self, field: str, piece: str) -> None:
-        # For a slow reader, the last piece grows instead of more pieces being added.
+        # If the reader is slow, the text is added to the last piece instead of a new piece.
         if self._unread and field in self._unread[-1]:
             self._unread[-1][field] += piece
         else:
             self._unread.append({field: piece})
         self._news.set()
 
-    def take(self) -> list[dict[str, str]]:
+    def take_pieces(self) -> list[dict[str, str]]:
         """Return and remove the pieces that the reader has not received yet."""
         pieces, self._unread = self._unread, []
         self._news.clear()
         return pieces
 
-    async def wait(self, running: "asyncio.Task[Answer]", *, within: float | None = None) -> None:
-        """Wait for a piece or the end of the turn, for at most `within` seconds."""
-        waiting = asyncio.create_task(self._news.wait())
-        tasks: set[asyncio.Task[Any]] = {waiting, running}
+    async def wait(self, turn: "asyncio.Task[Answer]", *, seconds: float | None = None) -> None:
+        """Wait for a piece of text or the end of the turn, for at most `seconds`."""
+        news_task = asyncio.create_task(self._news.wait())
+        tasks: set[asyncio.Task[Any]] = {news_task, turn}
         try:
-            await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if await cancel_and_wait([waiting]):
+            if await cancel_and_wait([news_task]):
                 raise asyncio.CancelledError
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat request."""
     gateway = gateway_of(request)
-    with contextlib.ExitStack() as slots:
+    with contextlib.ExitStack() as on_error:
         # A slot is taken before the request is read, so that a rejected request costs nothing.
-        turn = gateway.turns.admit()
-        slots.callback(turn.release)
+        turn_slot = gateway.turns.admit()
+        on_error.callback(turn_slot.release)
         chat = await _parse_chat(gateway, request)
-        stream = gateway.streams.admit() if chat.request.stream else None
-        slots.pop_all()
-        if stream is not None:
-            slots.callback(stream.release)
+        stream_slot = gateway.streams.admit() if chat.request.stream else None
+        on_error.pop_all()
+        if stream_slot is not None:
+            on_error.callback(stream_slot.release)
         buffer = _TurnBuffer()
-        running = gateway.start_task(_run_turn(gateway, chat, buffer, turn))
-        if stream is not None:
-            await buffer.wait(running, within=_EARLY_FAILURE_SECONDS)
-            if not running.done() or running.result().outcome != "failed":
-                slots.pop_all()
-                chunks = _stream_chunks(gateway, chat, buffer, running)
+        turn_task = gateway.start_task(_run_turn(gateway, chat, buffer, turn_slot))
+        if stream_slot is not None:
+            await buffer.wait(turn_task, seconds=_EARLY_FAILURE_SECONDS)
+            if not turn_task.done() or turn_task.result().outcome != "failed":
+                on_error.pop_all()
+                chunks = _stream_chunks(gateway, chat, buffer, turn_task)
                 headers = _response_headers(chat, chat.key)
-                return SlotResponse(event_stream(chunks, headers=headers), stream)
+                return SlotResponse(event_stream(chunks, headers=headers), stream_slot)
     # If the client disconnects, only this wait is cancelled, not the turn.
-    answer = await asyncio.shield(running)
+    answer = await asyncio.shield(turn_task)
     if answer.outcome == "failed":
         return await _error_response_for(request, gateway, answer)
     text = buffer.text or await _answer_text(gateway, chat, answer)
@@ -240,12 +242,12 @@ async def chat_completions(request: Request) -> Response:
         headers["X-Steno-Not-Saved"] = "true"
     encoded = encode_object(msgspec.to_builtins(body))
     # A client that has disconnected has not received the answer and may repeat the request.
-    is_noted = chat.marks_retries and not await request.is_disconnected()
-    sent = BackgroundTask(_note_received, gateway, chat, answer) if is_noted else None
-    return Response(encoded, headers=headers, media_type="application/json", background=sent)
+    was_received = chat.marks_retries and not await request.is_disconnected()
+    receipt = BackgroundTask(_record_receipt, gateway, chat, answer) if was_received else None
+    return Response(encoded, headers=headers, media_type="application/json", background=receipt)
 
 
-async def _note_received(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
+async def _record_receipt(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
     """Store that the client has received this answer, so that its next request is not a retry."""
     if chat.marks_retries and answer.seq is not None:
         await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
@@ -279,7 +281,7 @@ async def _parse_chat(gateway: Gateway, request: Request) -> _Chat:
     headers = {}
     if ignored := ignored_fields(body, fields):
         # A field can have any name, but a header accepts only some characters.
-        names = [name for name in ignored if _NAME.fullmatch(name)][:_MAX_NAMED]
+        names = [name for name in ignored if _PLAIN_NAME.fullmatch(name)][:_MAX_IGNORED]
         headers["X-Steno-Without-Effect"] = ", ".join(names) or "unknown fields"
     marks_retries = _RETRY_HEADER in request.headers
     answer: Callable[[EventHandler], Awaitable[Answer]]
@@ -318,28 +320,28 @@ def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
     for agent in gateway.loop.registry:
         if name == (agent.id or MAIN_AGENT):
             return agent, ""
-    main = gateway.agent(None)
-    if name in ("", "default", main.model.name, main.spec.model):
-        return main, ""
-    if name in main.spec.models:
-        return main, name
-    names = ", ".join(_model_names(gateway))
-    raise HTTPException(404, f"there is no model {name!r}; available: {names}")
+    main_agent = gateway.agent(None)
+    if name in ("", "default", main_agent.model.name, main_agent.spec.model):
+        return main_agent, ""
+    if name in main_agent.spec.models:
+        return main_agent, name
+    model_names = ", ".join(_model_names(gateway))
+    raise HTTPException(404, f"there is no model {name!r}; available: {model_names}")
 
 
 def _field_names(body: bytes) -> set[str]:
-    """Return the names of the fields of a request body that are not null. The body is valid."""
+    """Return the names of the fields of a valid request body that are not null."""
     try:
-        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        raw_fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
         # Only the standard library decodes lone surrogates.
         return {name for name, value in json.loads(body).items() if value is not None}
-    return {name for name, value in raw.items() if bytes(value) != b"null"}
+    return {name for name, value in raw_fields.items() if bytes(value) != b"null"}
 
 
 def _model_names(gateway: Gateway) -> list[str]:
-    agents = [agent.id or MAIN_AGENT for agent in gateway.loop.registry]
-    return list(dict.fromkeys([*agents, *gateway.agent(None).spec.models]))
+    agent_names = [agent.id or MAIN_AGENT for agent in gateway.loop.registry]
+    return list(dict.fromkeys([*agent_names, *gateway.agent(None).spec.models]))
 
 
 def _session_key(request: Request) -> str | None:
@@ -354,10 +356,10 @@ def _session_key(request: Request) -> str | None:
 
 
 def _idempotency_key(request: Request) -> str:
-    token = request.headers.get("idempotency-key", "")
-    if len(token.encode("latin-1")) > MAX_TOKEN_BYTES:
+    key = request.headers.get("idempotency-key", "")
+    if len(key.encode("latin-1")) > MAX_TOKEN_BYTES:
         raise UsageError(f"Idempotency-Key must have at most {MAX_TOKEN_BYTES} bytes")
-    return token
+    return key
 
 
 # --- the response ----------------------------------------------------------------------------
@@ -387,17 +389,17 @@ def _response_headers(chat: _Chat, key: str) -> dict[str, str]:
 
 
 async def _stream_chunks(
-    gateway: Gateway, chat: _Chat, buffer: _TurnBuffer, running: "asyncio.Task[Answer]"
+    gateway: Gateway, chat: _Chat, buffer: _TurnBuffer, turn_task: "asyncio.Task[Answer]"
 ) -> AsyncIterator[StreamEvent]:
     head = chat.head
     yield _chunk_event(chunk(head, {"role": "assistant", "content": ""}))
     while True:
-        for piece in buffer.take():
+        for piece in buffer.take_pieces():
             yield _chunk_event(chunk(head, piece))
-        if running.done():
+        if turn_task.done():
             break
-        await buffer.wait(running)
-    answer = running.result()
+        await buffer.wait(turn_task)
+    answer = turn_task.result()
     if answer.outcome == "failed":
         text = without_secrets(answer.text, gateway.settings)
         error = {"message": text, "type": "server_error", "code": "not_answered"}
@@ -413,7 +415,7 @@ async def _stream_chunks(
     if options is not None and options.include_usage:
         yield _chunk_event(usage_chunk(head, buffer.usage))
     yield StreamEvent(data=_DONE_DATA)
-    await _note_received(gateway, chat, answer)
+    await _record_receipt(gateway, chat, answer)
 
 
 def _chunk_event(body: dict[str, Any]) -> StreamEvent:
@@ -433,7 +435,7 @@ async def models(request: Request) -> Response:
     return JSONResponse({"object": "list", "data": models_json})
 
 
-_OBJECT: Final = {"type": "object"}
+_OBJECT_SCHEMA: Final = {"type": "object"}
 CHAT: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="POST",
@@ -445,7 +447,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
             "type": "object",
             "required": ["messages"],
             "properties": {
-                "messages": {"type": "array", "minItems": 1, "items": _OBJECT},
+                "messages": {"type": "array", "minItems": 1, "items": _OBJECT_SCHEMA},
                 "model": {"type": "string"},
                 "stream": {"type": "boolean"},
                 "metadata": {
@@ -454,14 +456,14 @@ CHAT: Final[tuple[Endpoint, ...]] = (
                         "session": {"type": "string", "minLength": 1},
                         "new_session": {
                             "enum": [True, False, "true", "false"],
-                            "description": "Start a new session if the one with this key was "
+                            "description": "Start a new session if the session with this key was "
                             "deleted. The header X-Session-New: true does the same.",
                         },
                     },
                 },
             },
         },
-        response_schema=_OBJECT,
+        response_schema=_OBJECT_SCHEMA,
         media_types=("application/json", "text/event-stream"),
         statuses=(409, 410, 502),
     ),
@@ -471,6 +473,6 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         name="models",
         summary="List the agents and the models that can be chosen, in OpenAI's format.",
         handler=models,
-        response_schema=_OBJECT,
+        response_schema=_OBJECT_SCHEMA,
     ),
 )

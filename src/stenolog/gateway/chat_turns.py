@@ -1,4 +1,4 @@
-"""From a chat request to its answer: stores the new messages in the session and runs the turn."""
+"""Store the new messages of a chat request in its session, and run the turn."""
 
 import hashlib
 import json
@@ -29,9 +29,9 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, find_view, forked_at
 
 _PLAIN_FIELDS: Final = {"role", "content"}
-# The field has, for each request: idempotency key, seq of the last visible message, and digest.
+# Each entry of this field has the idempotency key, the seq of the last message, and the digest.
 _REQUESTS_FIELD: Final = "requests"
-"""Meta field of a session: the last requests that changed more than the end of the log."""
+"""Meta field of a session: the last requests that did more than add one plain prompt."""
 _MAX_REQUESTS: Final = 20
 _RESPONSE_FIELD: Final = "last_response"
 """Meta field of a session: seq of the last answer that an HTTP client received completely."""
@@ -52,7 +52,7 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     agent: str | None = None
     options: TurnOptions = DEFAULT_OPTIONS
     once: str = ""
-    """The idempotency key of the request: a retry is stored and answered once."""
+    """Idempotency key of the request: a retry with the same key is not stored or answered again."""
     is_retry: bool = False
     """Whether the client marks this request as a retry."""
     marks_retries: bool = False
@@ -63,10 +63,10 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def digest(self) -> str:
         """Digest of the messages and the client's tools, equal for a request and its retries."""
-        sent: list[Any] = list(self.messages)
+        digest_source: list[Any] = list(self.messages)
         if self.options.tools:  # guard: idempotency-key-other-tools
-            sent = [sent, list(self.options.tools)]
-        encoded = json.dumps(sent, sort_keys=True, default=str)
+            digest_source = [digest_source, list(self.options.tools)]
+        encoded = json.dumps(digest_source, sort_keys=True, default=str)
         return hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     @property
@@ -95,7 +95,7 @@ async def answer_chat(loop: AgentLoop, request: ChatTurnRequest, on_event: Event
                 options=request.options,
                 prepare=partial(_prepare_plain, instance, request),
             )
-        except _OtherRequest as other:
+        except _NotPlainRequest as other:
             key, view, outcome = other.prepared
     else:
         key, view, outcome = await loop.run(_prepare, instance, request)
@@ -136,26 +136,26 @@ def resolve_session(
     asks for a new session.
     """
     session_key, view = agent.resolve(key)
-    refused = view is None and not new_session
-    if refused and any(deleted.key == session_key for deleted in agent.store.list_trash()):
+    is_refused = view is None and not new_session
+    if is_refused and any(deleted.key == session_key for deleted in agent.store.list_trash()):
         # guard: deleted-session-stays-deleted
         raise SessionDeleted(key, advice=_DELETED_ADVICE)
     return session_key, view
 
 
-_Prepared = tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]
+_PreparedRequest = tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]
 
 
-class _OtherRequest(Exception):
+class _NotPlainRequest(Exception):
     """A request that does not just add its message to an existing session."""
 
-    def __init__(self, prepared: _Prepared) -> None:
+    def __init__(self, prepared: _PreparedRequest) -> None:
         self.prepared = prepared
         super().__init__()
 
 
-def _prepare(instance: AgentInstance, request: ChatTurnRequest) -> _Prepared:
-    """Resolve the session and compare it with the request, in one thread call."""
+def _prepare(instance: AgentInstance, request: ChatTurnRequest) -> _PreparedRequest:
+    """Find the session and compare the session with the request, in one thread call."""
     key, view = resolve_session(instance, request.key, new_session=request.new_session)
     return key, view, _compare_with_session(instance.sessions, key, request, view)
 
@@ -163,12 +163,12 @@ def _prepare(instance: AgentInstance, request: ChatTurnRequest) -> _Prepared:
 def _prepare_plain(instance: AgentInstance, request: ChatTurnRequest) -> SessionView:
     """Return the view of the session if the request only adds one new message. Blocks.
 
-    Raises _OtherRequest for any other request.
+    Raises _NotPlainRequest for any other request.
     """
     prepared = key, view, outcome = _prepare(instance, request)
     is_plain = not isinstance(outcome, Answer) and _is_one_new_prompt(*outcome)
     if view is None or key != request.key or not is_plain:
-        raise _OtherRequest(prepared)
+        raise _NotPlainRequest(prepared)
     return view
 
 
@@ -193,7 +193,7 @@ def _compare_with_session(
     """Return the visible messages and the new messages, or the answer to an earlier request.
 
     Raises OnceConflict if the idempotency key was used for other messages, and UsageError for
-    results without a pending call.
+    tool results without a pending call.
     """
     if view is None:
         return (), Match(
@@ -216,7 +216,8 @@ def _compare_with_session(
     answer_seq = match.answer_seq
     if request.is_retry and answer_seq is not None and _is_retry(request, view, match):
         if match.has_calls:
-            return visible, Match(keep=len(visible), new=())  # the turn returns its calls again
+            # The turn returns its tool calls to the client again.
+            return visible, Match(keep=len(visible), new=())
         return Answer(key=key, text="", outcome="again", seq=answer_seq)
     return visible, Match(
         keep=match.keep, new=_without_known_results(visible[: match.keep], match.new)
@@ -226,7 +227,10 @@ def _compare_with_session(
 def _without_known_results(
     visible: Sequence[Message], bodies: Sequence[Mapping[str, Any]]
 ) -> tuple[Any, ...]:
-    """Return the new messages without repeated results. Raise UsageError for unknown results."""
+    """Return the new messages without repeated tool results.
+
+    Raises UsageError for a result of an unknown call.
+    """
     if all(has_text(body) or not results_of(body) for body in bodies):
         return tuple(bodies)
     pending_ids = {call.id for call in turn_state(visible).client_calls}
@@ -235,7 +239,7 @@ def _without_known_results(
         for message in visible
         for result in results_of(message.to_dict())
     }
-    remaining = []
+    new_bodies = []
     for body in bodies:
         pending_ids |= {call.id for call in calls_of(body)}
         results = [] if has_text(body) else results_of(body)
@@ -247,24 +251,24 @@ def _without_known_results(
                 f"messages: there is no pending tool call {unknown[0].id!r} for this result; the "
                 "call must come before its result, in the session or in the request"
             )
-        remaining.append(body)
-    return tuple(remaining)
+        new_bodies.append(body)
+    return tuple(new_bodies)
 
 
 def _store_request(
-    sessions: SessionStore, key: str, request: ChatTurnRequest, before: SessionView | None
+    sessions: SessionStore, key: str, request: ChatTurnRequest, earlier_view: SessionView | None
 ) -> Answer | None:
-    """Make the sent messages visible. Return None if the agent can answer them now.
+    """Store the messages of the request. Return None if the agent can answer the request now.
 
-    Only the lease holder may call this function. `before` is a view that was read before the lease
-    was acquired.
+    Only the lease holder may call this function. `earlier_view` is a view that was read before the
+    lease was acquired.
     """
     store = sessions.store
-    if before is None:
+    if earlier_view is None:
         view = find_view(sessions.store, key)
     else:
-        view = before.merged(store.refresh(before))
-        if view.uid != before.uid:
+        view = earlier_view.merged(store.refresh(earlier_view))
+        if view.uid != earlier_view.uid:
             raise SessionDeleted(key, recreated=True)
     outcome = _compare_with_session(sessions, key, request, view)
     if isinstance(outcome, Answer):
@@ -284,7 +288,7 @@ def _store_request(
 def _mark_bodies(
     request: ChatTurnRequest, bodies: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Mark the user messages as received, and the last message with the request.
+    """Mark the user messages as received, and the last message with the request's digest.
 
     The messages have no sender: a client may pass any session key, so their author is unknown.
     """
@@ -301,12 +305,12 @@ def _is_retry(request: ChatTurnRequest, view: SessionView, match: Match) -> bool
     the client has received the answer. The decision depends only on the store, so that every
     gateway makes the same decision.
     """
-    question = next((message for message in view.messages if message.seq == match.asked_seq), None)
-    mark = None if question is None else request_of(question.to_dict())
-    if question is None or mark is None or question.seq <= forked_at(view.info):
+    prompt = next((message for message in view.messages if message.seq == match.asked_seq), None)
+    mark = None if prompt is None else request_of(prompt.to_dict())
+    if prompt is None or mark is None or prompt.seq <= forked_at(view.info):
         return False
-    is_received = view.info.meta.get(_RESPONSE_FIELD) == match.answer_seq
-    return mark == (request.once, request.digest) and not is_received
+    was_received = view.info.meta.get(_RESPONSE_FIELD) == match.answer_seq
+    return mark == (request.once, request.digest) and not was_received
 
 
 def note_response(sessions: SessionStore, key: str, seq: int) -> None:
@@ -324,18 +328,18 @@ def note_response(sessions: SessionStore, key: str, seq: int) -> None:
 def _replace_tail(
     sessions: SessionStore, view: SessionView, request: ChatTurnRequest, match: Match
 ) -> Answer | None:
-    def tail_replaced(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
+    def replace_in(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
         # A client must not hide unanswered messages that others have sent in the meantime.
-        unanswered = turn_state(history).unanswered
-        sent = [body.get("content") for body in request.messages]
+        unanswered_seqs = turn_state(history).unanswered
+        sent_contents = [body.get("content") for body in request.messages]
         if any(
-            message.seq in unanswered and message.to_dict().get("content") not in sent
+            message.seq in unanswered_seqs and message.to_dict().get("content") not in sent_contents
             for message in history[match.keep :]
         ):
             return None
         return [*history[: match.keep], *_mark_bodies(request, match.new)]
 
-    if replace_history(sessions, view.key, tail_replaced, view) != "done":
+    if replace_history(sessions, view.key, replace_in, view) != "done":
         text = "other messages in this session are being answered; try again in a moment"
         return Answer(key=view.key, text=text, outcome="failed")
     return None
@@ -346,13 +350,13 @@ def _seq_of_request(
 ) -> int | None:
     """Return the seq of the last message of the request with this idempotency key, or None.
 
-    Raises OnceConflict if that request had other messages.
+    Raises OnceConflict if the request with this key had other messages.
     """
-    copied = forked_at(view.info)
+    fork_seq = forked_at(view.info)
     requests = [row for row in _stored_requests(view) if row[0] == request.once]
     for message in sessions.get_history(view.key, last=_MAX_SCANNED, full=True):
         mark = request_of(message.to_dict())
-        if mark is not None and mark[0] == request.once and message.seq > copied:
+        if mark is not None and mark[0] == request.once and message.seq > fork_seq:
             requests.append((request.once, message.seq, mark[1]))
     if not requests:
         return None
@@ -364,9 +368,9 @@ def _seq_of_request(
 
 
 def _stored_requests(view: SessionView) -> list[tuple[str, int, str]]:
-    """Return idempotency key, seq and digest of the requests in the meta."""
-    stored = view.info.meta.get(_REQUESTS_FIELD)
-    rows = stored if isinstance(stored, list) else []
+    """Return idempotency key, seq and digest of each request in the session's meta."""
+    field_value = view.info.meta.get(_REQUESTS_FIELD)
+    rows = field_value if isinstance(field_value, list) else []
     return [
         (row[0], row[1], row[2] if len(row) > 2 else "")
         for row in rows

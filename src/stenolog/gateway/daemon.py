@@ -64,14 +64,14 @@ class ChannelService(Protocol):
         """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
 
     async def stop_sending(self) -> None:
-        """Stop sending answers. Call this while the store can still record the progress."""
+        """Stop sending answers. Must be called before the stores, which record progress, close."""
 
     async def close(self) -> None:
         """Release all resources, after the stores are closed."""
 
 
 class NoChannels:
-    """No chat apps."""
+    """Channel service without chat apps."""
 
     routes: Sequence[BaseRoute] = ()
 
@@ -95,22 +95,22 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen at this address. Raise UsageError if listening is not possible.
 
     For a name such as `localhost` a browser may connect to 127.0.0.1 or to ::1. So the gateway
-    listens at both addresses. Otherwise a program of another user could listen at one of them and
-    get the token.
+    listens at both addresses. If the gateway listened at only one address, a program of another
+    user could listen at the other address and get the token.
     """
     if host not in LOOPBACK_HOSTS:
-        return [_listen(host, port)]
+        return [_open_socket(host, port)]
     for _ in range(_MAX_ATTEMPTS if port == 0 else 1):
-        first = _listen("::1" if host == "::1" else "127.0.0.1", port)
-        other = "127.0.0.1" if host == "::1" else "::1"
-        chosen = first.getsockname()[1]
+        first_socket = _open_socket("::1" if host == "::1" else "127.0.0.1", port)
+        other_host = "127.0.0.1" if host == "::1" else "::1"
+        chosen_port = first_socket.getsockname()[1]
         try:
-            return [first, _listen(other, chosen)]
+            return [first_socket, _open_socket(other_host, chosen_port)]
         except _PortInUse as error:
-            first.close()
+            first_socket.close()
             if port != 0:
                 raise UsageError(
-                    f"another program uses port {port} at {other} and would get requests for "
+                    f"another program uses port {port} at {other_host} and would get requests for "
                     "http://localhost; choose another port with --port"
                 ) from error
         except UsageError as error:
@@ -119,11 +119,11 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 _logger.warning(
                     "The gateway listens only on %s: %s. Another program that listens on %s would "
                     "get requests for http://localhost.",
-                    first.getsockname()[0],
+                    first_socket.getsockname()[0],
                     error,
-                    other,
+                    other_host,
                 )
-            return [first]
+            return [first_socket]
     raise UsageError("no port is free at both 127.0.0.1 and ::1")
 
 
@@ -131,7 +131,7 @@ class _PortInUse(UsageError):
     """Another program listens at this address."""
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -139,12 +139,12 @@ def _listen(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = addresses[0]
     with contextlib.ExitStack() as on_error:
         try:
-            listening = socket.socket(family, kind, protocol)
-            on_error.callback(listening.close)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(_BACKLOG)
-            listening.setblocking(False)
+            new_socket = socket.socket(family, kind, protocol)
+            on_error.callback(new_socket.close)
+            new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            new_socket.bind(address)
+            new_socket.listen(_BACKLOG)
+            new_socket.setblocking(False)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise _PortInUse(
@@ -154,7 +154,7 @@ def _listen(host: str, port: int) -> socket.socket:
             text = f"cannot listen on {host}, port {port}: {error.strerror}"
             raise UsageError(text) from error
         on_error.pop_all()
-    return listening
+    return new_socket
 
 
 class Daemon:
@@ -164,18 +164,18 @@ class Daemon:
         self,
         gateway: Gateway,
         token: Token,
-        listening: Sequence[socket.socket],
+        sockets: Sequence[socket.socket],
         channels: ChannelService,
     ) -> None:
         self._gateway = gateway
         self._channels = channels
-        self._listening = list(listening)
+        self._sockets = list(sockets)
         app = make_app(gateway, token, webhooks=channels.routes)
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE_CONNECTIONS
         # uvicorn's time limit is longer, so that `stop` ends the turns before uvicorn cancels them.
-        stopping = settings.shutdown_timeout + 2 * _SEND_SECONDS
-        self._server = Server(config(app, stopping=stopping, connections=connections))
+        stop_seconds = settings.shutdown_timeout + 2 * _SEND_SECONDS
+        self._server = Server(config(app, stop_seconds=stop_seconds, max_connections=connections))
         self._serving: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._searches: set[asyncio.Task[None]] = set()
@@ -184,7 +184,7 @@ class Daemon:
     @property
     def url(self) -> str:
         """URL of the gateway."""
-        host, port = self._listening[0].getsockname()[:2]
+        host, port = self._sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
@@ -196,7 +196,7 @@ class Daemon:
 
     async def start(self) -> None:
         """Start serving requests."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=self._listening))
+        self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets))
         if self._gateway.read_only:  # guard: read-only-starts-nothing
             return
         await self._channels.start()
@@ -211,30 +211,30 @@ class Daemon:
         timeout = self._gateway.settings.gateway.shutdown_timeout
         self._gateway.closing.set()
         self._server.should_exit = True
-        # This includes turns whose client has disconnected.
-        in_progress = [
+        # `wait_for_tasks` also waits for turns whose client has disconnected.
+        work_tasks = [
             self.serving,
             asyncio.create_task(self._channels.drain(wait_seconds=timeout)),
             asyncio.create_task(self._gateway.wait_for_tasks()),
         ]
-        hurry_set = asyncio.create_task(hurry.wait())
-        all_done = asyncio.gather(*in_progress, return_exceptions=True)
-        futures: set[asyncio.Future[Any]] = {all_done, hurry_set}
+        hurry_task = asyncio.create_task(hurry.wait())
+        work = asyncio.gather(*work_tasks, return_exceptions=True)
+        futures: set[asyncio.Future[Any]] = {work, hurry_task}
         await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        cancelled = await cancel_and_wait([hurry_set, *in_progress[1:]])
+        was_cancelled = await cancel_and_wait([hurry_task, *work_tasks[1:]])
         # Deliveries to chat apps record their progress while the store is still open.
         await self._channels.stop_sending()
-        # This cancels all turns that are still running. The next start resumes them.
+        # `close` cancels all turns that are still running. The next start resumes them.
         report = await self._gateway.loop.close(patience=0)
-        cancelled |= await cancel_and_wait(self._background | self._searches)
+        was_cancelled |= await cancel_and_wait(self._background | self._searches)
         await asyncio.wait({self.serving}, timeout=_SEND_SECONDS)
         if not self.serving.done():
             self._server.force_exit = True
             await asyncio.wait({self.serving}, timeout=_SEND_SECONDS)
         await self._channels.close()
-        for listening in self._listening:
-            listening.close()
-        if cancelled:
+        for listening_socket in self._sockets:
+            listening_socket.close()
+        if was_cancelled:
             raise asyncio.CancelledError
         return report
 
@@ -254,14 +254,14 @@ class Daemon:
     async def _apply_retention(self) -> None:
         """Apply the retention rules once an hour, if the settings have retention rules."""
         rules = rules_of(self._gateway.settings)
-        places = list(dict.fromkeys(agent.spec.sessions for agent in self._gateway.loop.registry))
-        wait = _FIRST_RETENTION_SECONDS
+        stores = list(dict.fromkeys(agent.spec.sessions for agent in self._gateway.loop.registry))
+        wait_seconds = _FIRST_RETENTION_SECONDS
         while rules and not self._gateway.closing.is_set():
-            await asyncio.sleep(wait)
-            wait = _RETENTION_SECONDS
+            await asyncio.sleep(wait_seconds)
+            wait_seconds = _RETENTION_SECONDS
             try:
                 closing = self._gateway.closing.is_set
-                await asyncio.to_thread(apply_rules_everywhere, places, rules, should_stop=closing)
+                await asyncio.to_thread(apply_rules_everywhere, stores, rules, should_stop=closing)
             except Exception:
                 _logger.exception("applying the retention rules failed")
 

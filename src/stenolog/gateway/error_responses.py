@@ -73,10 +73,10 @@ async def response_for(request: Request, error: Exception) -> Response:
     settings = None if gateway is None else gateway.settings
     if isinstance(error, HTTPException):
         text = _shorten(without_secrets(error.detail, settings))
-        phrase = HTTPException(error.status_code).detail or str(error.status_code)
-        if error.status_code == 404 and text == phrase:
+        default_text = HTTPException(error.status_code).detail or str(error.status_code)
+        if error.status_code == 404 and text == default_text:
             text = NO_SUCH_PATH
-        code = _CODES.get(error.status_code) or re.sub(r"\W+", "_", phrase).lower()
+        code = _CODES.get(error.status_code) or re.sub(r"\W+", "_", default_text).lower()
         return error_response(error.status_code, text, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return error_response(
@@ -118,11 +118,11 @@ def status_of(error: Exception) -> int | None:
 def without_secrets(text: str, settings: Settings | None) -> str:
     """Replace passwords in URLs and the secrets of the settings."""
     # guard: error-without-password
-    result = _URL.sub(lambda match: without_password(match[0]), text)
+    cleaned_text = _URL.sub(lambda match: without_password(match[0]), text)
     for secret in () if settings is None else _configured_secrets(settings):
         if len(secret) >= _MIN_SECRET_LENGTH:
-            result = result.replace(secret, HIDDEN)
-    return result
+            cleaned_text = cleaned_text.replace(secret, HIDDEN)
+    return cleaned_text
 
 
 class RedactingFilter(logging.Filter):
@@ -137,7 +137,7 @@ class RedactingFilter(logging.Filter):
         record.msg, record.args = without_secrets(record.getMessage(), self._settings), ()
         if record.exc_info:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
-            # Otherwise a formatter that ignores `exc_text` would format the exception again.
+            # A formatter that ignores `exc_text` must not format the exception again.
             record.exc_info = None
         if record.exc_text:
             record.exc_text = without_secrets(record.exc_text, self._settings)

@@ -1,9 +1,9 @@
-"""Finds the new messages in a chat request by comparing it with its session. Pure functions.
+"""Find the new messages in a chat request by comparing the request with its session.
 
 Some clients send only new messages, others send the whole conversation every time. A client has not
 seen the tool calls that the agent ran: the client sees all texts of a turn as one message. A client
 may also send messages that were summarized and are now hidden. A wrong match loses nothing, because
-hidden messages can be made visible again.
+hidden messages can be made visible again. All functions are pure.
 """
 
 import json
@@ -67,13 +67,13 @@ def client_view(history: Sequence[Message], *, start: int = 0) -> list[ClientMes
     for end, message in enumerate(history[start:], start=start + 1):
         body = message.to_dict()
         if body.get("role") == "assistant":
-            of_client = client_call_ids(body)
+            client_ids = client_call_ids(body)
             calls = calls_of(body)
             agent_call_ids |= {call.id for call in calls if call.id}
-            agent_call_ids -= of_client  # a later call may have the id of an earlier one
+            agent_call_ids -= client_ids  # a later call may have the id of an earlier call
             if text := _normalized_text(body):
                 texts.append(text)
-            client_calls = [call for call in calls if call.id in of_client]
+            client_calls = [call for call in calls if call.id in client_ids]
             if calls and not client_calls:
                 continue  # the agent runs the calls and continues
             messages.append(
@@ -109,32 +109,32 @@ def client_view(history: Sequence[Message], *, start: int = 0) -> list[ClientMes
 
 def match_history(
     history: Sequence[Message],
-    sent: Sequence[Body],
+    bodies: Sequence[Body],
     *,
     read_hidden: Callable[[], Sequence[Message]] | None = None,
 ) -> Match:
     """Compare the messages of a request with the visible messages of its session.
 
-    `read_hidden` returns the hidden messages. It is called only if needed, and is None if the
-    session has no hidden messages. `sent` contains no system messages.
+    `read_hidden` returns the hidden messages. `read_hidden` is called only if needed, and is None
+    if the session has no hidden messages. `bodies` contains no system messages.
     """
-    requested = [_client_message(body) for body in sent]
-    if not any(part.role == "assistant" for part in requested):
+    messages = [_client_message(body) for body in bodies]
+    if not any(part.role == "assistant" for part in messages):
         # The client sends only new messages: compare them with the end of the session.
-        visible = client_view(history, start=_start_of_last(history, len(requested) + 1))
-        return _match_new_messages(len(history), visible, requested, sent)
+        visible = client_view(history, start=_start_of_last(history, len(messages) + 1))
+        return _match_new_messages(len(history), visible, messages, bodies)
     visible = client_view(history)
     if read_hidden is not None:
-        end = _index_after_visible(visible, requested)
-        if end is not None:
-            return Match(keep=len(history), new=tuple(sent[end:]))
-        hidden = _count_hidden(client_view(read_hidden()), visible, requested)
-        if hidden is not None:
-            return _match_full_history(len(history), visible, requested[hidden:], sent[hidden:])
-    common = _count_common_start(visible, requested)
-    if visible and not common and (overlap := _count_overlap(visible, requested)):
-        return Match(keep=len(history), new=tuple(sent[overlap:]))
-    return _match_full_history(len(history), visible, requested, sent)
+        next_index = _index_after_visible(visible, messages)
+        if next_index is not None:
+            return Match(keep=len(history), new=tuple(bodies[next_index:]))
+        skipped = _count_hidden(client_view(read_hidden()), visible, messages)
+        if skipped is not None:
+            return _match_full_history(len(history), visible, messages[skipped:], bodies[skipped:])
+    common_count = _count_common_start(visible, messages)
+    if visible and not common_count and (overlap := _count_overlap(visible, messages)):
+        return Match(keep=len(history), new=tuple(bodies[overlap:]))
+    return _match_full_history(len(history), visible, messages, bodies)
 
 
 def _start_of_last(history: Sequence[Message], count: int) -> int:
@@ -177,38 +177,38 @@ def text_at(history: Sequence[Message], seq: int) -> str:
 
 
 # --- the two kinds of clients ----------------------------------------------------------------
-# `count` is the number of visible messages in the log, and `visible` are these messages as the
-# client sees them. `sent` are the messages of the request as received, and `requested` are the same
-# messages as the client sees them.
+# `count` is the number of visible messages in the log.
+# `visible` are the visible messages as the client sees them.
+# `bodies` are the messages of the request as received, and `messages` as the client sees them.
 
 
 def _match_new_messages(
-    count: int, visible: list[ClientMessage], requested: list[ClientMessage], sent: Sequence[Body]
+    count: int, visible: list[ClientMessage], messages: list[ClientMessage], bodies: Sequence[Body]
 ) -> Match:
     """Match a request of a client that sends only new messages.
 
     If the log ends with the same messages without an answer, an earlier request stored them, and
     the client repeats this request. All other messages of the request are new.
     """
-    overlap = _count_overlap(visible, requested)
-    match = Match(keep=count, new=tuple(sent[overlap:]))
-    before_answer = visible[-1 - len(requested) : -1]
+    overlap = _count_overlap(visible, messages)
+    match = Match(keep=count, new=tuple(bodies[overlap:]))
+    before_answer = visible[-1 - len(messages) : -1]
     if (
         overlap
-        or len(visible) <= len(requested)
-        or not all(map(_is_same_message, before_answer, requested))
+        or len(visible) <= len(messages)
+        or not all(map(_is_same_message, before_answer, messages))
     ):
         return match
     return _with_answer(match, visible)
 
 
 def _match_full_history(
-    count: int, visible: list[ClientMessage], requested: list[ClientMessage], sent: Sequence[Body]
+    count: int, visible: list[ClientMessage], messages: list[ClientMessage], bodies: Sequence[Body]
 ) -> Match:
     """Match a request with the whole conversation: messages after the common start are new."""
-    common = _count_common_start(visible, requested)
+    common = _count_common_start(visible, messages)
     keep = count if common == len(visible) else (visible[common - 1].end if common else 0)
-    match = Match(keep=keep, new=tuple(sent[common:]))
+    match = Match(keep=keep, new=tuple(bodies[common:]))
     return match if match.new or common + 1 != len(visible) else _with_answer(match, visible)
 
 
@@ -223,32 +223,30 @@ def _with_answer(match: Match, visible: list[ClientMessage]) -> Match:
     )
 
 
-def _index_after_visible(
-    visible: list[ClientMessage], requested: list[ClientMessage]
-) -> int | None:
+def _index_after_visible(visible: list[ClientMessage], messages: list[ClientMessage]) -> int | None:
     """Return the index of the first message in the request after the visible messages.
 
     Returns None if the request lacks a visible message.
     """
     count = len(visible)
-    starts = range(len(requested) - count, -1, -1) if visible else ()
+    starts = range(len(messages) - count, -1, -1) if visible else ()
     matching_starts = (
-        at for at in starts if all(map(_is_same_message, visible, requested[at : at + count]))
+        at for at in starts if all(map(_is_same_message, visible, messages[at : at + count]))
     )
     start = next(matching_starts, None)
     return None if start is None else start + count
 
 
 def _count_hidden(
-    hidden: list[ClientMessage], visible: list[ClientMessage], requested: list[ClientMessage]
+    hidden: list[ClientMessage], visible: list[ClientMessage], messages: list[ClientMessage]
 ) -> int | None:
-    """Return the number of messages at the start of the request that are hidden; None if unclear.
+    """Return how many messages at the start of the request are hidden; None if this is unclear.
 
-    If several numbers are possible, the number after which most visible messages follow is chosen.
+    If several numbers are possible, return the one after which most visible messages follow.
     """
-    passed = 0
+    hidden_count = 0
     next_index = 0
-    for message in requested:
+    for message in messages:
         # Skip hidden messages that the client has removed from the conversation.
         index = next(
             (at for at in range(next_index, len(hidden)) if _is_same_message(hidden[at], message)),
@@ -257,35 +255,35 @@ def _count_hidden(
         if index is None:
             break
         next_index = index + 1
-        passed += 1
-    places = [
+        hidden_count += 1
+    candidates = [
         (common, at)
-        for at in range(passed + 1)
-        if (common := _count_common_start(visible, requested, start=at)) or not visible
+        for at in range(hidden_count + 1)
+        if (common := _count_common_start(visible, messages, start=at)) or not visible
     ]
-    if not places and passed and next_index == len(hidden):
-        return passed  # the client has removed all visible messages
-    if not places:
+    if not candidates and hidden_count and next_index == len(hidden):
+        return hidden_count  # the client has removed all visible messages
+    if not candidates:
         return None
-    return max(places)[1]
+    return max(candidates)[1]
 
 
 def _count_common_start(
-    visible: Sequence[ClientMessage], requested: Sequence[ClientMessage], *, start: int = 0
+    visible: Sequence[ClientMessage], messages: Sequence[ClientMessage], *, start: int = 0
 ) -> int:
     """Return how many messages from index `start` of the request equal the first visible ones."""
     count = 0
-    for first, second in zip(visible, islice(requested, start, None), strict=False):
+    for first, second in zip(visible, islice(messages, start, None), strict=False):
         if not _is_same_message(first, second):
             break
         count += 1
     return count
 
 
-def _count_overlap(visible: Sequence[ClientMessage], requested: Sequence[ClientMessage]) -> int:
+def _count_overlap(visible: Sequence[ClientMessage], messages: Sequence[ClientMessage]) -> int:
     """Return how many messages at the start of the request equal the last visible messages."""
-    for count in range(min(len(visible), len(requested)), 0, -1):
-        if all(map(_is_same_message, visible[-count:], requested[:count])):
+    for count in range(min(len(visible), len(messages)), 0, -1):
+        if all(map(_is_same_message, visible[-count:], messages[:count])):
             return count
     return 0
 
@@ -339,7 +337,7 @@ def _result_message(
 
 
 def _unwrap_single_text(content: object) -> object:
-    """Return the text if the content is a single text part. Both forms mean the same message."""
+    """Return the text if the content is a single text part, which means the same as the text."""
     if isinstance(content, list) and len(content) == 1:
         [part] = content
         if isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text":

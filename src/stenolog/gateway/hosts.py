@@ -17,10 +17,10 @@ LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 """Loopback hosts. Other programs on this machine can listen at these hosts too."""
 _LOOPBACK_NAME: Final = "localhost"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-_AUTHORITY: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
+_AUTHORITY_PATTERN: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
 _MAX_LENGTH: Final = 300
 """Maximum length of a `Host` value; a host name has at most 253 characters."""
-_MAX_PARSED: Final = 128
+_MAX_CACHED_RESULTS: Final = 128
 """Maximum number of remembered results: clients of a gateway send few different hosts."""
 
 
@@ -46,17 +46,17 @@ def known_hosts(
 ) -> KnownHosts:
     """Return the host names and origins in the settings: `bound`, `hosts` and `origins`.
 
-    `own_host` is the name of this gateway below `localhost`. Browsers send a cookie to every port
-    of its host. So browsers cannot log in at a host that other programs share, unless `hosts` lists
-    this host.
+    `own_host` is the name of this gateway below `localhost`. Browsers send a host's cookie to every
+    port of the host. So browsers cannot log in at a host that other programs share, unless `hosts`
+    lists the host.
     """
-    parsed = (_parse_origin(origin.encode()) for origin in origins)
-    names = [*hosts, own_host] if own_host else hosts
-    listed_hosts = frozenset(_canonical_host(name.lower()) for name in names)
+    parsed_origins = (_parse_origin(origin.encode()) for origin in origins)
+    listed_names = [*hosts, own_host] if own_host else hosts
+    listed_hosts = frozenset(_canonical_host(name.lower()) for name in listed_names)
     bound_host = _canonical_host(bound.lower())
     return KnownHosts(
         hosts=listed_hosts | {bound_host},
-        origins=frozenset(origin for origin in parsed if origin is not None),
+        origins=frozenset(origin for origin in parsed_origins if origin is not None),
         cookie_hosts=listed_hosts | ({bound_host} - LOOPBACK_HOSTS),
     )
 
@@ -71,18 +71,18 @@ def login_host(address: str, hosts: Iterable[str], own_host: str) -> str:
     """Return the host for a login link of a gateway that was reached at this address.
 
     For a loopback address, the result is the first loopback name in `hosts`, for browsers that do
-    not resolve names below `localhost`. If `hosts` has no loopback name, it is `own_host`.
+    not resolve names below `localhost`. Without a loopback name, the result is `own_host`.
     """
     if address not in LOOPBACK_HOSTS:
         return address
     return next((host for host in hosts if is_loopback(host)), own_host)
 
 
-@lru_cache(maxsize=_MAX_PARSED)
+@lru_cache(maxsize=_MAX_CACHED_RESULTS)
 def parse_authority(value: bytes) -> Authority | None:
     """Parse a `Host` header. Return None if the header is malformed."""
-    text = value.decode("latin-1").lower()
-    match = _AUTHORITY.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    host_header = value.decode("latin-1").lower()
+    match = _AUTHORITY_PATTERN.fullmatch(host_header) if len(host_header) <= _MAX_LENGTH else None
     if match is None:
         return None
     brackets, name, port = match.groups()
@@ -122,7 +122,7 @@ def is_allowed_origin(origin: bytes, known: KnownHosts) -> bool:
     return _parse_origin(origin) in known.origins
 
 
-@lru_cache(maxsize=_MAX_PARSED)
+@lru_cache(maxsize=_MAX_CACHED_RESULTS)
 def is_loopback(host: str) -> bool:
     """Return whether this host, a name or an address, is reachable only from this machine."""
     address = _parse_address(host)
@@ -132,8 +132,8 @@ def is_loopback(host: str) -> bool:
 
 
 def server_end(host: str, port: int) -> str:
-    """Return the server's address of a connection in a form that client and server share."""
-    # Interface names are known only on their own machine.
+    """Return the server's address of a connection, in the same form on client and server."""
+    # Remove the name of a network interface, because only its own machine knows the name.
     address = _parse_address(host.partition("%")[0])
     # A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None

@@ -36,7 +36,7 @@ class BodyLimit:
         length = Headers(scope=scope).get("content-length", "")
         # The server has already rejected values that are not numbers, and conflicting values.
         if length.isdecimal() and int(length) > self._max_bytes:  # guard: announced-body-refused
-            await _too_large(self._max_bytes)(scope, receive, send)
+            await _too_large_response(self._max_bytes)(scope, receive, send)
             return
         await _LimitedBody(self._app, self._max_bytes, self._seconds).serve(scope, receive, send)
 
@@ -55,7 +55,7 @@ class _LimitedBody:
         self._rejected = False
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, or send the rejection."""
+        """Run the application. If a limit is exceeded, send an error response instead."""
 
         async def receive_limited() -> Message:
             if not self._rejected:
@@ -76,7 +76,7 @@ class _LimitedBody:
         try:
             await self._app(scope, receive_limited, send_unless_rejected)
         except ClientDisconnect:
-            # A client that disconnects is not an error to log.
+            # A disconnected client is not an error, so nothing is logged.
             return
         except Exception:
             # After a rejection the application's errors are irrelevant.
@@ -99,10 +99,10 @@ class _LimitedBody:
         self._seconds_left = max(0.0, self._seconds_left - (clock() - start))
         self._bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
         self._complete = not message.get("more_body", False)
-        return message, _too_large(self._max_bytes) if self._bytes_left < 0 else None
+        return message, _too_large_response(self._max_bytes) if self._bytes_left < 0 else None
 
 
-def _too_large(max_bytes: int) -> Response:
+def _too_large_response(max_bytes: int) -> Response:
     text = f"The request body has more than {max_bytes:,} bytes (gateway.max_body)."
     return error_response(413, text, code="body_too_large")
 

@@ -1,8 +1,8 @@
 """Live stream of a session, `GET /v1/sessions/{key}/events`, which clients can resume.
 
-Each message is sent once, in the order of the log. It does not matter which process wrote the
-message. The id of an event contains the uid of the session and the seq of the message. So a client
-that reconnects, to this gateway or another gateway, misses nothing and gets nothing twice.
+Each message is sent once, in the order of the log, whichever process wrote the message. The id of
+an event contains the uid of the session and the seq of the message. So a client that reconnects, to
+this gateway or another gateway, misses nothing and gets nothing twice.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _UNREAD_SECONDS: Final = 30.0
 class StreamEvent(ServerSentEvent):
     """Server-sent event with the same line ends as the events of OpenAI's servers.
 
-    The format allows other line ends, but some clients do not recognise them.
+    The format allows other line ends, but some clients do not recognise other line ends.
     """
 
     DEFAULT_SEPARATOR = "\n"
@@ -63,7 +63,7 @@ def event_stream(
 # --- events ---------------------------------------------------------------------------------------
 
 
-_ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
+_ID_FORM: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
 _RECONNECT_MILLISECONDS: Final = 500
 """Milliseconds after which a client should reconnect if the stream breaks."""
 
@@ -73,8 +73,8 @@ class EventsQuery(AgentQuery, frozen=True, kw_only=True):
 
     changes: bool = False
     """Also send `event: change` for summaries, undo, titles and so on."""
-    after: Annotated[str, Meta(max_length=200, pattern=f"^{_ID.pattern}$")] | UnsetType = UNSET
-    """Only messages after this seq. The header Last-Event-ID overrides it."""
+    after: Annotated[str, Meta(max_length=200, pattern=f"^{_ID_FORM.pattern}$")] | UnsetType = UNSET
+    """Only messages after this seq. The header Last-Event-ID overrides this parameter."""
 
 
 class ChangeEvent(Struct, frozen=True, kw_only=True):
@@ -96,89 +96,89 @@ class _Position(Struct, frozen=True):
 
 
 async def events(request: Request) -> Response:
-    """Stream a session."""
+    """Stream the messages and changes of a session."""
     call = parse_query(request, EventsQuery)
     gateway, query = call.gateway, call.query
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
-    received = _parse_position(after)
+    position = _parse_position(after)
     session_key = await gateway.loop.run(call.agent.resolve_key, call.key)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    events = _stream(gateway, call.agent.store, session_key, received, changes=query.changes)
+    events = _stream(gateway, call.agent.store, session_key, position, changes=query.changes)
     return SlotResponse(event_stream(events), gateway.streams.admit())
 
 
 def _parse_position(id: str) -> _Position:
-    match = _ID.fullmatch(id.strip())
+    match = _ID_FORM.fullmatch(id.strip())
     if match is None:
         raise UsageError(f"invalid Last-Event-ID {id!r}; send the id of the last received event")
     return _Position(match[1] or "", int(match[2]))
 
 
 async def _stream(
-    gateway: Gateway, store: Store, key: str, received: _Position, *, changes: bool
+    gateway: Gateway, store: Store, key: str, position: _Position, *, changes: bool
 ) -> AsyncGenerator[StreamEvent, None]:
     yield StreamEvent(comment="stenolog", retry=_RECONNECT_MILLISECONDS)
     while not gateway.closing.is_set():
         info = await gateway.loop.run(find_info, store, key)
-        uid = "" if info is None else info.uid  # empty if the session does not exist yet
-        if received.uid and received.uid != uid:
-            # The session was deleted while the client was disconnected. If the key exists now, it
-            # belongs to another session.
-            yield _deleted_event(received.uid)
-            received = _Position(uid, 0)
+        uid = "" if info is None else info.uid  # `uid` is empty if the session does not exist yet
+        if position.uid and position.uid != uid:
+            # The session was deleted while the client was disconnected.
+            # If the key exists now, the key belongs to another session.
+            yield _deleted_event(position.uid)
+            position = _Position(uid, 0)
         try:
-            following = _messages_and_changes(
-                gateway, store, key, received.seq, uid or None, changes=changes
+            stream = _messages_and_changes(
+                gateway, store, key, position.seq, uid or None, changes=changes
             )
-            async with aclosing(following) as arrivals:
+            async with aclosing(stream) as arrivals:
                 async for news in arrivals:
                     if not uid:
-                        break  # the session exists now; read its messages once its uid is known
+                        break  # The session exists now. Its uid must be read before its messages.
                     if isinstance(news, SessionChange):
                         yield _change_event(news)
                         continue
                     yield _message_event(uid, news)
-                    received = _Position(uid, news.seq)
+                    position = _Position(uid, news.seq)
                 else:
                     return
         except SessionDeleted:
             yield _deleted_event(uid)
-            received = _Position("", 0)
+            position = _Position("", 0)
 
 
 async def _messages_and_changes(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
 ) -> AsyncGenerator[Message | SessionChange, None]:
     """Yield messages and changes until the gateway closes. Raise SessionDeleted."""
-    look = partial(gateway.loop.run, find_info, store, key)
-    known_info = await look() if changes else None
+    read_info = partial(gateway.loop.run, find_info, store, key)
+    known_info = await read_info() if changes else None
     async with aclosing(gateway.follower.messages(store, key, after=after, uid=uid)) as arrivals:
-        coming = asyncio.create_task(_next_message(arrivals))
-        closing = asyncio.create_task(gateway.closing.wait())
+        message_task = asyncio.create_task(_next_message(arrivals))
+        closing_task = asyncio.create_task(gateway.closing.wait())
         try:
             while True:
-                tasks: set[asyncio.Task[Any]] = {coming, closing}
-                within = CHECK_SECONDS if changes else None
+                tasks: set[asyncio.Task[Any]] = {message_task, closing_task}
+                timeout = CHECK_SECONDS if changes else None
                 done, _ = await asyncio.wait(
-                    tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
-                if coming in done:
-                    message = coming.result()
+                if message_task in done:
+                    message = message_task.result()
                     if message is None:
                         return
                     yield message
-                    coming = asyncio.create_task(_next_message(arrivals))
-                elif closing in done:
+                    message_task = asyncio.create_task(_next_message(arrivals))
+                elif closing_task in done:
                     return
                 else:
-                    info = await look()
+                    info = await read_info()
                     for change in changes_between(known_info, info):
                         yield change
                     known_info = info
         finally:
             # Cancel both tasks first: `aclosing` must not close a stream that is in use.
-            if await cancel_and_wait([coming, closing]):
+            if await cancel_and_wait([message_task, closing_task]):
                 raise asyncio.CancelledError
 
 
@@ -196,8 +196,8 @@ def _change_event(change: SessionChange) -> StreamEvent:
 
     The event has no id, because a client that reconnects reads the current state of the session.
     """
-    names = ("floor", "visible", "last_seq", "undoable", "summary")
-    fields = {name: getattr(change.info, name) for name in names}
+    field_names = ("floor", "visible", "last_seq", "undoable", "summary")
+    fields = {name: getattr(change.info, name) for name in field_names}
     event = ChangeEvent(kind=change.kind, **fields)
     return StreamEvent(event="change", data=sse_data(encode_json(event)))
 

@@ -72,7 +72,7 @@ class LoginLinks:
         return f"{until}-{nonce}-{self._token.proof('code', until, nonce)}"
 
     def proof_for(self, nonce: str, url: str) -> str:
-        """Return a proof that the link comes from a gateway that has the token, for the caller."""
+        """Return a proof for the caller that the link comes from a gateway with the token."""
         return self._token.proof("give", nonce, url)
 
     def is_token(self, text: bytes) -> bool:
@@ -82,7 +82,7 @@ class LoginLinks:
     def use(self, code: str) -> bool:
         """Return whether the code is valid, and mark the code as used.
 
-        Blocks on the store. Raises StoreUnavailable. After this error the code may count as used.
+        Blocks on the store. Raises StoreUnavailable. The code may then be used up.
         """
         match = _CODE_FORM.fullmatch(code)
         if match is None:
@@ -162,8 +162,8 @@ class TokenProofs:
     def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
         self._token = token
         self._now = now
-        # Proofs from before the start are rejected: another process that had the same address
-        # before may have received them.
+        # Proofs from before the start are rejected.
+        # Another process may have had the same address before, and may have received these proofs.
         self._start_time = int(now() * 1_000) / 1_000
         self._used: dict[str, float] = {}
         """Nonces of used proofs, each with the time at which its proof expires."""
@@ -183,8 +183,8 @@ class TokenProofs:
         if abs(now - at) > PROOF_SECONDS or at < self._start_time:
             return None
         self._used = {used_nonce: until for used_nonce, until in self._used.items() if until >= now}
-        # A proof that is forgotten before it expires could be used again. So if there are too many,
-        # new proofs are rejected.
+        # A proof that is forgotten before it expires could be used again.
+        # So if there are too many unexpired proofs, new proofs are rejected.
         if nonce in self._used or len(self._used) >= _MAX_PROOFS:
             return None
         self._used[nonce] = at + PROOF_SECONDS
@@ -221,8 +221,8 @@ class Cookies:
 
         Blocks on the store.
         """
-        login = self._parse_value(value)
-        if login is None:
+        parsed_value = self._parse_value(value)
+        if parsed_value is None:
             return False
         if abs(self._now() - self._read_at) >= LOGOUT_SECONDS:
             try:
@@ -231,22 +231,22 @@ class Cookies:
             except StoreUnavailable:
                 # If the store is unreadable, the pages cannot show sessions and report the error.
                 _logger.warning("could not read which browsers signed out", exc_info=True)
-        return login[1] not in self._ended  # guard: cookie-ended
+        return parsed_value[1] not in self._ended  # guard: cookie-ended
 
     def end(self, value: str) -> None:
         """Invalidate a cookie value at every gateway of the store. Blocks on the store."""
-        parsed = self._parse_value(value)
-        if parsed is None:
+        parsed_value = self._parse_value(value)
+        if parsed_value is None:
             return
-        until, login = parsed
+        until, login = parsed_value
         with _open_shared_store(self._where, self._ended_here) as store:
             store.add_message(_LOGOUTS, "user", f"{until}.{login}", once=login)
-            if expired := self._read_logouts(store):
+            if expired_seqs := self._read_logouts(store):
                 # Hide the messages about expired logins: hidden messages are not read again.
-                store.hide(_LOGOUTS, expired[0], expired[-1])
+                store.hide(_LOGOUTS, expired_seqs[0], expired_seqs[-1])
 
     def _parse_value(self, value: str) -> tuple[str, str] | None:
-        """Return expiry time and login id of a cookie value; None if it is invalid or expired."""
+        """Return expiry time and login id of a cookie; None if the cookie is invalid or expired."""
         match = _COOKIE_FORM.fullmatch(value)
         if match is None:
             return None
@@ -255,7 +255,7 @@ class Cookies:
         return (until, login) if is_signed and int(until) > self._now() else None
 
     def _read_logouts(self, store: Store) -> list[int]:
-        """Read the logged-out logins. Return the seqs of the expired logins at the start."""
+        """Read the logged-out logins. Return the seqs of expired logins at the start of the log."""
         now = self._now()
         entries = [
             (message.seq, *message.content.split(".")) for message in store.get_history(_LOGOUTS)
@@ -270,8 +270,8 @@ class Cookies:
 
 def _comes_from_page(request: Request) -> bool:
     """Return whether another page, such as the file of `steno open`, may have opened this URL."""
-    # Then a browser does not send the new cookie when it follows a redirect. It sends the cookie
-    # only from a page of this gateway.
+    # If another page opened the URL, a browser follows a redirect without the new cookie.
+    # The browser sends the cookie only from a page of this gateway.
     is_browser = "text/html" in request.headers.get("accept", "")
     return is_browser and request.headers.get("sec-fetch-site") != "none"
 
@@ -280,11 +280,11 @@ def cookie_values(headers: Headers) -> list[str]:
     """Return the values of all cookies that have the name of the gateway's cookie."""
     # Another server on this machine can set a cookie with the same name.
     pairs = ";".join(headers.getlist("cookie")).split(";")
-    split = (pair.strip().partition("=") for pair in pairs)
-    return [value for name, _, value in split if name == COOKIE_NAME]
+    split_pairs = (pair.strip().partition("=") for pair in pairs)
+    return [value for name, _, value in split_pairs if name == COOKIE_NAME]
 
 
-def _origin(request: Request, known: KnownHosts, own_host: str) -> str:
+def _login_origin(request: Request, known: KnownHosts, own_host: str) -> str:
     """Return the origin of a link that logs a browser in, at a host name that accepts cookies."""
     authority = parse_authority(request.headers["host"].encode("latin-1"))
     host, port = own_host, ""
@@ -334,13 +334,13 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: s
 
     async def sign_in(request: Request) -> Response:
         token = _token_in_form(await _read_form(request))
-        # The number of attempts is not limited: others must not lock out the user, and a token is
-        # too long to be guessed. Attempts with the Authorization header are not limited either.
+        # The number of attempts is not limited, so that others cannot lock out the user.
+        # A token is too long to be guessed.
         if not links.is_token(token):  # guard: form-token
             text = "This is not the access token of this gateway."
             return error_response(401, text, code="wrong_token")
         # The page opens a link, because the host name of this page may not accept cookies.
-        url = f"{_origin(request, known, host)}{LOGIN}?code={links.make_code()}"
+        url = f"{_login_origin(request, known, host)}{LOGIN}?code={links.make_code()}"
         return HTMLResponse(_REDIRECT_PAGE.format(url=html.escape(url)))
 
     async def log_in(request: Request) -> Response:

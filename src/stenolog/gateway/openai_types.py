@@ -108,11 +108,11 @@ def options_of(request: ChatRequest, *, model: str) -> TurnOptions:
         for body in request.messages
         if is_system_message(body) and (text := text_of(body.get("content")).strip())
     ]
-    is_off = request.tool_choice == "none"
+    are_tools_off = request.tool_choice == "none"
     return TurnOptions(
         system="\n\n".join(instructions) or None,
-        tools=() if is_off else tuple(request.tools or ()),
-        own_tools=not is_off,
+        tools=() if are_tools_off else tuple(request.tools or ()),
+        own_tools=not are_tools_off,
         model=model,
         schema=_response_schema(request.response_format),
         max_tokens=request.max_completion_tokens or request.max_tokens,
@@ -193,8 +193,8 @@ def completion(head: ResponseHead, answer: Answer, text: str, usage: Usage) -> d
     elif not text:
         message["content"] = ""
     body = _response_body(head, "chat.completion", {"message": message}, finish_of(answer))
-    session = {"session": answer.key, "seq": answer.seq, "saved": answer.saved}
-    return {**body, "usage": usage, **session}
+    session_fields = {"session": answer.key, "seq": answer.seq, "saved": answer.saved}
+    return {**body, "usage": usage, **session_fields}
 
 
 def chunk(

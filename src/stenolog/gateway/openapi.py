@@ -28,14 +28,14 @@ from stenolog.settings.fields import field_texts
 @cache
 def version() -> str:
     """Return the version of this package."""
-    # Imported late: slow, and few requests need the version.
+    # This import is slow, and few requests need the version.
     from importlib import metadata
 
     return metadata.version("stenolog")
 
 
 COMMON_ERRORS: Final = (400, 401, 403, 404, 408, 413, 415, 421, 429, 431, 500, 503)
-"""Error statuses of all endpoints that require a token. The middleware sends most of them."""
+"""Error statuses of all endpoints that require a token. Most come from the middleware."""
 OPEN_ERRORS: Final = (400, 421, 429, 431, 500)
 """Error statuses of all endpoints that require no token."""
 
@@ -125,7 +125,7 @@ def endpoint(
                 call = replace(call, body=await body_of(request, body))
                 return json_response(await handler(call), status=status)
 
-        described = Endpoint(
+        new_endpoint = Endpoint(
             method=method,
             path=path,
             name=name,
@@ -137,7 +137,7 @@ def endpoint(
             status=status,
             statuses=statuses,
         )
-        endpoints.append(described)
+        endpoints.append(new_endpoint)
         return handler
 
     return register
@@ -158,22 +158,22 @@ def with_document(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     """Return the endpoints and an additional endpoint that serves their OpenAPI document."""
 
     @cache
-    def encoded() -> bytes:
+    def encode_document() -> bytes:
         return msgspec.json.encode(document(all_endpoints, version=version()))
 
-    async def handler(_: Request) -> Response:
+    async def serve_document(_: Request) -> Response:
         headers = {"X-Content-Type-Options": "nosniff"}
-        return Response(encoded(), media_type="application/json", headers=headers)
+        return Response(encode_document(), media_type="application/json", headers=headers)
 
-    itself = Endpoint(
+    document_endpoint = Endpoint(
         method="GET",
         path="/openapi.json",
         name="document",
         summary="Return this document.",
-        handler=handler,
+        handler=serve_document,
         response_schema={"type": "object"},
     )
-    all_endpoints = (*endpoints, itself)
+    all_endpoints = (*endpoints, document_endpoint)
     return all_endpoints
 
 
@@ -182,9 +182,9 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     types: set[type[Struct]] = {ErrorResponse}
     for endpoint in endpoints:
         types |= {kind for kind in (endpoint.body, endpoint.response) if kind is not None}
-    ordered = sorted(types, key=lambda kind: kind.__name__)
-    schema_references, schemas = msgspec.json.schema_components(ordered, ref_template=_SCHEMA_PATH)
-    references = dict(zip(ordered, schema_references, strict=True))
+    structs = sorted(types, key=lambda kind: kind.__name__)
+    schema_references, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMA_PATH)
+    references = dict(zip(structs, schema_references, strict=True))
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         operation = _operation(endpoint, references)
@@ -210,7 +210,7 @@ def _make_handler(methods: Mapping[str, Endpoint]) -> RequestHandler:
         endpoint = methods["GET" if request.method == "HEAD" else request.method]
         try:
             return await endpoint.handler(request)
-        except Exception as error:  # noqa: BLE001 - `response_for` logs it and makes a response
+        except Exception as error:  # noqa: BLE001 - `response_for` logs the error
             return await response_for(request, error)
 
     return handler

@@ -51,10 +51,10 @@ class RawPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        raw = scope.get("raw_path")
-        if scope["type"] in ("http", "websocket") and raw is not None:
+        raw_path = scope.get("raw_path")
+        if scope["type"] in ("http", "websocket") and raw_path is not None:
             # Latin-1 maps any byte to one character; `key_of` rejects keys that are not UTF-8.
-            scope = {**scope, "path": raw.decode("latin-1")}
+            scope = {**scope, "path": raw_path.decode("latin-1")}
         await self._app(scope, receive, send)
 
 
@@ -85,8 +85,8 @@ def query_of(request: Request, kind: type[S]) -> S:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"the query parameter {twice!r} is given more than once")
+        repeated_name = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"the query parameter {repeated_name!r} is given more than once")
     for name in ("since", "until"):
         # msgspec would read a number as seconds since 1970, which the API does not document.
         if _is_number(fields.get(name, "")):
@@ -152,9 +152,9 @@ def _check_media_type(request: Request) -> None:
     media_types = request.headers.getlist("content-type")
     if len(media_types) > 1:
         raise UsageError("the request has more than one Content-Type")
-    media, _, parameters = (media_types[0] if media_types else "").partition(";")
+    media_type, _, parameters = (media_types[0] if media_types else "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
-    if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
+    if media_type.strip().lower() != "application/json" or charset not in ("", "utf-8"):
         raise HTTPException(
             415, "the body must be JSON in UTF-8: send Content-Type: application/json"
         )

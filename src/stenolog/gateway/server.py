@@ -33,11 +33,11 @@ _logger = logging.getLogger("stenolog")
 class ClientLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds and size limits in bytes for clients."""
 
-    head: float = 10.0
+    head_seconds: float = 10.0
     """Seconds from the first byte, or from connecting, until the head of a request is complete."""
-    rest: float = 2.0
+    rest_seconds: float = 2.0
     """Seconds for the rest of a body after the response, so that the client reads the response."""
-    unread: float = 30.0
+    unread_seconds: float = 30.0
     """Seconds that a client may read nothing of its response."""
     head_bytes: int = MAX_HEAD_BYTES
     rest_bytes: int = 1_048_576
@@ -77,16 +77,15 @@ def config(
     app: ASGIApp,
     *,
     limits: ClientLimits | None = None,
-    connections: int = 1_024,
-    idle: int = 15,
-    stopping: float = 10.0,
+    max_connections: int = 1_024,
+    idle_seconds: int = 15,
+    stop_seconds: float = 10.0,
 ) -> uvicorn.Config:
     """Return the configuration for `Server(config(app)).serve(sockets=[socket])`.
 
-    At the limit of `connections`, a new connection replaces an idle connection. If no connection is
-    idle, the new connection is closed at once. `idle` is the number of seconds that a connection
-    stays open between two requests. `stopping` is the number of seconds that responses have to end
-    at shutdown.
+    At the limit of `max_connections`, a new connection replaces an idle connection. If no
+    connection is idle, the new connection is closed at once. A connection stays open for
+    `idle_seconds` between two requests. At shutdown, responses have `stop_seconds` to end.
     """
     limits = limits or ClientLimits()
     configuration = _Config(
@@ -97,21 +96,21 @@ def config(
         # The daemon configures logging. Lower levels would log headers.
         log_config=None,
         log_level="warning",
-        # URLs contain codes of login links.
+        # URLs are not logged, because they contain codes of login links.
         access_log=False,
         server_header=False,
         proxy_headers=True,
-        # Without these two arguments uvicorn would read them from the environment.
+        # uvicorn would otherwise read the next two values from the environment.
         forwarded_allow_ips=_TRUSTED_PROXIES,
         workers=1,
         # uvicorn's limit would reject and log every request. _Connection has its own limit.
         limit_concurrency=None,
         h11_max_incomplete_event_size=limits.head_bytes,
-        timeout_keep_alive=idle,
-        timeout_graceful_shutdown=math.ceil(stopping),
+        timeout_keep_alive=idle_seconds,
+        timeout_graceful_shutdown=math.ceil(stop_seconds),
     )
     configuration.limits = limits
-    configuration.connection_limit = ConnectionLimit(connections)
+    configuration.connection_limit = ConnectionLimit(max_connections)
     return configuration
 
 
@@ -157,11 +156,11 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes."""
-        # The bytes are parsed in pieces, because the limits are checked between two pieces: h11
-        # checks the length of an incomplete head only, and parsing many tiny chunks takes long.
-        step = self._limits.head_bytes
-        for begin in range(0, len(data), step):
-            self._parse_piece(data[begin : begin + step])
+        # The bytes are parsed in pieces, because the limits are checked between two pieces.
+        # h11 limits only the length of an incomplete head, and parsing many tiny chunks takes long.
+        piece_size = self._limits.head_bytes
+        for start in range(0, len(data), piece_size):
+            self._parse_piece(data[start : start + piece_size])
             if self.transport.is_closing():
                 break
         self._watch()
@@ -170,15 +169,15 @@ class _Connection(H11Protocol):
         if self._awaited == "rest":
             self._rest_bytes -= len(piece)
         cycle = self.cycle
-        old_length = len(cycle.body) if cycle is not None else 0
+        old_body_bytes = len(cycle.body) if cycle is not None else 0
         super().data_received(piece)
         if cycle is not self.cycle:
             self._framing_bytes = self._limits.framing_bytes
             self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         elif cycle is not None and self._chunked and self.conn.their_state is h11.SEND_BODY:
             # After the response uvicorn discards the content, so all bytes count as framing.
-            content = len(cycle.body) - old_length
-            self._framing_bytes -= len(piece) - content - content // 4
+            content_bytes = len(cycle.body) - old_body_bytes
+            self._framing_bytes -= len(piece) - content_bytes - content_bytes // 4
         if self._rest_bytes < 0 or self._framing_bytes < 0:
             self.transport.abort()
 
@@ -192,7 +191,9 @@ class _Connection(H11Protocol):
         super().pause_writing()
         if self._unread_timer is None:
             # guard: unread-time-limit
-            self._unread_timer = self.loop.call_later(self._limits.unread, self.transport.abort)
+            self._unread_timer = self.loop.call_later(
+                self._limits.unread_seconds, self.transport.abort
+            )
 
     def resume_writing(self) -> None:
         """Stop the time limit, because the client reads."""
@@ -208,7 +209,7 @@ class _Connection(H11Protocol):
 
     def shutdown(self) -> None:
         """Close the connection once no response is in progress."""
-        # A connection in a bad state must not prevent closing the others.
+        # An error of one connection must not prevent closing the others.
         try:
             super().shutdown()
         except h11.LocalProtocolError:
@@ -218,16 +219,16 @@ class _Connection(H11Protocol):
         """Log nothing: a request for a websocket gets a normal response."""
 
     def _close_idle_connection(self) -> None:
-        """Close the connection that waits longest for its client, or this one if none waits."""
+        """Close the connection that waits longest for its client; if none waits, this one."""
         others = (other for other in self.connections if isinstance(other, _Connection))
-        waiting = [other for other in others if other._awaited is not None]
-        # Connections on which a request was answered before are closed last.
-        idle = min(
-            waiting, key=lambda other: (other._awaited != "head", other._since), default=self
+        candidates = [other for other in others if other._awaited is not None]
+        # Connections on which a request was already answered are closed last.
+        idle_connection = min(
+            candidates, key=lambda other: (other._awaited != "head", other._since), default=self
         )
         # Remove the connection now, because the callback for a closed connection comes later.
-        self.connections.discard(idle)
-        idle.transport.abort()
+        self.connections.discard(idle_connection)
+        idle_connection.transport.abort()
         self._connection_limit.count_closed()
 
     def _watch(self) -> None:
@@ -251,7 +252,7 @@ class _Connection(H11Protocol):
         self._awaited, self._since = part, self.loop.time()
         # uvicorn has its own time limit for `next`.
         if part in ("head", "rest"):
-            seconds = self._limits.head if part == "head" else self._limits.rest
+            seconds = self._limits.head_seconds if part == "head" else self._limits.rest_seconds
             self._rest_bytes = self._limits.rest_bytes
             self._deadline = self.loop.call_later(seconds, self.transport.abort)
 

@@ -1,7 +1,7 @@
 """The sessions API: list, search, change, delete and talk to sessions.
 
-Like chat commands, changes of a session need its lease. Only titles and tags can be changed without
-the lease. Blocking calls run in the thread pools of the agent loop.
+A change of a session needs the session's lease, as chat commands do. Only titles and tags can be
+changed without the lease. Blocking calls run in the thread pools of the agent loop.
 """
 
 from collections import defaultdict
@@ -42,8 +42,8 @@ from stenolog.gateway.api_types import (
     StopResponse,
     SummaryResponse,
     TrashResponse,
+    given_parameters,
     message_item,
-    set_fields,
     value_or_none,
 )
 from stenolog.gateway.chat_turns import resolve_session
@@ -61,7 +61,7 @@ _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Size in bytes after which a page of messages ends."""
 _STATE_MESSAGES: Final = 32
 """Number of last messages that are read first to find the state of a session."""
-_SESSION: Final = "/v1/sessions/{key}"
+_SESSION_PATH: Final = "/v1/sessions/{key}"
 _INFO_FIELDS: Final = (
     *("key", "uid", "summary", "forked_from", "created", "updated", "last_seq", "floor"),
     *("visible", "count", "lost", "damaged", "archived", "undoable"),
@@ -77,25 +77,25 @@ _endpoint: Final = partial(endpoint, SESSIONS)
 @_endpoint("GET", "/v1/sessions", "listSessions")
 async def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
     """List sessions, most recently changed first unless `sort` says otherwise."""
-    return await call.gateway.loop.run(call.agent.catalog.list, **set_fields(call.query))
+    return await call.gateway.loop.run(call.agent.catalog.list, **given_parameters(call.query))
 
 
-@_endpoint("GET", _SESSION, "getSession")
+@_endpoint("GET", _SESSION_PATH, "getSession")
 async def show_session(call: ApiCall[AgentQuery, EmptyBody]) -> SessionDetails:
     """Return one session, without its messages."""
     return await call.gateway.loop.run(_session_details, call.agent, call.key)
 
 
-@_endpoint("GET", f"{_SESSION}/messages", "listMessages")
+@_endpoint("GET", f"{_SESSION_PATH}/messages", "listMessages")
 async def list_messages(call: ApiCall[MessagesQuery, EmptyBody]) -> MessagePage:
-    """List the messages of a session, by seq."""
+    """List the messages of a session, sorted by seq."""
     return await call.gateway.loop.run(_read_page, call.agent, call.key, call.query)
 
 
 @_endpoint("GET", "/v1/search", "search")
 async def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
     """Search messages, including hidden and archived ones."""
-    fields = set_fields(call.query)
+    fields = given_parameters(call.query)
     return await call.gateway.loop.run(call.agent.catalog.search, fields.pop("q"), **fields)
 
 
@@ -132,19 +132,19 @@ def _session_state(store: Store, key: str) -> State:
     """Return the state of the last turn. Reads only as many messages as needed."""
     if leased_keys(store, [key]):
         return "running"
-    last = _STATE_MESSAGES
+    tail_length = _STATE_MESSAGES
     while True:
-        tail = store.get_history(key, last=last)
-        state = state_from(tail, whole=len(tail) < last)
+        tail = store.get_history(key, last=tail_length)
+        state = state_from(tail, whole=len(tail) < tail_length)
         if state is not None:
             return state
-        last *= 8
+        tail_length *= 8
 
 
 def _read_page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
     store = agent.store
     session_key = agent.resolve_key(key)
-    store.info(session_key)  # raises NoSuchSession: get_history returns an empty list
+    store.info(session_key)  # `info` raises NoSuchSession; `get_history` returns an empty list
     history = store.get_history(
         session_key, last=value_or_none(query.last), after=query.after, full=query.full
     )
@@ -191,11 +191,11 @@ def _count_sessions(catalog: Catalog) -> Stats:
 # --- talking ---------------------------------------------------------------------------------
 
 
-@_endpoint("POST", f"{_SESSION}/messages", "say", statuses=(409, 410, 502))
+@_endpoint("POST", f"{_SESSION_PATH}/messages", "say", statuses=(409, 410, 502))
 async def send_message(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResponse:
     """Send a message and wait for the answer. Creates the session if there is none.
 
-    A failed turn is 502 or 503.
+    The status of a failed turn is 502 or 503.
     """
     key, view = await call.gateway.loop.run(
         resolve_session, call.agent, call.key, new_session=call.body.new_session
@@ -217,7 +217,7 @@ async def send_message(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResp
     )
 
 
-@_endpoint("POST", f"{_SESSION}/stop", "stop", unlimited=True)
+@_endpoint("POST", f"{_SESSION_PATH}/stop", "stop", unlimited=True)
 async def stop(call: ApiCall[AgentQuery, EmptyBody]) -> StopResponse:
     """Stop the answer that is being written. The text so far is kept."""
     return StopResponse(stopped=await call.gateway.loop.stop(call.key, agent=call.agent.id))
@@ -226,19 +226,19 @@ async def stop(call: ApiCall[AgentQuery, EmptyBody]) -> StopResponse:
 # --- changing --------------------------------------------------------------------------------
 
 
-@_endpoint("PATCH", _SESSION, "changeSession")
+@_endpoint("PATCH", _SESSION_PATH, "changeSession")
 async def change_session(call: ApiCall[AgentQuery, SessionPatch]) -> SessionDetails:
     """Change the title or the tags of a session."""
     return await call.gateway.loop.run(_change_meta, call.agent, call.key, call.body)
 
 
-@_endpoint("DELETE", _SESSION, "deleteSession", statuses=(409,))
+@_endpoint("DELETE", _SESSION_PATH, "deleteSession", statuses=(409,))
 async def delete_session(call: ApiCall[AgentQuery, EmptyBody]) -> Trashed:
-    """Move a session to the trash. It can be restored."""
+    """Move a session to the trash, from which it can be restored."""
     return await _change_with_lease(call, lambda store, key: store.delete(key))
 
 
-@_endpoint("POST", f"{_SESSION}/restore", "restoreSession", statuses=(409,))
+@_endpoint("POST", f"{_SESSION_PATH}/restore", "restoreSession", statuses=(409,))
 async def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails:
     """Restore a session from the trash."""
     return await call.gateway.loop.run(_restore, call.agent, call.key, call.body)
@@ -248,17 +248,17 @@ async def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionD
 async def list_trash(call: ApiCall[AgentQuery, EmptyBody]) -> TrashResponse:
     """List the deleted sessions, the last deleted first."""
     deleted = await call.gateway.loop.run(call.agent.store.list_trash)
-    newest = sorted(deleted, key=lambda one: one.deleted, reverse=True)
-    return TrashResponse(sessions=newest[:MAX_SESSIONS_PER_PAGE], count=len(newest))
+    newest_first = sorted(deleted, key=lambda session: session.deleted, reverse=True)
+    return TrashResponse(sessions=newest_first[:MAX_SESSIONS_PER_PAGE], count=len(newest_first))
 
 
-@_endpoint("POST", f"{_SESSION}/archive", "archiveSession", statuses=(409,))
+@_endpoint("POST", f"{_SESSION_PATH}/archive", "archiveSession", statuses=(409,))
 async def archive_session(call: ApiCall[AgentQuery, EmptyBody]) -> Compacted:
-    """Move the messages that a summary has hidden to the archive. They stay readable."""
+    """Archive the messages that a summary has hidden. Archived messages stay readable."""
     return await _change_with_lease(call, lambda store, key: store.compact(key))
 
 
-@_endpoint("POST", f"{_SESSION}/fork", "forkSession", status=201, statuses=(409,))
+@_endpoint("POST", f"{_SESSION_PATH}/fork", "forkSession", status=201, statuses=(409,))
 async def fork_session(call: ApiCall[AgentQuery, ForkRequest]) -> SessionDetails:
     """Copy the visible messages to a new session."""
     new_key, at = call.body.new_key, value_or_none(call.body.at)
@@ -266,35 +266,35 @@ async def fork_session(call: ApiCall[AgentQuery, ForkRequest]) -> SessionDetails
     return await call.gateway.loop.run(_session_details, call.agent, new_key)
 
 
-@_endpoint("POST", f"{_SESSION}/undo", "undo", statuses=(409,))
+@_endpoint("POST", f"{_SESSION_PATH}/undo", "undo", statuses=(409,))
 async def undo(call: ApiCall[AgentQuery, EmptyBody]) -> Undone:
     """Undo the newest operation that hid messages."""
     return await _change_with_lease(call, undoing.undo_last)
 
 
-@_endpoint("POST", f"{_SESSION}/compact", "compactSession", statuses=(409,))
+@_endpoint("POST", f"{_SESSION_PATH}/compact", "compactSession", statuses=(409,))
 async def compact(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
-    """Summarize all but the last turns now."""
+    """Summarize all turns except the last turns now."""
     key = await call.gateway.loop.run(_existing_key, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> SummaryReport | None:
-        del sessions  # a checkpoint checks the floor itself
+        del sessions  # `summarize` detects concurrent summaries itself
         model = await call.gateway.loop.run(call.agent.model_of, key)
         try:
             return await call.gateway.loop.run_model(call.agent.context(model).summarize, key)
         except ModelClosing:
             raise StoreClosed("the agent is shutting down; nothing was summarized") from None
 
-    done = await call.gateway.loop.change(key, change, agent=call.agent.id)
-    if done is None:
+    report = await call.gateway.loop.change(key, change, agent=call.agent.id)
+    if report is None:
         return SummaryResponse(compacted=0, words="there is nothing to summarize")
     return SummaryResponse(
-        compacted=done.count,
-        first=done.first,
-        last=done.last,
-        tokens_before=done.tokens_before,
-        tokens_after=done.tokens_after,
-        words=str(done),
+        compacted=report.count,
+        first=report.first,
+        last=report.last,
+        tokens_before=report.tokens_before,
+        tokens_after=report.tokens_after,
+        words=str(report),
     )
 
 

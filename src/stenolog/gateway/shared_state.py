@@ -22,11 +22,11 @@ from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.base import Store, find_info
 
 # --- following ------------------------------------------------------------------------------------
-# A listener first gets the stored messages that it missed, then new messages. Following a session
-# needs a thread that polls the store. All listeners of a session share one thread.
+# A listener first gets the stored messages that it missed, then new messages.
+# All listeners of a session share one thread that polls the store.
 
 
-_MAX_BUFFERED: Final = 256
+_MAX_BUFFERED_MESSAGES: Final = 256
 """Maximum number of buffered messages per listener. A slower listener reads the store."""
 
 
@@ -43,7 +43,7 @@ class _Listener:
 
     def add(self, message: Message) -> None:
         """Buffer a message, unless the listener has to read the store anyway."""
-        if len(self.messages) >= _MAX_BUFFERED:
+        if len(self.messages) >= _MAX_BUFFERED_MESSAGES:
             self.messages.clear()
             self.missed = True
         elif not self.missed:
@@ -51,7 +51,7 @@ class _Listener:
         self.news.set()
 
     def end(self, error: Exception | None) -> None:
-        """End the stream of the listener. If `error` is not None, the stream raises it."""
+        """End the stream of the listener. The stream raises `error` unless it is None."""
         self.ended, self.error = True, error
         self.news.set()
 
@@ -124,27 +124,27 @@ class SessionFollower:
             info = await self._loop.run(find_info, store, key)
             # Another listener may have started to follow the session in the meantime.
             if followed.task is None:
-                start = 0 if info is None else info.last_seq
-                work = self._follow(followed, store, key, start, uid)
-                followed.task = asyncio.create_task(work)
+                start_seq = 0 if info is None else info.last_seq
+                follow = self._follow(followed, store, key, start_seq, uid)
+                followed.task = asyncio.create_task(follow)
 
     async def _follow(
         self, followed: _FollowedSession, store: Store, key: str, after: int, uid: str | None
     ) -> None:
         """Pass new messages to all listeners until the stream ends."""
-        reason: Exception | None = None
+        failure: Exception | None = None
         try:
             async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as arrivals:
                 async for message in arrivals:
                     for listener in followed.listeners:
                         listener.add(message)
-        except Exception as error:  # noqa: BLE001 - each listener raises it
-            reason = error
+        except Exception as error:  # noqa: BLE001 - each listener raises the error
+            failure = error
         # Forget the session, so that the next listener starts to follow it again.
         if self._followed.get((id(store), key, uid)) is followed:
             del self._followed[id(store), key, uid]
         for listener in followed.listeners:
-            listener.end(reason)
+            listener.end(failure)
 
 
 def _read_stored(store: Store, key: str, after: int, uid: str | None) -> list[Message]:
@@ -182,10 +182,10 @@ class Gateway:
     def indexing(self) -> tuple[int, int] | None:
         """Number of indexed sessions and of all sessions; None if all are indexed."""
         catalogs = [agent.catalog for agent in self.loop.registry]
-        indexed = [
+        progresses = [
             catalog.progress for catalog in catalogs if isinstance(catalog, BackgroundCatalog)
         ]
-        counts = [progress for progress in indexed if progress is not None]
+        counts = [progress for progress in progresses if progress is not None]
         return (sum(done for done, _ in counts), sum(all for _, all in counts)) if counts else None
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

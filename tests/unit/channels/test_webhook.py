@@ -539,7 +539,7 @@ def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
         async with agent_and_channels(tmp_path, settings, ["Hello."]) as (loop, channels):
             app = make_app(Gateway(loop, settings), Token(b"t" * 43), webhooks=channels.routes)
             bound = socket.create_server(("127.0.0.1", 0))
-            server = Server(config(app, connections=2 * MAX_PENDING_BODIES, stopping=0.0))
+            server = Server(config(app, max_connections=2 * MAX_PENDING_BODIES, stop_seconds=0.0))
             serving = asyncio.create_task(server.serve(sockets=[bound]))
             port = bound.getsockname()[1]
             async with (

@@ -17,7 +17,7 @@ COUNT = 200
 
 @pytest.mark.parametrize("seed", range(4))
 def test_slow_listener_gets_every_event_once(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED", 3)
+    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED_MESSAGES", 3)
     chance = random.Random(seed)
 
     async def main() -> None:

@@ -14,7 +14,7 @@ from stenolog.gateway.server import ClientLimits, ConnectionLimit, Server, confi
 
 SHORT = 0.2
 LONG = 60.0
-PATIENT = ClientLimits(head=LONG, rest=LONG, unread=LONG)
+PATIENT = ClientLimits(head_seconds=LONG, rest_seconds=LONG, unread_seconds=LONG)
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +75,11 @@ async def _served(
     limits: ClientLimits = PATIENT, *, connections: int = 100, idle: int = 60
 ) -> AsyncIterator[Served]:
     bound = socket.create_server(("127.0.0.1", 0))
-    server = Server(config(_app, limits=limits, connections=connections, idle=idle, stopping=0.0))
+    server = Server(
+        config(
+            _app, limits=limits, max_connections=connections, idle_seconds=idle, stop_seconds=0.0
+        )
+    )
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     await _until(lambda: server.started)
     try:
@@ -136,7 +140,7 @@ def test_addresses_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) 
 
 def test_incomplete_head_times_out() -> None:
     async def main() -> None:
-        quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
+        quick = ClientLimits(head_seconds=SHORT, rest_seconds=LONG, unread_seconds=LONG)
         async with _served(quick) as served:
             for begun in (b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "):
                 async with served.client(begun) as (read, _):
@@ -147,7 +151,7 @@ def test_incomplete_head_times_out() -> None:
 
 def test_slow_head_does_not_extend_the_timeout() -> None:
     async def main() -> None:
-        quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
+        quick = ClientLimits(head_seconds=SHORT, rest_seconds=LONG, unread_seconds=LONG)
         async with _served(quick) as served, served.client(b"GET / HTTP/1.1\r\n") as (read, write):
             ending = asyncio.create_task(_ended(read))
             while not ending.done():
@@ -162,7 +166,7 @@ def test_slow_head_does_not_extend_the_timeout() -> None:
 
 def test_head_timeout_applies_to_later_requests() -> None:
     async def main() -> None:
-        quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
+        quick = ClientLimits(head_seconds=SHORT, rest_seconds=LONG, unread_seconds=LONG)
         async with _served(quick) as served, served.client(_get()) as (read, write):
             assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
             write.write(b"GET / HT")
@@ -173,7 +177,7 @@ def test_head_timeout_applies_to_later_requests() -> None:
 
 def test_no_timeout_applies_after_a_complete_head() -> None:
     async def main() -> None:
-        quick = ClientLimits(head=SHORT, rest=SHORT, unread=SHORT)
+        quick = ClientLimits(head_seconds=SHORT, rest_seconds=SHORT, unread_seconds=SHORT)
         async with _served(quick) as served, served.client(_get("/waits")) as (read, _):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(read.read(1), SHORT * 4)
@@ -200,7 +204,7 @@ def test_pipelined_requests_are_all_answered() -> None:
 
 def test_rest_of_a_body_after_the_response_times_out() -> None:
     async def main() -> None:
-        quick = ClientLimits(head=LONG, rest=SHORT, unread=LONG)
+        quick = ClientLimits(head_seconds=LONG, rest_seconds=SHORT, unread_seconds=LONG)
         async with _served(quick) as served:
             sent = _get("/", "Content-Length: 1000000")
             async with served.client(sent) as (read, _):
@@ -211,7 +215,9 @@ def test_rest_of_a_body_after_the_response_times_out() -> None:
 
 def test_rest_of_a_body_after_the_response_is_limited_in_size() -> None:
     async def main() -> None:
-        small = ClientLimits(head=LONG, rest=LONG, unread=LONG, rest_bytes=1_000)
+        small = ClientLimits(
+            head_seconds=LONG, rest_seconds=LONG, unread_seconds=LONG, rest_bytes=1_000
+        )
         sent = _get("/", "Content-Length: 100000")
         async with _served(small) as served, served.client(sent) as (read, write):
             assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
@@ -245,7 +251,7 @@ def test_body_of_mostly_chunk_framing_is_rejected() -> None:
 
 def test_client_that_does_not_read_is_disconnected() -> None:
     async def main() -> None:
-        quick = ClientLimits(head=LONG, rest=LONG, unread=SHORT)
+        quick = ClientLimits(head_seconds=LONG, rest_seconds=LONG, unread_seconds=SHORT)
         async with _served(quick) as served, served.client(_get("/endless")) as (read, _):
             await read.readuntil(b"\r\n\r\n")
             # The client's library reads on by itself up to its limit, and no further.

@@ -72,7 +72,7 @@ def _viewer(body: dict[str, Any]) -> Any:
             "kind": one.kind,
             "words": str(one.html),
             "thoughts": [str(text) for text in one.thoughts],
-            "pictures": [[picture.address, picture.shown] for picture in one.pictures],
+            "pictures": [[picture.address, picture.is_embedded] for picture in one.pictures],
             "calls": [
                 [call.name, call.line, str(call.arguments), call.failed] for call in one.calls
             ],

@@ -28,7 +28,7 @@ _MAX_SEARCH_SECONDS: Final = 5.0
 
 
 class OutlineQuery(AgentQuery, frozen=True, kw_only=True):
-    """Query of a part of the outline: at one of these positions, or without one at the end."""
+    """Query of a part of the outline. Without a position, the end of the outline is returned."""
 
     at: Annotated[int, Meta(ge=0, le=MAX_SEQ)] = 0
     """Seq of a message."""
@@ -50,9 +50,9 @@ class SessionSearchResult(Struct, frozen=True, kw_only=True):
     """Result of a search in one session."""
 
     seqs: Sequence[int]
-    """Messages that contain all words, in order, including hidden ones."""
+    """Seqs of the messages that contain all words, ascending, including hidden messages."""
     words: Sequence[str]
-    """Words to mark in these messages."""
+    """Words to highlight in the matching messages."""
     complete: bool
     """Whether the whole session was searched."""
 
@@ -60,11 +60,11 @@ class SessionSearchResult(Struct, frozen=True, kw_only=True):
 async def outline(request: Request) -> Response:
     """Serve a part of the outline."""
     call = parse_query(request, OutlineQuery)
-    values = await call.gateway.loop.run(_load_outline, call.agent, call.key, call.query)
-    return page("outline.html", **values, agent=call.query.agent)
+    template_values = await call.gateway.loop.run(_load_outline, call.agent, call.key, call.query)
+    return page("outline.html", **template_values, agent=call.query.agent)
 
 
-async def find(request: Request) -> Response:
+async def find_messages(request: Request) -> Response:
     """Return the messages of a session that contain all words of a query."""
     call = parse_query(request, FindQuery)
     result = await call.gateway.loop.run(_search_messages, call.agent, call.key, call.query.q)
@@ -82,8 +82,8 @@ def _load_outline(agent: AgentInstance, key: str, query: OutlineQuery) -> dict[s
     info = store.info(agent.resolve_key(key))
     moment = _parse_time(query.date)
     # A jump to a turn or time needs all messages. Otherwise the outline is read in steps.
-    whole = bool(query.turn or moment is not None)
-    outline = read_outline(store, info, limit=None if whole else MAX_MESSAGES)
+    needs_all = bool(query.turn or moment is not None)
+    outline = read_outline(store, info, limit=None if needs_all else MAX_MESSAGES)
     turns = outline.turns
     if query.turn:
         index = min(query.turn, len(turns)) - 1
@@ -102,11 +102,11 @@ def _load_outline(agent: AgentInstance, key: str, query: OutlineQuery) -> dict[s
         "turns": outline.turns_between(start, start + TURNS_PER_PART, info),
         "start": start,
         "count": len(turns),
-        # The prompt at the requested position.
+        # `target` is the prompt at the requested position.
         "target": turns[index].seq if turns else 0,
         "number": index + 1 if turns else 0,
         "totals": outline.totals(),
-        # If this is False, the next request of the page reads more messages.
+        # If `complete` is False, the next request of the page reads more messages.
         "complete": outline.last_seq >= info.last_seq,
     }
 
@@ -140,10 +140,10 @@ def _search_messages(agent: AgentInstance, key: str, query: str) -> SessionSearc
         return SessionSearchResult(seqs=(), words=(), complete=True)
     store = agent.store
     info = store.info(agent.resolve_key(key))
-    end = monotonic() + _MAX_SEARCH_SECONDS
+    deadline = monotonic() + _MAX_SEARCH_SECONDS
     seqs: list[int] = []
     for message in all_messages(store, info):
-        if monotonic() > end:
+        if monotonic() > deadline:
             return SessionSearchResult(seqs=seqs, words=words, complete=False)
         if _may_contain(message, words) and _contains(message.to_dict(), words):
             seqs.append(message.seq)
@@ -154,10 +154,10 @@ def _search_messages(agent: AgentInstance, key: str, query: str) -> SessionSearc
 
 def _may_contain(message: Message, words: Sequence[str]) -> bool:
     """Return whether the stored JSON contains the words. Decoding the JSON would be slower."""
-    encoded = message.to_json()
-    if b"\\u" in encoded:
+    stored_json = message.to_json()
+    if b"\\u" in stored_json:
         return True
-    text = encoded.decode(errors="replace").casefold()
+    text = stored_json.decode(errors="replace").casefold()
     return all(word in text for word in words if " " not in word and not _ESCAPABLE.search(word))
 
 
@@ -180,13 +180,13 @@ async def _search_catalog(call: ApiCall[FindQuery, None]) -> SessionSearchResult
 
     def search() -> SessionSearchResult | None:
         hits = agent.catalog.search(query, prefix=session_key, newest=True, limit=_MAX_CATALOG_HITS)
-        hits_here = [hit for hit in hits.hits if hit.key == session_key]
+        session_hits = [hit for hit in hits.hits if hit.key == session_key]
         words = {
-            hit.snippet[first:last].casefold() for hit in hits_here for first, last in hit.marks
+            hit.snippet[first:last].casefold() for hit in session_hits for first, last in hit.marks
         }
-        if not hits_here:
+        if not session_hits:
             return None
-        seqs = sorted(hit.seq for hit in hits_here)
+        seqs = sorted(hit.seq for hit in session_hits)
         complete = hits.after is None
         return SessionSearchResult(seqs=seqs, words=sorted(words), complete=complete)
 

@@ -21,7 +21,7 @@ from stenolog.catalog.searchable_text import last_copied_from, source_from
 from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
 from stenolog.gateway.requests import parse_query
-from stenolog.gateway.viewer.formatting import damage
+from stenolog.gateway.viewer.formatting import damage_html
 from stenolog.gateway.viewer.hidden_messages import SUMMARIZED, Gap, read_visibility
 from stenolog.gateway.viewer.message_views import MessageView, message_views
 from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
@@ -80,7 +80,7 @@ class ConversationQuery(FilterQuery, frozen=True, kw_only=True):
     at: Seq = 0
     """Seq of the message to show in the middle. 0 shows the end."""
     q: Annotated[str, Meta(max_length=1_000)] = ""
-    """Words to search in this session. The page searches when it is open."""
+    """Words to search in this session. The open page runs the search."""
 
 
 class PartQuery(FilterQuery, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class PartQuery(FilterQuery, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=_MAX_PART_MESSAGES)] = _MAX_PART_MESSAGES
     """Maximum number of messages after `after`."""
     first: Seq = 0
-    """With `last`: return this whole range, including hidden messages."""
+    """With `last`: return the whole range from `first` to `last`, including hidden messages."""
     last: Seq = 0
 
 
@@ -119,7 +119,7 @@ class PagePart(Struct, frozen=True, kw_only=True):
     summarized: int
     """Number of messages of the session that a summary replaces."""
     digest: str
-    """Digest of the hidden and damaged messages. If it changes, an open page is outdated."""
+    """Digest of the hidden and damaged messages. If the digest changes, open pages are outdated."""
 
 
 class ConversationPage(SessionPage, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class ConversationPage(SessionPage, frozen=True, kw_only=True):
 
     part: PagePart
     source_seq: int
-    """For a fork: seq of the last message before the fork, in the source session; else 0."""
+    """Seq, in the source session, of the last message before the fork; 0 if this is no fork."""
     fork_key: str
     damage: str
     """Description of the damage; empty if the session is intact."""
@@ -169,15 +169,15 @@ def _load_page(
         return newest_part(store, info, full=query.full, kinds=query.kinds)
 
     info, part = read_again_if_damaged(store, session_key, read)
-    lost = read_visibility(store, info).lost if info.lost else ()
+    lost_spans = read_visibility(store, info).lost if info.lost else ()
     return ConversationPage(
         info=info,
         entry=entry,
         part=part,
         source_seq=_source_seq(store, info),
         fork_key=_fork_key(session_key),
-        damage=damage(info.lost, info.damaged, without_password(agent.spec.sessions)),
-        first_lost=lost[0][0] if lost else None,
+        damage=damage_html(info.lost, info.damaged, without_password(agent.spec.sessions)),
+        first_lost=lost_spans[0][0] if lost_spans else None,
     )
 
 
@@ -185,11 +185,11 @@ def read_again_if_damaged(
     store: Store, key: str, read: Callable[[SessionInfo], PagePart]
 ) -> tuple[SessionInfo, PagePart]:
     """Read a session. Read the session again if the first read discovered damage."""
-    before = store.info(key)
-    part = read(before)
+    old_info = store.info(key)
+    part = read(old_info)
     info = store.info(key)
-    if (info.lost, info.damaged) == (before.lost, before.damaged):
-        return before, part
+    if (info.lost, info.damaged) == (old_info.lost, old_info.damaged):
+        return old_info, part
     return info, read(info)
 
 
@@ -202,11 +202,11 @@ def _source_seq(store: Store, info: SessionInfo) -> int:
     source, identity = info.forked_from or source_from(info.meta), last_copied_from(info.meta)
     if forked_at(info) or not (source and identity):
         return forked_at(info)
-    text = identity.encode()
+    encoded_id = identity.encode()
     with suppress(StenologError):  # the source is missing, damaged, or has no valid key
         source_info = store.info(source)
         messages = all_messages(store, source_info) if source_info.count <= _MAX_SEARCHED else ()
-        candidates = (m for m in messages if text in m.to_json())
+        candidates = (m for m in messages if encoded_id in m.to_json())
         return max((m.seq for m in candidates if identity_of(m.to_dict()) == identity), default=0)
     return 0
 
@@ -228,24 +228,24 @@ def _load_part(agent: AgentInstance, key: str, query: PartQuery) -> tuple[Sessio
 def _requested_part(store: Store, info: SessionInfo, query: PartQuery) -> PagePart:
     if query.last:
         first = max(query.first, query.last - _MAX_PART_MESSAGES + 1)
-        return _PartReader(store, info, full=True).between(first, query.last)
+        return _PartReader(store, info, full=True).part_between(first, query.last)
     reader = _PartReader(store, info, full=query.full, kinds=query.kinds)
     if query.before:
-        return reader.between(
+        return reader.part_between(
             _start_of_last(reader.shown, query.before, MESSAGES_PER_PART), query.before - 1
         )
     after = query.after or 0
-    return reader.between(after + 1, _end_of_first(reader.shown, after, query.limit))
+    return reader.part_between(after + 1, _end_of_first(reader.shown, after, query.limit))
 
 
 def newest_part(
     store: Store, info: SessionInfo, *, full: bool, kinds: MessageFilter = _ALL_KINDS
 ) -> PagePart:
-    """Return the end of a session."""
+    """Return the newest messages of a session."""
     reader = _PartReader(store, info, full=full, kinds=kinds)
     if kinds.is_active:
         start = _start_of_last(reader.shown, info.last_seq + 1, MESSAGES_PER_PART)
-        return reader.between(start, info.last_seq)
+        return reader.part_between(start, info.last_seq)
     history = store.get_history(info.key, last=MESSAGES_PER_PART + _RESULT_MARGIN, full=full)
     start = max(0, len(history) - MESSAGES_PER_PART)
     while start > 0 and results_of(history[start].to_dict()):
@@ -261,7 +261,7 @@ def part_around(
     full = full or not spans.contains(info.in_sight, at)
     reader = _PartReader(store, info, full=full, kinds=kinds)
     start = _start_of_last(reader.shown, at, MESSAGES_PER_PART // 2)
-    return reader.between(start, _end_of_first(reader.shown, at, MESSAGES_PER_PART // 2))
+    return reader.part_between(start, _end_of_first(reader.shown, at, MESSAGES_PER_PART // 2))
 
 
 def message_at(agent: AgentInstance, key: str, seq: int) -> Message | None:
@@ -284,11 +284,11 @@ class _PartReader:
         self.shown: Sequence[Span] = self._visibility.present if full else info.in_sight
         """Seqs that the page can show."""
         if kinds.is_active:
-            selected = read_outline(store, info).selected(kinds)
-            left_out = spans.minus([(1, info.last_seq)], selected)
-            self.shown = spans.minus(self.shown, left_out)
+            selected_spans = read_outline(store, info).selected_spans(kinds)
+            excluded_spans = spans.minus([(1, info.last_seq)], selected_spans)
+            self.shown = spans.minus(self.shown, excluded_spans)
 
-    def between(self, first: int, last: int) -> PagePart:
+    def part_between(self, first: int, last: int) -> PagePart:
         """Return the shown messages with seqs from `first` to `last`."""
         end = _end_of_first(self.shown, last, _RESULT_MARGIN)
         messages = self.read_messages(max(1, first), end)
@@ -309,28 +309,28 @@ class _PartReader:
         else:
             full = tuple(self.shown) != info.in_sight
             history = store.get_history(info.key, after=first - 1, full=full)
-        wanted = spans.clipped(self.shown, first, last)
-        return [message for message in history if spans.contains(wanted, message.seq)]
+        wanted_spans = spans.clipped(self.shown, first, last)
+        return [message for message in history if spans.contains(wanted_spans, message.seq)]
 
     def make_part(
         self, history: Sequence[Message], later: Sequence[Message] = (), *, has_older: bool
     ) -> PagePart:
-        """Return the rows of these messages. `later` messages may have results of their calls."""
+        """Return the rows of `history`. `later` messages may have results of calls in `history`."""
         info, visibility = self._info, self._visibility
         first = history[0].seq if history else 0
         # A gap is placed before the next message. A gap before the first message is shown, too.
-        shown_upto = _last_before(info.in_sight, first) if first else 0
-        above = _last_before(visibility.present, first) if self._full and first else shown_upto
+        last_shown = _last_before(info.in_sight, first) if first else 0
+        last_above = _last_before(visibility.present, first) if self._full and first else last_shown
         items: list[PageItem] = []
         for message in message_views(history, later):
-            items += self._gap_items(shown_upto, message.seq)
-            items += self._lost_items(above, message.seq)
+            items += self._gap_items(last_shown, message.seq)
+            items += self._lost_items(last_above, message.seq)
             items.append(PageItem(message=message))
-            shown_upto = above = message.seq
+            last_shown = last_above = message.seq
         if not later:
-            if shown_upto or not self._full:
-                items += self._gap_items(shown_upto, MAX_SEQ + 1)
-            items += self._lost_items(above, info.last_seq + 1)
+            if last_shown or not self._full:
+                items += self._gap_items(last_shown, MAX_SEQ + 1)
+            items += self._lost_items(last_above, info.last_seq + 1)
         # Appending messages does not change the digest.
         digest_source = ascii((info.uid, info.summary, list(visibility.gaps)))
         digest_source += ascii((list(visibility.lost), info.damaged))
@@ -353,12 +353,12 @@ class _PartReader:
         return [PageItem(gap=gap) for gap in gaps if gap.first > after]
 
     def _lost_items(self, after: int, before: int) -> list[PageItem]:
-        lost = spans.clipped(self._visibility.lost, after + 1, before - 1)
-        return [PageItem(lost=span) for span in lost]
+        lost_spans = spans.clipped(self._visibility.lost, after + 1, before - 1)
+        return [PageItem(lost=span) for span in lost_spans]
 
 
 def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) -> list[Message]:
-    """Return all messages from `first` to `last`, visible or hidden. Later ones are not read."""
+    """Return all messages from `first` to `last`, visible or hidden, and read no later message."""
     mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
     messages: list[Message] = []
     with store.read_snapshot(mark, after=first - 1) as reading:
@@ -375,8 +375,8 @@ def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) 
 
 def _last_before(visible: Sequence[Span], seq: int) -> int:
     """Return the last seq of these ranges before `seq`, or 0."""
-    before = [min(end, seq - 1) for first, end in visible if first < seq]
-    return before[-1] if before else 0
+    ends = [min(end, seq - 1) for first, end in visible if first < seq]
+    return ends[-1] if ends else 0
 
 
 def _start_of_last(runs: Sequence[Span], seq: int, count: int) -> int:

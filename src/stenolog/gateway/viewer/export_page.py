@@ -1,8 +1,8 @@
 """Export of a session as one HTML page that looks like the viewer's page.
 
-The page has no scripts and loads nothing. Its content security policy allows only its own style
-sheet and embedded images, so that a mistake elsewhere cannot cause a request. Secrets are redacted
-before anything is rendered or cut.
+The page has no scripts and loads nothing. The page's content security policy allows only its own
+style sheet and embedded images, so that a mistake elsewhere cannot cause a request. Secrets are
+redacted before anything is rendered or cut.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,10 +38,10 @@ _STYLES: Final = ("viewer.css", "tools.css")
 MAX_SUMMARIZED: Final = 10_000
 """Maximum number of summarized messages that a page has, unless all messages are requested."""
 MAX_SUMMARIZED_BYTES: Final = 20_000_000
-"""Maximum size of these messages as stored, in bytes."""
+"""Maximum size in bytes of all summarized messages that a page has, as stored."""
 _END_OF_DIVIDER: Final = b"</details>\n"
 _MAX_NESTING: Final = 200
-"""Maximum depth of a message in which pictures are searched."""
+"""Maximum nesting depth to which a message is searched for pictures."""
 _PICTURE_MARK: Final = "stenolog-picture:"
 
 
@@ -54,7 +54,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
 
 
 class ExportTotals(Struct, kw_only=True):
-    """Numbers about an exported session."""
+    """Counts and times of an exported session."""
 
     count: int = 0
     hidden: int = 0
@@ -68,7 +68,7 @@ class ExportTotals(Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Time between the first and the last message."""
+        """Seconds between the first and the last message."""
         if self.first is None or self.last is None:
             return 0.0
         return (self.last - self.first).total_seconds()
@@ -86,9 +86,9 @@ def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
     summarized = [(gap.first, gap.last) for gap in gaps]
     if 0 < sum(gap.count for gap in gaps) <= MAX_SUMMARIZED:
         history = store.get_history(info.key, full=True)
-        shared = [m for m in history if not m.hidden or spans.contains(summarized, m.seq)]
-        if sum(len(m.to_json()) for m in shared if m.hidden) <= MAX_SUMMARIZED_BYTES:
-            return shared
+        shared_messages = [m for m in history if not m.hidden or spans.contains(summarized, m.seq)]
+        if sum(len(m.to_json()) for m in shared_messages if m.hidden) <= MAX_SUMMARIZED_BYTES:
+            return shared_messages
     return store.get_history(info.key)
 
 
@@ -106,16 +106,16 @@ def _page_pieces(
 ) -> Iterator[bytes]:
     bodies = {message.seq: _clean_body(message.to_dict(), clean) for message in messages}
     environment = _environment()
-    head = environment.get_template("export.html").render(
+    page_html = environment.get_template("export.html").render(
         key=redact_text(info.key, clean),
         title=" ".join(document_title(info, messages, clean).split()),
         summary=redact_text(info.summary, clean),
         left_out=info.count - len(messages),
-        totals=_totals(messages, bodies, load_prices()),
+        totals=_count_totals(messages, bodies, load_prices()),
         style=static_text(_STYLES),
         style_hash=csp_hash(_STYLES),
     )
-    start, _, end = head.partition("<!-- messages -->\n")
+    start, _, end = page_html.partition("<!-- messages -->\n")
     yield start.encode(errors="replace")
     template, divider = map(environment.get_template, ("message.html", "export_divider.html"))
     runs = [list(run) for is_hidden, run in groupby(messages, attrgetter("hidden")) if is_hidden]
@@ -134,9 +134,9 @@ def _page_pieces(
 
 def index_page(sessions: Sequence[Any]) -> bytes:
     """Return a page that links to exported pages: `title`, `key`, `file`, `messages`, `last`."""
-    page = _environment().get_template("export_index.html")
+    template = _environment().get_template("export_index.html")
     style, style_hash = static_text(_STYLES), csp_hash(_STYLES)
-    html = page.render(sessions=sessions, style=style, style_hash=style_hash)
+    html = template.render(sessions=sessions, style=style, style_hash=style_hash)
     return html.encode(errors="replace")
 
 
@@ -197,7 +197,7 @@ def _with_pictures(value: Any, pictures: Sequence[str]) -> Any:
 # --- the top of the page ---------------------------------------------------------------------
 
 
-def _totals(
+def _count_totals(
     messages: Sequence[Message], bodies: Mapping[int, Mapping[str, Any]], price: Price | None
 ) -> ExportTotals:
     totals = ExportTotals(tokens=Counts())

@@ -11,7 +11,7 @@ _AGE_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
 _NO_LOSS_TEXT: Final = "The log is damaged, but all messages that were read are intact"
 
 
-HIDDEN_BY: Final = {
+HIDDEN_REASON_TEXTS: Final = {
     "summarized": "replaced by a summary",
     "cleared": "cleared",
     "replaced": "replaced by an edit or retry",
@@ -53,7 +53,7 @@ def clock(at: datetime, now: datetime | None = None) -> str:
     return f"{utc:%H:%M}" if utc.date() == today else f"{utc:%Y-%m-%d %H:%M}"
 
 
-def short(number: int) -> str:
+def short_number(number: int) -> str:
     """Return a number in about four characters: 950, 1.2k, 34k, 5.6M."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if number >= size:
@@ -95,23 +95,23 @@ def interruption_text(reason: str) -> str:
     return _INTERRUPTIONS.get(reason, f"Interrupted: {reason}.") if reason else ""
 
 
-def damage(lost: int, lines: int, workspace: str) -> Markup:
+def damage_html(lost: int, lines: int, workspace: str) -> Markup:
     """Return a sentence about the damage of a session; empty if the session is intact."""
     if not lost and not lines:
         return Markup()
-    cost = "is damaged and" if lost == 1 else "are damaged and"
-    what = f"{plural(lost, 'message')} {cost} cannot be read" if lost else _NO_LOSS_TEXT
+    verb = "is damaged and" if lost == 1 else "are damaged and"
+    sentence = f"{plural(lost, 'message')} {verb} cannot be read" if lost else _NO_LOSS_TEXT
     command = f"steno doctor {shlex.quote(workspace)}"
-    return Markup("{}. For details, run <code>{}</code>").format(what, command)
+    return Markup("{}. For details, run <code>{}</code>").format(sentence, command)
 
 
-def unreadable(first: int, last: int) -> str:
+def unreadable_text(first: int, last: int) -> str:
     """Return the text that is shown in place of damaged messages."""
     if first == last:
         return f"Message {first} is damaged and cannot be read"
     return f"Messages {first} to {last} are damaged and cannot be read"
 
 
-def segment(key: str) -> str:
+def path_segment(key: str) -> str:
     """Return a key as one segment of a URL path."""
     return quote(key, safe="")

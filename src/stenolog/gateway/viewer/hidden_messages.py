@@ -59,7 +59,7 @@ class Visibility(Struct, frozen=True, kw_only=True):
 
 
 def read_visibility(store: Store, info: SessionInfo) -> Visibility:
-    """Return the visibility of a session's messages. If all are visible, `info` is enough."""
+    """Return the visibility of a session's messages. If all are visible, read nothing."""
     if info.visible == info.last_seq:
         return Visibility(present=info.in_sight)
     snapshot = _read_snapshot(store, info)
@@ -75,34 +75,34 @@ def read_visibility(store: Store, info: SessionInfo) -> Visibility:
 
 
 def _unreadable_spans(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
-    """Return the seqs of hidden messages that cannot be read. Only reading finds them."""
+    """Return the seqs of hidden messages that cannot be read, by reading all hidden messages."""
     hidden_spans = spans.minus([(1, info.last_seq)], spans.union(info.in_sight, missing))
     if not hidden_spans:
         return []
-    read = store.get_history(info.key, after=hidden_spans[0][0] - 1, full=True)
-    return spans.minus(hidden_spans, [(message.seq, message.seq) for message in read])
+    readable = store.get_history(info.key, after=hidden_spans[0][0] - 1, full=True)
+    return spans.minus(hidden_spans, [(message.seq, message.seq) for message in readable])
 
 
 def compute_visibility(
     info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]
 ) -> Visibility:
-    """Compute the visibility from the seqs without a message and the undo steps, without I/O."""
-    everything = [(1, info.last_seq)] if info.last_seq else []
-    present = spans.minus(everything, spans.minus(missing, info.in_sight))
+    """Compute the visibility without I/O, from the undo steps and the seqs without a message."""
+    all_spans = [(1, info.last_seq)] if info.last_seq else []
+    present = spans.minus(all_spans, spans.minus(missing, info.in_sight))
     hidden = spans.minus(present, info.in_sight)
     below_floor = spans.clipped(hidden, 1, info.floor)
     pieces = [(span, SUMMARIZED if info.summary else HIDDEN) for span in below_floor]
     pieces += [(span, HIDDEN) for span in spans.clipped(hidden, info.floor + 1, info.last_seq)]
     for step in steps:
         pieces = _with_reason(pieces, step.newly, _REASONS.get(step.op, HIDDEN))
-    newly = steps[-1].newly if steps else []
+    last_hidden = steps[-1].newly if steps else []
     gaps = [
         Gap(
             first=run[0][0],
             last=run[-1][1],
             count=spans.size(run),
             reason=reason,
-            can_undo=spans.minus(run, newly) != run,
+            can_undo=spans.minus(run, last_hidden) != run,
         )
         for reason, run in _join_pieces(sorted(pieces), present)
     ]
@@ -126,7 +126,7 @@ def _read_snapshot(store: Store, info: SessionInfo) -> Snapshot | None:
 def _with_reason(
     pieces: Iterable[tuple[Span, str]], new_spans: Sequence[Span], reason: str
 ) -> list[tuple[Span, str]]:
-    """Return the pieces. The seqs in `new_spans` get `reason` as their reason."""
+    """Return the pieces with `reason` as the new reason of the seqs in `new_spans`."""
     result: list[tuple[Span, str]] = []
     for span, old_reason in pieces:
         unchanged = spans.minus([span], new_spans)
@@ -157,9 +157,9 @@ def _with_summary(gaps: Sequence[Gap], floor: int, *, can_undo: bool) -> list[Ga
     gaps_below = [gap for gap in gaps if gap.last <= floor]
     candidates = [gap for gap in gaps_below if gap.reason == SUMMARIZED] or gaps_below
     if candidates:
-        last = candidates[-1]
-        marked = replace(last, has_summary=True, can_undo=last.can_undo or can_undo)
-        return [marked if gap is last else gap for gap in gaps]
+        last_gap = candidates[-1]
+        marked_gap = replace(last_gap, has_summary=True, can_undo=last_gap.can_undo or can_undo)
+        return [marked_gap if gap is last_gap else gap for gap in gaps]
     # A fork has the summary, but not the summarized messages.
     summary_gap = Gap(
         first=floor, last=floor, count=0, reason=SUMMARIZED, has_summary=True, can_undo=can_undo

@@ -25,7 +25,7 @@ from stenolog.transfer.export.code_blocks import ColourBudget
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _LINE_SOURCE_LENGTH: Final = 2_000
-"""Number of characters at the start of a message that are used to make its line."""
+"""Number of characters at the start of a message from which its one-line preview is made."""
 BAR_WIDTH: Final = 1_000.0
 """Width of the bar, in the units of its SVG drawing."""
 
@@ -110,7 +110,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     context = agent.context(model)
     tokens = context.tokens
     limits = context.limits
-    head: dict[str, Any] = {
+    page_fields: dict[str, Any] = {
         "info": info,
         "entry": entry,
         "model": model.name,
@@ -121,25 +121,25 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     try:
         window = context.window(session_key, memory=recalled.block)
     except ContextTooSmall as error:
-        return InspectorPage(**head, problem=str(error))
+        return InspectorPage(**page_fields, problem=str(error))
     counts = [tokens.message(body) for body in window.messages]
     has_system = bool(window.messages) and role_of(window.messages[0]) == "system"
     system_tokens = counts[0] if has_system else 0
-    parts = divide_system_tokens(
+    part_tokens = divide_system_tokens(
         system_tokens,
         memory=0 if window.memory_left_out else tokens.text(recalled.block),
         system=tokens.text(agent.spec.system),
         summary=bool(agent.sessions.get_summary(session_key)),
     )
-    parts["tools"] = window.tokens - sum(counts)
-    parts["history"] = sum(counts) - system_tokens
-    request_bar = bar_segments(parts)
-    parts["free"] = limits.room - window.tokens
-    parts["reserve"] = limits.answer
+    part_tokens["tools"] = window.tokens - sum(counts)
+    part_tokens["history"] = sum(counts) - system_tokens
+    request_bar = bar_segments(part_tokens)
+    part_tokens["free"] = limits.room - window.tokens
+    part_tokens["reserve"] = limits.answer
     budget = ColourBudget(MAX_COLOURED_ON_PAGE)
     mask = SecretMask()
     return InspectorPage(
-        **head,
+        **page_fields,
         tokens=window.tokens,
         left_out=window.left_out,
         elided=window.elided,
@@ -148,20 +148,20 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         else None,
         own_system=_own_system(bodies, window.messages),
         request_bar=request_bar,
-        context_bar=bar_segments(parts),
+        context_bar=bar_segments(part_tokens),
         messages=[
             RequestMessage(
                 role=role_of(body) or "?",
                 line=one_line(mask.cover(text_parts_of(body)[:_LINE_SOURCE_LENGTH])),
                 tokens=count,
-                content=_full_text(body, budget, mask),
+                content=_message_html(body, budget, mask),
             )
             for body, count in zip(window.messages, counts, strict=True)
         ],
         tools=mask.buttons(pretty_json(agent.tool_definitions, budget, mask))
         if agent.tool_definitions
         else None,
-        tools_tokens=parts["tools"],
+        tools_tokens=part_tokens["tools"],
         recalled=[mask.buttons(escape(mask.hide(result.text))) for result in recalled.found],
     )
 
@@ -177,31 +177,31 @@ def _turn_left_out(
 
 def _own_system(bodies: Sequence[Body], sent: Sequence[Body]) -> str:
     """Return `sent` or `left out` for a system message of the session; empty without one."""
-    texts = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
-    if not texts:
+    system_texts = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
+    if not system_texts:
         return ""
-    return "sent" if texts.intersection(text_parts_of(body) for body in sent) else "left out"
+    return "sent" if system_texts.intersection(text_parts_of(body) for body in sent) else "left out"
 
 
-def divide_system_tokens(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
-    """Divide the tokens of the system message by source. The sum of the result is `head`.
+def divide_system_tokens(total: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
+    """Divide the tokens of the system message by source. The sum of the result is `total`.
 
     Joined texts take more or fewer tokens than separate ones, and a long summary is cut. Therefore
     the remainder counts as summary, or as system prompt if the session has no summary.
     """
-    memory = min(memory, head)
-    system = min(system, head - memory) if summary else head - memory
-    return {"system": system, "tools": 0, "memory": memory, "summary": head - memory - system}
+    memory = min(memory, total)
+    system = min(system, total - memory) if summary else total - memory
+    return {"system": system, "tools": 0, "memory": memory, "summary": total - memory - system}
 
 
-def _full_text(body: Mapping[str, Any], budget: ColourBudget, mask: SecretMask) -> Markup:
+def _message_html(body: Mapping[str, Any], budget: ColourBudget, mask: SecretMask) -> Markup:
     """Return a message as HTML: its text if it has only role and text, otherwise its JSON."""
     if set(body) == {"role", "content"} and isinstance(body["content"], str):
         return mask.buttons(escape(mask.hide(body["content"])))
     return mask.buttons(pretty_json(body, budget, mask))
 
 
-_NAMES: Final = {
+_LABELS: Final = {
     "system": "system prompt",
     "tools": "tools",
     "memory": "memory",
@@ -213,12 +213,12 @@ _NAMES: Final = {
 
 
 def bar_segments(parts: dict[str, int]) -> list[BarSegment]:
-    """Return the segments of the bar from left to right. Their total width is BAR_WIDTH."""
-    whole = sum(parts.values()) or 1
+    """Return the segments of the bar from left to right, with a total width of BAR_WIDTH."""
+    total = sum(parts.values()) or 1
     segments: list[BarSegment] = []
     x = 0.0
     for kind, tokens in parts.items():
-        width = tokens / whole * BAR_WIDTH
-        segments.append(BarSegment(name=_NAMES[kind], kind=kind, tokens=tokens, x=x, width=width))
+        width = tokens / total * BAR_WIDTH
+        segments.append(BarSegment(name=_LABELS[kind], kind=kind, tokens=tokens, x=x, width=width))
         x += width
     return segments

@@ -34,7 +34,7 @@ from stenolog.gateway.error_responses import without_secrets
 from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.hidden_messages import Visibility, read_visibility
 from stenolog.gateway.viewer.pages import api_address, page
-from stenolog.gateway.viewer.secret_masks import COVER, secret_spans
+from stenolog.gateway.viewer.secret_masks import COVER_TEXT, secret_spans
 from stenolog.records import Trashed
 from stenolog.stores.base import Store
 
@@ -84,7 +84,7 @@ class HomeQuery(AgentQuery, frozen=True, kw_only=True):
 
 _FILTERS: Final = ("tag", "channel", "state", "program", "project", "model", "failed", "since")
 _LINK_FIELDS: Final = ("q", *_FILTERS, "until", "sort", "by", "show", "more")
-"""Fields that a link to the list keeps, in the order of the address."""
+"""Query fields that a link to the list keeps, in their order in the address."""
 SORTS: Final[dict[str, str]] = {
     "": "Newest",
     "oldest": "Oldest",
@@ -92,7 +92,7 @@ SORTS: Final[dict[str, str]] = {
     "tokens": "Tokens",
     "length": "Messages",
 }
-"""Names of the orders; empty: by the last message, newest first."""
+"""Label of each sort order. The empty order sorts by the last message, newest first."""
 
 
 class SessionListPage(Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class SessionListPage(Struct, frozen=True, kw_only=True):
     """Counts and values of the filters; None if only rows were requested."""
     projects: ProjectPage | None = None
     session_count: int = 0
-    """Number of sessions that match the search. Unless `all_sessions`, there may be more."""
+    """Number of sessions that match the search. More may match if `all_sessions` is False."""
     all_sessions: bool = True
     grouped: GroupedHits | None = None
     reasons: Mapping[tuple[str, int], str] = {}
@@ -147,7 +147,7 @@ def _link_fields(query: HomeQuery) -> dict[str, str]:
 
 
 def link(query: HomeQuery, **changes: Any) -> str:
-    """Return the address of the list with these changes. Empty fields are left out."""
+    """Return the address of the list with these fields changed. Empty fields are left out."""
     fields = _link_fields(query) | {name: _field_text(value) for name, value in changes.items()}
     parameters = urlencode({name: value for name, value in fields.items() if value})
     return f"/?{parameters}" if parameters else "/"
@@ -165,9 +165,9 @@ def load_list(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
         return _load_search(agent, query, where)
     overview, after = None, query.after or None
     if not query.part:
-        values = 1 + _MAX_FILTER_VALUES[query.more]
+        max_values = 1 + _MAX_FILTER_VALUES[query.more]
         overview = catalog.overview(
-            where, sort=_sort_order(query), limit=query.rows, after=after, values=values
+            where, sort=_sort_order(query), limit=query.rows, after=after, values=max_values
         )
     if query.by == "project":
         projects = catalog.projects(
@@ -184,8 +184,8 @@ def load_list(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
 
 def _load_search(agent: AgentInstance, query: HomeQuery, where: SessionFilter) -> SessionListPage:
     catalog = agent.catalog
-    values = 1 + _MAX_FILTER_VALUES[query.more]
-    overview = None if query.part else catalog.overview(where, limit=1, values=values)
+    max_values = 1 + _MAX_FILTER_VALUES[query.more]
+    overview = None if query.part else catalog.overview(where, limit=1, values=max_values)
     entries: list[Entry] = []
     after: str | None = None
     if query.show != "messages":
@@ -194,17 +194,17 @@ def _load_search(agent: AgentInstance, query: HomeQuery, where: SessionFilter) -
         return SessionListPage(
             entries=entries, after=after, overview=overview, session_count=len(entries)
         )
-    grouped = catalog.search_sessions(
+    result = catalog.search_sessions(
         query.q, where, limit=_SEARCH_RESULTS_PER_PAGE, after=_parse_offset(query.after)
     )
-    hits = [hit for session in grouped.sessions for hit in session.hits]
+    hits = [hit for session in result.sessions for hit in session.hits]
     return SessionListPage(
         entries=entries[:_MAX_SESSION_MATCHES],
-        after=None if grouped.after is None else str(grouped.after),
+        after=None if result.after is None else str(result.after),
         overview=overview,
         session_count=len(entries),
         all_sessions=after is None,
-        grouped=grouped,
+        grouped=result,
         reasons=_hidden_reasons(agent.store, hits),
     )
 
@@ -259,9 +259,9 @@ def matching_sessions(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], 
     after: str | None = query.after or None
     size = SESSIONS_PER_PAGE
     while len(matches) < query.rows:
-        more = _list_entries(catalog, query, where, size, after)
-        matches += filter_entries(more.entries, query.q)
-        after = more.after
+        next_page = _list_entries(catalog, query, where, size, after)
+        matches += filter_entries(next_page.entries, query.q)
+        after = next_page.after
         if after is None:
             break
         # Read few sessions first, because matching sessions are often among the newest.
@@ -284,15 +284,15 @@ def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], 
         try:
             return read_visibility(store, store.info(key))
         except StenologError:
-            # The session is damaged, or was deleted after the search. Its hits have no reason.
+            # Hits of a session that is damaged or was deleted after the search have no reason.
             return Visibility(present=())
 
-    hidden = [hit for hit in hits if hit.hidden]
-    return {(hit.key, hit.seq): visibility(hit.key).reason_at(hit.seq) for hit in hidden}
+    hidden_hits = [hit for hit in hits if hit.hidden]
+    return {(hit.key, hit.seq): visibility(hit.key).reason_at(hit.seq) for hit in hidden_hits}
 
 
 def filter_entries(entries: Iterable[Entry], query: str) -> list[Entry]:
-    """Return the sessions that contain all these words in title, key or tags, ignoring case."""
+    """Return the sessions whose title, key or tags contain all words of the query, in any case."""
     words = query.casefold().split()
 
     def matches(entry: Entry) -> bool:
@@ -318,7 +318,7 @@ def snippet_html(hit: Hit) -> Markup:
         if (first, last) in marks:
             html += Markup("<mark>{}</mark>").format(hit.snippet[first:last])
         else:
-            html += COVER
+            html += COVER_TEXT
         position = last
     return html + hit.snippet[position:]  # guard: snippet-escaped
 
@@ -343,7 +343,7 @@ async def trash(request: Request) -> Response:
     """Serve the deleted sessions."""
     call = parse_query(request, AgentQuery)
     deleted: list[Trashed] = await call.gateway.loop.run(call.agent.store.list_trash)
-    newest = sorted(deleted, key=lambda one: one.deleted, reverse=True)
+    newest = sorted(deleted, key=lambda session: session.deleted, reverse=True)
     return page(
         "trash.html", agent=call.query.agent, deleted=newest[:_MAX_TRASH_ROWS], count=len(newest)
     )

@@ -33,12 +33,12 @@ MAX_COLOURED_ON_PAGE: Final = 50_000
 
 _PICTURE_URL: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
 _LINK_URL: Final = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x1f]+", re.IGNORECASE)
-_TAGS: Final = {
+_ALLOWED_TAGS: Final = {
     *("a", "blockquote", "br", "code", "del", "em", "hr", "img", "li", "ol", "p", "pre", "s"),
     *("h1", "h2", "h3", "h4", "h5", "h6", "span", "strong", "ul"),
     *("table", "tbody", "td", "th", "thead", "tr"),
 }
-_ATTRIBUTES: Final = {
+_ALLOWED_ATTRIBUTES: Final = {
     "a": {"href", "title"},
     "code": {"class"},
     "img": {"src", "alt", "title"},
@@ -48,7 +48,7 @@ _ATTRIBUTES: Final = {
     "th": {"class"},
 }
 _BARE_ADDRESS: Final = re.compile(r"(?<!\w)https?://[^\s<>\"'`]{1,2000}", re.IGNORECASE)
-"""An address in plain text. Punctuation at its end is removed later."""
+"""An address in plain text. Punctuation at the end of the address is removed later."""
 _ALIGNMENTS: Final = {"text-align:right": "right", "text-align:center": "center"}
 """Class names of the alignments that the Markdown parser writes as styles."""
 _TASK_BOXES: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}
@@ -109,8 +109,8 @@ def _render(text: str, limit: int) -> tuple[Markup, int]:
         return _plain_html(text), 0
     cleaned = nh3.clean(
         html,
-        tags=_TAGS,
-        attributes=_ATTRIBUTES,
+        tags=_ALLOWED_TAGS,
+        attributes=_ALLOWED_ATTRIBUTES,
         attribute_filter=_filter_attribute,
         url_schemes={"http", "https", "mailto", "data"},
         link_rel="noopener noreferrer nofollow",
@@ -119,10 +119,10 @@ def _render(text: str, limit: int) -> tuple[Markup, int]:
 
 
 def _plain_html(text: str) -> Markup:
-    cut = text[:MAX_RENDERED]
-    omitted_count = len(text) - len(cut)
-    more = Markup('<p class="cut">{:,} more characters are not shown.</p>').format(omitted_count)
-    return Markup('<pre class="plain">{}</pre>').format(cut) + (more if omitted_count else "")
+    start = text[:MAX_RENDERED]
+    omitted_count = len(text) - len(start)
+    notice = Markup('<p class="cut">{:,} more characters are not shown.</p>').format(omitted_count)
+    return Markup('<pre class="plain">{}</pre>').format(start) + (notice if omitted_count else "")
 
 
 def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
@@ -138,7 +138,7 @@ def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
 
 
 def _coloured_block(code: str, language: str, attributes: str) -> str:
-    """Return the inside of a code block; called by the Markdown parser."""
+    """Return the inner HTML of a code block. The Markdown parser calls this function."""
     del attributes
     lexer = colour_language(language, code)
     if not lexer:
@@ -162,26 +162,26 @@ def _render_image(
     """Render an embedded picture as an image, and any other picture only as a link."""
     token = tokens[index]
     source = str(token.attrGet("src") or "")
-    words = self.renderInlineAsText(token.children, options, env)
+    alt_text = self.renderInlineAsText(token.children, options, env)
     if is_picture(source):  # guard: no-remote-images
-        return str(Markup('<img src="{}" alt="{}">').format(source, words))
-    shown = words or source
-    return str(Markup('<a href="{}">🖼 {}</a>').format(source, shown))
+        return str(Markup('<img src="{}" alt="{}">').format(source, alt_text))
+    label = alt_text or source
+    return str(Markup('<a href="{}">🖼 {}</a>').format(source, label))
 
 
 def _add_links_and_tasks(state: "StateCore") -> None:
     """Add links to addresses in plain text, boxes of task lists, and alignment of columns."""
-    before: list[str] = ["", ""]
+    last_types: list[str] = ["", ""]
     for token in state.tokens:
         if token.type in ("th_open", "td_open"):
-            aligned = _ALIGNMENTS.get(str(token.attrs.pop("style", "")))
-            if aligned:
-                token.attrs["class"] = aligned
+            class_name = _ALIGNMENTS.get(str(token.attrs.pop("style", "")))
+            if class_name:
+                token.attrs["class"] = class_name
         elif token.type == "inline" and token.children:
-            if before == ["list_item_open", "paragraph_open"]:
+            if last_types == ["list_item_open", "paragraph_open"]:
                 token.children = [*_task_box(token.children[0]), *token.children]
             token.children = list(_with_links(token.children, state.md))
-        before = [before[1], token.type]
+        last_types = [last_types[1], token.type]
 
 
 def _task_box(first: "Token") -> "list[Token]":

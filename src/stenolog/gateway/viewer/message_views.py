@@ -60,7 +60,7 @@ from stenolog.transfer.export.tool_views import (
 from stenolog.transfer.transcripts.transcript import KIND
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
-_INTERRUPTED: Final = "[interrupted]"
+_INTERRUPTED_MARK: Final = "[interrupted]"
 """Text that marks an interrupted answer for the model."""
 _MAX_LINE_LENGTH: Final = 120
 _CODE_BLOCK: Final = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
@@ -76,8 +76,8 @@ class Picture(Struct, frozen=True, kw_only=True):
     """A picture. Embedded pictures are shown, others only linked."""
 
     address: str
-    shown: bool
-    link: bool
+    is_embedded: bool
+    is_link: bool
 
 
 class ToolCallView(Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class MessageView(Struct, frozen=True, kw_only=True):
     kind: str
     """The role if the style sheet knows it, otherwise `other`."""
     injected: bool = False
-    """Whether a program wrote this message in the name of the user."""
+    """Whether a program, not the user, wrote this user message."""
     html: Markup
     thoughts: tuple[Markup, ...] = ()
     pictures: tuple[Picture, ...] = ()
@@ -125,7 +125,7 @@ class _ResultOfCall(Struct, frozen=True):
 
 
 BodyOf = Callable[[Message], Mapping[str, Any]]
-"""Function that returns the body of a message as it may be shown."""
+"""Function that returns the body of a message for display."""
 
 
 class _Limits:
@@ -155,18 +155,18 @@ def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) ->
     `later` are the messages after `messages`, which may contain the results of the last calls.
     """
     limits = _Limits(MAX_COLOURED_ON_PAGE, on_page=True)
-    # Colour the newest messages first: a page opens at its end.
-    return list(_views(messages, later, Message.to_dict, limits, reversed(messages)))[::-1]
+    # Colour the newest messages first, because a page opens at its end.
+    return list(_make_views(messages, later, Message.to_dict, limits, reversed(messages)))[::-1]
 
 
 def document_views(messages: Sequence[Message], body_of: BodyOf) -> Iterator[MessageView]:
     """Yield all messages of a session for a document; secrets are not masked."""
-    return _views(
+    return _make_views(
         messages, (), body_of, _Limits(_MAX_COLOURED_IN_DOCUMENT, on_page=False), messages
     )
 
 
-def _views(
+def _make_views(
     messages: Sequence[Message],
     later: Sequence[Message],
     body_of: BodyOf,
@@ -176,17 +176,17 @@ def _views(
     bodies = {message.seq: body_of(message) for message in messages}
     parts = {seq: list(read_message(body)) for seq, body in bodies.items()}
     all_bodies = {**bodies, **{message.seq: body_of(message) for message in later}}
-    after = {message.seq: list(read_message(all_bodies[message.seq])) for message in later}
-    answers = _results_by_call([*messages, *later], bodies, {**after, **parts})
-    at_calls = {id(answer.result) for answer in answers.values()}
+    later_parts = {message.seq: list(read_message(all_bodies[message.seq])) for message in later}
+    results = _results_by_call([*messages, *later], bodies, {**later_parts, **parts})
+    placed_ids = {id(answer.result) for answer in results.values()}
     for message in order:
         message_parts = parts[message.seq]
-        unanswered = [part for part in message_parts if id(part) not in at_calls]
-        if message_parts and not unanswered:
+        other_parts = [part for part in message_parts if id(part) not in placed_ids]
+        if message_parts and not other_parts:
             continue
-        calls = tuple(_calls(message.seq, message_parts, answers, all_bodies, limits))
-        pictures = tuple(_pictures(message_parts))
-        yield _message_view(message, bodies[message.seq], unanswered, pictures, calls, limits)
+        calls = tuple(_call_views(message.seq, message_parts, results, all_bodies, limits))
+        pictures = tuple(_find_pictures(message_parts))
+        yield _message_view(message, bodies[message.seq], other_parts, pictures, calls, limits)
 
 
 def is_prompt(body: Mapping[str, Any]) -> bool:
@@ -249,7 +249,7 @@ def _message_view(
         kind=role_name if role_name in _ROLES else "other",
         injected=role_name == "user" and is_injected(body),
         html=_text_html(body, parts, limits),
-        thoughts=tuple(limits.markdown(text) for text in _thoughts(parts) if text.strip()),
+        thoughts=tuple(limits.markdown(text) for text in _thinking_texts(parts) if text.strip()),
         pictures=pictures,
         calls=calls,
         model=model_of(body),
@@ -269,7 +269,7 @@ def _text_html(body: Mapping[str, Any], parts: Sequence[Part], limits: _Limits) 
     text = _message_text(body, parts)
     if isinstance(content, str) and interruption(body):
         # The page shows the interruption and its reason itself.
-        text = text.removesuffix(_INTERRUPTED).rstrip()
+        text = text.removesuffix(_INTERRUPTED_MARK).rstrip()
     result_html = [
         _blocks(result_blocks(result, limits.diffs), "Result", limits) for result in results
     ]
@@ -295,7 +295,7 @@ def _part_text(part: Part, body: Mapping[str, Any]) -> str:
     return ""
 
 
-def _thoughts(parts: Iterable[Part]) -> Iterator[str]:
+def _thinking_texts(parts: Iterable[Part]) -> Iterator[str]:
     thoughts = [part for part in parts if isinstance(part, ThinkingPart)]
     for part in thoughts:
         if part.in_content:
@@ -304,13 +304,13 @@ def _thoughts(parts: Iterable[Part]) -> Iterator[str]:
     yield from [part.text for part in thoughts if not part.in_content and part.text][:1]
 
 
-def _pictures(parts: Iterable[Part]) -> Iterator[Picture]:
+def _find_pictures(parts: Iterable[Part]) -> Iterator[Picture]:
     for part in parts:
         if isinstance(part, ImagePart):
             url = part.url
-            yield Picture(address=url, shown=is_picture(url), link=is_address(url))
+            yield Picture(address=url, is_embedded=is_picture(url), is_link=is_address(url))
         elif isinstance(part, ToolResult) and isinstance(part.content, Mapping | list):
-            yield from _pictures(read_content(part.content))
+            yield from _find_pictures(read_content(part.content))
 
 
 # --- calls and results -----------------------------------------------------------------------
@@ -323,19 +323,20 @@ def _results_by_call(
 ) -> dict[tuple[int, int], _ResultOfCall]:
     """Return the result of each call, by the seq of its message and its index in the message."""
     results: dict[tuple[int, int], _ResultOfCall] = {}
-    waiting: dict[str | None, list[tuple[int, int]]] = {}
+    open_calls: dict[str | None, list[tuple[int, int]]] = {}
     for message in messages:
         message_parts = parts[message.seq]
         if message.seq in bodies and (calls := _calls_in(message_parts)):
-            if "role" in bodies[message.seq]:  # Responses items of one answer are several messages
+            # Items of the Responses API have no role, and one answer has several items.
+            if "role" in bodies[message.seq]:
                 # Calls with other ids still wait, because their results may follow later.
                 for call_id in {None, *(call.id for call in calls)}:
-                    waiting.pop(call_id, None)
+                    open_calls.pop(call_id, None)
             for index, call in enumerate(calls):
-                waiting.setdefault(call.id, []).append((message.seq, index))
+                open_calls.setdefault(call.id, []).append((message.seq, index))
         for part in message_parts:
-            if isinstance(part, ToolResult) and (spots := waiting.get(part.id)):
-                results[spots.pop(0)] = _ResultOfCall(part, message)
+            if isinstance(part, ToolResult) and (positions := open_calls.get(part.id)):
+                results[positions.pop(0)] = _ResultOfCall(part, message)
     return results
 
 
@@ -346,18 +347,18 @@ def _calls_in(parts: Iterable[Part]) -> list[ToolCall]:
     return [call for call in calls if not call.in_content or call.id not in listed_ids]
 
 
-def _calls(
+def _call_views(
     seq: int,
     parts: Iterable[Part],
-    answers: Mapping[tuple[int, int], _ResultOfCall],
+    results: Mapping[tuple[int, int], _ResultOfCall],
     bodies: Mapping[int, Mapping[str, Any]],
     limits: _Limits,
 ) -> Iterator[ToolCallView]:
     for index, call in enumerate(_calls_in(parts)):
-        answer = answers.get((seq, index))
+        answer = results.get((seq, index))
         result = None if answer is None else _result_text(answer.result)
         result_body = {} if answer is None else bodies[answer.message.seq]
-        elsewhere = answer is not None and answer.message.seq != seq
+        is_separate = answer is not None and answer.message.seq != seq
         failed = answer is not None and (has_failed(result_body) or answer.result.is_error)
         path = "" if failed else path_read(call.arguments)
         yield ToolCallView(
@@ -367,7 +368,7 @@ def _calls(
             result=None
             if result is None
             else _blocks(result_blocks(result, limits.diffs, path=path), "Result", limits),
-            pictures=tuple(_pictures([answer.result])) if answer and elsewhere else (),
+            pictures=tuple(_find_pictures([answer.result])) if answer and is_separate else (),
             seconds=None if answer is None else seconds_of(result_body),
             failed=failed,
             error=limits.mask.cover(error_line(result)) if failed and result else "",

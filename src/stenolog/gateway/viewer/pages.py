@@ -35,7 +35,7 @@ from stenolog.gateway.viewer.templating import (
 )
 from stenolog.records import SessionInfo
 
-POLICY: Final = (  # guard: content-security-policy
+CONTENT_SECURITY_POLICY: Final = (  # guard: content-security-policy
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
@@ -68,7 +68,7 @@ class PageState(Struct, frozen=True, kw_only=True):
     """State of the gateway that every page shows."""
 
     read_only: bool = False
-    """Whether nothing can be changed."""
+    """Whether the gateway is read-only."""
     indexing: tuple[int, int] | None = None
     """Number of indexed sessions and of all sessions; None if all are indexed."""
 
@@ -91,7 +91,7 @@ def page(template: str, *, status: int = 200, **values: Any) -> Response:
         render(template, **values),
         status_code=status,
         media_type="text/html; charset=utf-8",
-        headers={"Content-Security-Policy": POLICY},
+        headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY},
     )
 
 
@@ -105,7 +105,7 @@ def compile_templates() -> None:
 def with_error_pages(handler: Handler) -> Handler:
     """Wrap a handler so that its errors are returned as HTML pages."""
 
-    async def wrapped(request: Request) -> Response:
+    async def handle_errors(request: Request) -> Response:
         try:
             return await handler(request)
         except HTTPException as error:
@@ -113,13 +113,13 @@ def with_error_pages(handler: Handler) -> Handler:
         except StenologError as error:
             status = status_of(error)
             if status is None or status == 500:
-                raise  # so that the error is logged
+                raise  # `response_for` logs the error
             if type(error) is NoSuchSession:
                 text = f'There is no session "{error.key}".'
                 return _error_page(request, status, text, "Session not found")
             return _error_page(request, status, str(error))
 
-    return wrapped
+    return handle_errors
 
 
 def _error_page(request: Request, status: int, detail: str, title: str = "") -> Response:
@@ -130,7 +130,7 @@ def _error_page(request: Request, status: int, detail: str, title: str = "") -> 
         agent="main",
         code=status,
         headline=title or headline(status),
-        told=_capitalized(text),
+        explanation=_capitalized(text),
     )
 
 
@@ -142,7 +142,7 @@ def headline(status: int) -> str:
 async def static(request: Request) -> Response:
     """Serve a static file.
 
-    Its address contains a hash of its content, so browsers may cache it forever.
+    The address contains a hash of the file's content, so browsers may cache the file forever.
     """
     name = request.path_params["name"]
     if name not in _STATIC_FILES:  # guard: static-files-listed
@@ -166,7 +166,7 @@ def _environment() -> Environment:
 # The catalog entry of a session, for the header of its pages.
 
 
-# Indexing a long session takes longer, and the page is readable without the entry.
+# Indexing a long session may take longer. The page is readable without the entry.
 CATALOG_WAIT: Final = 0.25
 """Seconds that a page waits for a catalog that is being built."""
 
@@ -216,8 +216,8 @@ class SessionPage(Struct, frozen=True, kw_only=True):
 # --- sign in --------------------------------------------------------------------------------------
 # Error pages for browsers: the sign-in page if the cookie is missing, and pages for other errors.
 #
-# A browser without a valid cookie gets no other file, not even the style sheet. Therefore the
-# sign-in page contains the style sheet, and the page's policy allows this style sheet by its hash.
+# A browser without a valid cookie gets no other file, not even the style sheet.
+# Therefore the sign-in page contains the style sheet, and its policy allows the style's hash.
 
 
 _LINK_HINT: Final = "Links work once and expire after a minute."
@@ -234,7 +234,7 @@ class SignInPage:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Only error responses are changed."""
-        if scope["type"] != "http" or not _wants_a_page(scope):
+        if scope["type"] != "http" or not _wants_page(scope):
             await self._app(scope, receive, send)
             return
         error_start: Message | None = None
@@ -258,7 +258,7 @@ class SignInPage:
         await self._app(scope, receive, send_page)
 
 
-def _wants_a_page(scope: Scope) -> bool:
+def _wants_page(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     return "text/html" in headers.get("accept", "") and "authorization" not in headers
 
@@ -282,15 +282,15 @@ def _set_headers(start: Message, html: bytes) -> None:
 
 
 def _sign_in_page(status: int, scope: Scope, body: bytes) -> bytes:
-    is_link = status == 403 and scope["path"] == LOGIN
+    is_login_link = status == 403 and scope["path"] == LOGIN
     message = _error_message(body)
     is_wrong_token = status == 401 and scope["path"] == SIGN_IN
     return render(
         "outside.html",
-        headline="This link is no longer valid" if is_link else headline(status),
-        told=_LINK_HINT if is_link else _NOT_SIGNED_IN if status == 401 else message,
+        headline="This link is no longer valid" if is_login_link else headline(status),
+        explanation=_LINK_HINT if is_login_link else _NOT_SIGNED_IN if status == 401 else message,
         code=status,
-        sign_in=is_link or status == 401,
+        sign_in=is_login_link or status == 401,
         command=open_command(scope),
         port=(scope.get("server") or ("", "PORT"))[1],
         problem=message if is_wrong_token else "",

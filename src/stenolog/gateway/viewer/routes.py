@@ -17,7 +17,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.errors import NothingToUndo, UsageError
 from stenolog.gateway.api_types import MAX_SEQ, AgentQuery, EmptyBody, json_response
 from stenolog.gateway.requests import body_of, parse_query
-from stenolog.gateway.viewer.conversation_navigation import find, outline
+from stenolog.gateway.viewer.conversation_navigation import find_messages, outline
 from stenolog.gateway.viewer.conversation_page import conversation, fragment, message_at
 from stenolog.gateway.viewer.export_page import export_pieces, read_shared_messages
 from stenolog.gateway.viewer.inspector_page import context, next_request
@@ -84,7 +84,7 @@ async def notes(request: Request) -> Response:
 
 
 async def change_notes(request: Request) -> Response:
-    """Add a note, edit or forget a note, or undo the last forgetting."""
+    """Add, edit or forget a note, or restore the last forgotten note."""
     call = parse_query(request, AgentQuery)
     change = await body_of(request, NoteChange)
     if call.agent.memory is None:
@@ -137,19 +137,19 @@ def _change_note(memory: Memory, change: NoteChange) -> None:
             except NothingToUndo:
                 raise UsageError("no deleted note can be restored") from None
         case "edit":
-            before = memory.notes.get(scope, change.id)
+            old_note = memory.notes.get(scope, change.id)
             # The old note stays in the log, marked as superseded.
-            draft = Draft(
-                kind=before.kind,
+            new_note = Draft(
+                kind=old_note.kind,
                 text=redact(change.text).text.strip(),
-                about=before.about,
-                quote=before.quote,
-                session=before.session,
-                uid=before.uid,
-                seqs=before.seqs,
-                supersedes=(before.id,),
+                about=old_note.about,
+                quote=old_note.quote,
+                session=old_note.session,
+                uid=old_note.uid,
+                seqs=old_note.seqs,
+                supersedes=(old_note.id,),
             )
-            memory.notes.add(scope, [draft])
+            memory.notes.add(scope, [new_note])
 
 
 # --- exporting ------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ async def export(request: Request) -> Response:
     suffix = request.path_params["form"]
     if suffix not in EXPORT_FORMATS:
         raise HTTPException(404)
-    form, kind = EXPORT_FORMATS[suffix]
+    form, media_type = EXPORT_FORMATS[suffix]
 
     def read() -> tuple[SessionInfo, Sequence[Message]]:
         store = call.agent.store
@@ -197,15 +197,15 @@ async def export(request: Request) -> Response:
         _chunks(
             export_pieces(form, info, history, SharingRedactor(enabled=form in DOCUMENT_FORMATS))
         ),
-        media_type=kind,
+        media_type=media_type,
         headers={"Content-Disposition": f'attachment; filename="{name}.{suffix}"'},
     )
 
 
-def _chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
+def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
     chunk = bytearray()
-    for part in parts:
-        chunk += part
+    for piece in pieces:
+        chunk += piece
         if len(chunk) >= _CHUNK_BYTES:
             yield bytes(chunk)
             chunk.clear()
@@ -240,9 +240,10 @@ def _readable_json(value: Any) -> Response:
 # --- warming --------------------------------------------------------------------------------------
 # Before the first page, templates are compiled, and the Markdown parser and lexers are loaded.
 #
-# Compiling the templates takes longer than reading and rendering a session of any length. Loading
-# the lexers takes equally long, so they are loaded later, when no request waits. `steno view` first
-# shows a list, which needs few templates and no Markdown. So `steno view` prepares the rest later.
+# Compiling the templates takes longer than reading and rendering a session of any length.
+# Loading the lexers takes equally long, so they are loaded later, when no request waits.
+# `steno view` first shows a list, which needs few templates and no Markdown.
+# So `steno view` prepares templates, Markdown and lexers later.
 
 
 _WARM_UP_SECONDS: Final = 2.0
@@ -260,9 +261,9 @@ def warm_up(*, list_first: bool) -> None:
     """
     if not list_first:
         _prepare_pages()
-    later = Timer(_WARM_UP_SECONDS, _prepare_rest)
-    later.name, later.daemon = "viewer-languages", True
-    later.start()
+    timer = Timer(_WARM_UP_SECONDS, _prepare_later)
+    timer.name, timer.daemon = "viewer-languages", True
+    timer.start()
 
 
 def _prepare_pages() -> None:
@@ -273,13 +274,13 @@ def _prepare_pages() -> None:
         secret.pattern.search("")
 
 
-def _prepare_rest() -> None:
+def _prepare_later() -> None:
     try:
         _prepare_pages()
         for language in _WARM_LANGUAGES:
             to_html(f"```{language}\nx\n```")
     except Exception:
-        # A page that shows such code reports the error.
+        # A page that needs the same template or lexer reports the error.
         _logger.exception("preparing the viewer's pages failed")
 
 
@@ -294,7 +295,7 @@ class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 async def render_markdown(request: Request) -> Response:
-    """Return Markdown as safe HTML. Pages render the answers of commands with it."""
+    """Return Markdown as safe HTML, for pages that show the answers of commands."""
     body = await body_of(request, RenderRequest)
     return page("words.html", text=body.text)
 
@@ -303,7 +304,7 @@ async def render_markdown(request: Request) -> Response:
 
 
 def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
-    """Return the routes of the viewer. They only read sessions; changes go through /v1/.
+    """Return the routes of the viewer, which only read sessions. Changes go through /v1/.
 
     `list_first` means that the first page is probably the list of sessions.
     """
@@ -315,7 +316,7 @@ def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
         "/s/{key}": conversation,
         "/s/{key}/fragment": fragment,
         "/s/{key}/outline": outline,
-        "/s/{key}/find": find,
+        "/s/{key}/find": find_messages,
         "/s/{key}/turns": turns,
         "/s/{key}/context": context,
         "/s/{key}/request.json": request_json,

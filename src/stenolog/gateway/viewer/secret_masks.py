@@ -1,6 +1,6 @@
 """Secrets on a page are covered until they are clicked, so that a shared screen does not show them.
 
-This is no access control: the page contains the secrets. Exports are redacted instead.
+A cover is no access control: the page contains the secrets. Exports are redacted instead.
 """
 
 import re
@@ -24,9 +24,9 @@ _TAG_OR_PLACEHOLDER: Final = re.compile(
 )
 _PLACEHOLDER: Final = re.compile(rf"{_NONCE}\d+x", re.ASCII)
 _CUT_WORD: Final = re.compile(r"\A…([\w+=-]{8,})|([\w+=-]{8,})…\Z")
-"""A long word at a cut end of a snippet. Such a word may be a part of a secret."""
-COVER: Final = "••••••"
-_BUTTON: Final = Markup(
+"""A long word at a cut end of a snippet, which may be a part of a secret."""
+COVER_TEXT: Final = "••••••"
+_SECRET_BUTTON: Final = Markup(
     '<button type="button" class="secret" data-secret="{}" data-kind="{}" aria-pressed="false" '
     'title="Show this {}">{} {}</button>'
 )
@@ -54,14 +54,14 @@ class SecretMask:
         return "".join([*pieces, text[end:]]) if pieces else text
 
     def end_before(self, text: str, end: int) -> int:
-        """Return the index at which to cut: `end`, or the start of a placeholder around `end`."""
+        """Return the index at which to cut, `end` or the start of a placeholder around `end`."""
         start = text.rfind(_NONCE, 0, end + len(_NONCE))
         match = _PLACEHOLDER.match(text, start) if start >= 0 else None
         return end if match is None or match.end() <= end else start
 
     def cover(self, text: str) -> str:
         """Return the text with secrets covered, for places that cannot have a button."""
-        return _PLACEHOLDER.sub(COVER, self.hide(text))
+        return _PLACEHOLDER.sub(COVER_TEXT, self.hide(text))
 
     def buttons(self, html: Markup) -> Markup:
         """Replace placeholders in HTML by buttons that show the secret, and in attributes by dots.
@@ -74,9 +74,9 @@ class SecretMask:
 
     def _replacement(self, match: re.Match[str]) -> str:
         if match["number"] is None:
-            return _PLACEHOLDER.sub(COVER, match[0])
+            return _PLACEHOLDER.sub(COVER_TEXT, match[0])
         secret, kind = self._secrets[int(match["number"])]
-        return str(_BUTTON.format(secret, kind, kind, kind, COVER))
+        return str(_SECRET_BUTTON.format(secret, kind, kind, kind, COVER_TEXT))
 
 
 def secret_spans(snippet: str) -> list[tuple[int, int]]:

@@ -69,7 +69,7 @@ class TokenUsage(Struct, kw_only=True):
         return cost.total if cost.models else None
 
     @property
-    def unpriced(self) -> Sequence[str]:
+    def unpriced_models(self) -> Sequence[str]:
         """Models without a known price."""
         return cost_of(self.models).unknown
 
@@ -130,7 +130,7 @@ class Outline:
         self.price = price
         """Function that returns the price of an answer; None if there is no price list."""
         self._fork_seq = fork_seq
-        """A fork copied the messages up to this seq. Their tokens count in the source session."""
+        """Last seq that a fork copied. Tokens of copied messages count in the source session."""
         self._totals: tuple[int, Totals] | None = None
         """Cached sums over all turns, and the number of messages that they include."""
         self._groups: dict[str | None, list[int]] = {}
@@ -146,7 +146,7 @@ class Outline:
         failures = 0
         starts_turn = is_prompt(body)
         if isinstance(body.get("content"), str) and body.keys() <= _PLAIN_FIELDS and "role" in body:
-            # Role `tool` without the id of its call.
+            # A tool message with only these fields lacks the id of its call.
             kinds = TOOLS if body["role"] in ("tool", "function") else TEXT
             failures = int(kinds == TOOLS and has_failed(body))
         else:
@@ -158,7 +158,7 @@ class Outline:
             self.turns.append(
                 Turn(seq=message.seq, at=message.at, prompt=prompt, hidden=message.hidden)
             )
-        self._count(self.turns[-1] if self.turns else self._start, body, failures)
+        self._count_message(self.turns[-1] if self.turns else self._start, body, failures)
 
     def _read_parts(self, body: Mapping[str, Any], index: int) -> tuple[int, int]:
         """Return the kinds of a message, and the number of failed results in it."""
@@ -185,7 +185,7 @@ class Outline:
         return kinds or TEXT, failures
 
     def _add_result(self, id: str | None, index: int, *, failed: bool) -> None:
-        """Add a tool result. If it failed, mark the messages with its call and all its results."""
+        """Add a tool result. If the call failed, mark all messages with the call or its results."""
         group = self._groups.get(id)
         if group is None:
             return
@@ -197,7 +197,7 @@ class Outline:
             for member in group:
                 self._kinds[member] |= FAILED
 
-    def _count(self, turn: Turn, body: Mapping[str, Any], failures: int) -> None:
+    def _count_message(self, turn: Turn, body: Mapping[str, Any], failures: int) -> None:
         turn.messages += 1
         turn.failed += failures
         turn.calls += len(calls_of(body))
@@ -211,21 +211,21 @@ class Outline:
             cost = self.price(name, usage) if self.price is not None else None
             counts.add_answer(usage, cost)
 
-    def selected(self, message_filter: MessageFilter) -> list[Span]:
+    def selected_spans(self, message_filter: MessageFilter) -> list[Span]:
         """Return the seqs of the messages that pass the filter."""
         accepted = bytes(message_filter.accepts(kinds) for kinds in range(32))
-        selected: list[Span] = []
+        selected_spans: list[Span] = []
         for seq, kinds in zip(self.seqs, self._kinds, strict=True):
             if not accepted[kinds]:
                 continue
-            if selected and selected[-1][1] == seq - 1:
-                selected[-1] = (selected[-1][0], seq)
+            if selected_spans and selected_spans[-1][1] == seq - 1:
+                selected_spans[-1] = (selected_spans[-1][0], seq)
             else:
-                selected.append((seq, seq))
-        return selected
+                selected_spans.append((seq, seq))
+        return selected_spans
 
     def totals(self) -> Totals:
-        """Return the sums over all turns. They are cached until messages are added."""
+        """Return the sums over all turns, which are cached until messages are added."""
         if self._totals is None or self._totals[0] != len(self.seqs):
             totals = Totals(failed=sum(turn.failed > 0 for turn in self.turns))
             for turn in (self._start, *self.turns):
@@ -235,7 +235,7 @@ class Outline:
         return self._totals[1]
 
     def turns_between(self, start: int, end: int, info: SessionInfo) -> list[Turn]:
-        """Return the turns from index `start` to `end`. Update whether their prompts are hidden."""
+        """Return the turns from index `start` to `end`, after updating which prompts are hidden."""
         turns = self.turns[start:end]
         for turn in turns:
             turn.hidden = not spans.contains(info.in_sight, turn.seq)
@@ -264,12 +264,12 @@ class _CachedOutline:
         """Number of messages of the session when the outline was complete."""
 
 
-_caches: WeakKeyDictionary[Store, OrderedDict[str, _CachedOutline]] = WeakKeyDictionary()
-_caches_lock = Lock()
+_outline_caches: WeakKeyDictionary[Store, OrderedDict[str, _CachedOutline]] = WeakKeyDictionary()
+_outline_caches_lock = Lock()
 
 
 def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -> Outline:
-    """Return the outline of a session. It is incomplete if `limit` is reached before the end.
+    """Return the outline of a session, incomplete if `limit` is reached before the end.
 
     `limit` is the maximum number of messages to read. The next call continues after the last
     message that this call read.
@@ -291,7 +291,7 @@ def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -
             for number, message in enumerate(messages):
                 outline.add(message)
                 if limit is not None and number % _BURST_MESSAGES == 0:
-                    # No page waits for the outline: leave the processor to requests for pages.
+                    # No page waits for the outline, so leave the processor to other requests.
                     sleep(_PAUSE_SECONDS)
             if limit is None or len(outline.seqs) - known_count < limit:
                 outline.last_seq = info.last_seq
@@ -300,8 +300,8 @@ def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -
 
 
 def _cached_outline(store: Store, info: SessionInfo) -> _CachedOutline:
-    with _caches_lock:
-        cache = _caches.setdefault(store, OrderedDict())
+    with _outline_caches_lock:
+        cache = _outline_caches.setdefault(store, OrderedDict())
         outline = cache.setdefault(info.uid, _CachedOutline(info))
         cache.move_to_end(info.uid)
         while len(cache) > _MAX_OUTLINES_PER_STORE:
@@ -310,7 +310,7 @@ def _cached_outline(store: Store, info: SessionInfo) -> _CachedOutline:
 
 
 def all_messages(store: Store, info: SessionInfo, after: int = 0) -> Iterator[Message]:
-    """Yield all messages after a seq, visible or hidden, if possible without a list of them."""
+    """Yield all messages after a seq, visible or hidden, if possible without building a list."""
     last = after
     if isinstance(store, SnapshotStore):
         mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")

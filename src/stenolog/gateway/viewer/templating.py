@@ -83,9 +83,9 @@ def new_environment() -> Environment:
         dollars=formatting.dollars,
         model_label=model_label,
         moment=formatting.utc_time,
-        short=formatting.short,
+        short=formatting.short_number,
         seconds=formatting.seconds,
-        segment=formatting.segment,
+        segment=formatting.path_segment,
     )
     environment.globals.update(
         to_html=to_html,
@@ -93,18 +93,18 @@ def new_environment() -> Environment:
         plural=formatting.plural,
         message_count=formatting.message_count,
         interruption_text=formatting.interruption_text,
-        hidden_by=formatting.HIDDEN_BY,
-        unreadable=formatting.unreadable,
+        hidden_by=formatting.HIDDEN_REASON_TEXTS,
+        unreadable=formatting.unreadable_text,
         exported=False,
     )
     return environment
 
 
-_EVERY_PAGE: Final = ("viewer.css", "banners.css", "tools.css")
+_COMMON_STYLES: Final = ("viewer.css", "banners.css", "tools.css")
 STYLE_SHEETS: Final = {
-    "page.css": _EVERY_PAGE,
-    "list-page.css": (*_EVERY_PAGE, "list.css"),
-    "session-page.css": (*_EVERY_PAGE, "conversation.css"),
+    "page.css": _COMMON_STYLES,
+    "list-page.css": (*_COMMON_STYLES, "list.css"),
+    "session-page.css": (*_COMMON_STYLES, "conversation.css"),
 }
 """Files of each style sheet. A page has one style sheet, so it waits for only one response."""
 

@@ -17,10 +17,10 @@ from stenolog.transfer.export.tool_views import (
 )
 
 _MAX_PREVIEW_LENGTH: Final = 4_000
-"""Maximum number of characters that are shown of a long text before it is unfolded."""
+"""Maximum number of characters that are shown of a long text while it is folded."""
 _BOXES: Final = {"done": "☑", "active": "◐", "open": "☐"}
 _BUTTON: Final = Markup('<button type="button" class="copy-code" data-copy="block">copy</button>')
-_FRAME: Final = Markup('<div class="block {}"><div class="label">{}</div>{}{}</div>\n')
+_BLOCK_FRAME: Final = Markup('<div class="block {}"><div class="label">{}</div>{}{}</div>\n')
 _STATES: Final = {"done": "done", "active": "in progress", "open": "open"}
 
 
@@ -29,12 +29,12 @@ def blocks_html(
 ) -> Markup:
     """Return blocks as HTML. `label` names arguments or result; `copy` adds copy buttons."""
     button = _BUTTON if copy else Markup()
-    parts = []
+    html_blocks = []
     for number, block in enumerate(blocks):
         block_label = mask.cover(block.label) or _block_label(block, label, first=number == 0)
         content = _block_html(block, colours, mask)
-        parts.append(_FRAME.format(block.kind, block_label, button, content))
-    return Markup().join(parts)
+        html_blocks.append(_BLOCK_FRAME.format(block.kind, block_label, button, content))
+    return Markup().join(html_blocks)
 
 
 def _block_label(block: ToolBlock, label: str, *, first: bool) -> str:
@@ -50,8 +50,8 @@ def _block_html(block: ToolBlock, colours: ColourBudget, mask: SecretMask) -> Ma
         case "checklist":
             return _checklist_html(block, mask)
         case "shell":
-            inner = _code_html(block.text, "bash", colours, mask)
-            return Markup('<pre class="shell">{}</pre>').format(inner)
+            code = _code_html(block.text, "bash", colours, mask)
+            return Markup('<pre class="shell">{}</pre>').format(code)
     language = "json" if block.kind == "json" else block.language
     return _folded_html(block.text, language, colours, mask)
 
@@ -94,18 +94,18 @@ def _folded_html(text: str, language: str, colours: ColourBudget, mask: SecretMa
     count = text.count("\n") + 1
     if count <= MAX_OPEN_LINES and len(text) <= 2 * _MAX_PREVIEW_LENGTH:
         return Markup("<pre>{}</pre>").format(_code_html(text, language, colours, mask))
-    masked = mask.hide(text)
-    end = mask.end_before(masked, _preview_end(masked))
-    start, rest = masked[:end].removesuffix("\n"), masked[end:]
+    masked_text = mask.hide(text)
+    end = mask.end_before(masked_text, _preview_end(masked_text))
+    start, rest = masked_text[:end].removesuffix("\n"), masked_text[end:]
     length = plural(count, "line") if count > 1 else plural(len(text), "character")
-    folded = Markup(
+    html = Markup(
         '<pre>{}</pre><details class="rest"><summary>{} · show all</summary><pre>{}</pre></details>'
     ).format(_masked_code_html(start, language, colours), length, rest)
-    return mask.buttons(folded)
+    return mask.buttons(html)
 
 
 def _preview_end(text: str) -> int:
-    """Return the end of the first lines of a text."""
+    """Return the index at which the preview of a text ends."""
     end = 0
     for _ in range(MAX_PREVIEW_LINES):
         line_end = text.find("\n", end, _MAX_PREVIEW_LENGTH)

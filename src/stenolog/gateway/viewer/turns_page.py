@@ -12,7 +12,7 @@ from stenolog.catalog.entries import Entry
 from stenolog.errors import install_command
 from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
 from stenolog.gateway.requests import parse_query
-from stenolog.gateway.viewer.formatting import dollars, segment
+from stenolog.gateway.viewer.formatting import dollars, path_segment
 from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
 from stenolog.gateway.viewer.secret_masks import cover_secrets
 from stenolog.gateway.viewer.session_outline import Totals, Turn, read_outline
@@ -42,11 +42,11 @@ class TurnsPage(SessionPage, frozen=True, kw_only=True):
     count: int
     """Number of turns of the session."""
     totals: Totals
-    number: int
+    page_number: int
     """Number of this page, from 1."""
-    pages: int
+    page_count: int
     side_calls: Mapping[str, Counts] = {}
-    """Calls of the whole session that made notes and summaries, by model."""
+    """Model calls of the whole session that made notes and summaries, by model."""
 
     @property
     def side_tokens(self) -> int:
@@ -60,12 +60,12 @@ class TurnsPage(SessionPage, frozen=True, kw_only=True):
 
     @property
     def has_counts(self) -> bool:
-        """Whether any of these turns has token counts for the chart."""
+        """Whether any turn on this page has token counts for the chart."""
         return any(turn.input_tokens or turn.output_tokens for turn in self.turns)
 
     @property
     def has_cost(self) -> bool:
-        """Whether any of these turns has a known cost."""
+        """Whether any turn on this page has a known cost."""
         return any(turn.cost is not None for turn in self.turns)
 
 
@@ -83,17 +83,17 @@ async def turns(request: Request) -> Response:
     )
 
 
-def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, number: int) -> TurnsPage:
+def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, page_number: int) -> TurnsPage:
     store = agent.store
     info = store.info(agent.resolve_key(key))
     outline = read_outline(store, info)
     count = len(outline.turns)
     price = load_prices()
-    pages = max(1, -(-count // TURNS_PER_PAGE))
-    number = min(number or pages, pages)
-    # The last page is always full, so that it shows many of the newest turns; the first page may
-    # be shorter.
-    end = count - (pages - number) * TURNS_PER_PAGE
+    page_count = max(1, -(-count // TURNS_PER_PAGE))
+    page_number = min(page_number or page_count, page_count)
+    # The last page is full, so that it shows many of the newest turns.
+    # The first page may be shorter.
+    end = count - (page_count - page_number) * TURNS_PER_PAGE
     start = max(0, end - TURNS_PER_PAGE)
     return TurnsPage(
         info=info,
@@ -103,8 +103,8 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, number: int
         first=start + 1,
         count=count,
         totals=outline.totals(),
-        number=number,
-        pages=pages,
+        page_number=page_number,
+        page_count=page_count,
         side_calls=_side_calls(agent, info, price),
     )
 
@@ -112,14 +112,14 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, number: int
 def _side_calls(agent: AgentInstance, info: SessionInfo, price: Price | None) -> dict[str, Counts]:
     usage = read_field(info.meta, info.uid)
     if agent.memory is not None:
-        marks = ConsolidationProgress(agent.memory.notes.store, agent=agent.memory.agent)
-        add_usage(usage, marks.usage(info.uid))
+        progress = ConsolidationProgress(agent.memory.notes.store, agent=agent.memory.agent)
+        add_usage(usage, progress.usage(info.uid))
     return side_counts(usage, price)
 
 
 def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
     """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
-    extra = "" if agent == "main" else f"&agent={segment(agent)}"
+    and_agent = "" if agent == "main" else f"&agent={path_segment(agent)}"
     bars = []
     for number, turn in enumerate(view.turns, view.first):
         cost = turn.cost
@@ -132,7 +132,7 @@ def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
                 "output_tokens": turn.output_tokens,
                 "cost": cost,
                 "label": f"{' · '.join(numbers)} — {cover_secrets(turn.prompt) or '(no text)'}",
-                "address": f"/s/{segment(view.info.key)}?at={turn.seq}{extra}#m{turn.seq}",
+                "address": f"/s/{path_segment(view.info.key)}?at={turn.seq}{and_agent}#m{turn.seq}",
             }
         )
     return bars

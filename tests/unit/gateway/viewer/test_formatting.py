@@ -5,14 +5,14 @@ from datetime import UTC, datetime, timedelta
 from stenolog.gateway.viewer.formatting import (
     age,
     clock,
-    damage,
+    damage_html,
     dollars,
     message_count,
+    path_segment,
     plural,
     seconds,
-    segment,
-    short,
-    unreadable,
+    short_number,
+    unreadable_text,
 )
 
 _NOW = datetime(2026, 3, 14, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ def test_age_has_one_unit() -> None:
 
 
 def test_large_numbers_are_shortened() -> None:
-    assert [short(one) for one in (0, 950, 1_234, 34_000, 5_600_000)] == [
+    assert [short_number(one) for one in (0, 950, 1_234, 34_000, 5_600_000)] == [
         "0",
         "950",
         "1.2k",
@@ -51,7 +51,7 @@ def test_duration_is_rounded_once() -> None:
 
 
 def test_key_is_one_segment_of_a_path() -> None:
-    assert segment("a/b?c#d%e ü") == "a%2Fb%3Fc%23d%25e%20%C3%BC"
+    assert path_segment("a/b?c#d%e ü") == "a%2Fb%3Fc%23d%25e%20%C3%BC"
 
 
 def test_small_amounts_are_not_shown_as_zero() -> None:
@@ -82,11 +82,11 @@ def test_time_of_another_day_has_its_date() -> None:
 
 
 def test_damage_text_has_the_number_of_lost_messages() -> None:
-    assert damage(0, 0, "w") == ""
+    assert damage_html(0, 0, "w") == ""
     told = "damaged and cannot be read. For details, run <code>steno doctor w</code>"
-    assert damage(1, 1, "w") == f"1 message is {told}"
-    assert damage(2, 0, "w") == f"2 messages are {told}"
-    assert damage(0, 1, "w").startswith("The log is damaged, but all messages that were read")
-    assert "steno doctor &#39;a &lt;b&gt;&#39;" in damage(1, 0, "a <b>")
-    assert unreadable(2, 2) == "Message 2 is damaged and cannot be read"
-    assert unreadable(2, 4) == "Messages 2 to 4 are damaged and cannot be read"
+    assert damage_html(1, 1, "w") == f"1 message is {told}"
+    assert damage_html(2, 0, "w") == f"2 messages are {told}"
+    assert damage_html(0, 1, "w").startswith("The log is damaged, but all messages that were read")
+    assert "steno doctor &#39;a &lt;b&gt;&#39;" in damage_html(1, 0, "a <b>")
+    assert unreadable_text(2, 2) == "Message 2 is damaged and cannot be read"
+    assert unreadable_text(2, 4) == "Messages 2 to 4 are damaged and cannot be read"

@@ -126,7 +126,7 @@ def test_pictures_are_shown_or_linked_or_neither() -> None:
     ]
     [message] = _stored({"role": "user", "content": content})
     [one] = message_views([message])
-    told = [(picture.shown, picture.link) for picture in one.pictures]
+    told = [(picture.is_embedded, picture.is_link) for picture in one.pictures]
     assert told == [(True, False), (False, True), (False, False), (True, False), (False, False)]
     assert prompt_line(message.to_dict()) == "What is this?"
 
@@ -170,7 +170,7 @@ def test_tools_that_the_provider_runs_are_shown_with_their_results() -> None:
     )
     assert first.html == "<p>Done.</p>\n"
     assert "<pre>found</pre>" in str(first.calls[0].result)
-    assert second.pictures[0].shown
+    assert second.pictures[0].is_embedded
 
 
 def test_parts_that_cannot_be_shown_are_named() -> None:
@@ -236,7 +236,7 @@ def test_pictures_of_a_result_are_shown_at_its_call() -> None:
         )
     )
     assert one.pictures == ()
-    assert one.calls[0].pictures[0].shown
+    assert one.calls[0].pictures[0].is_embedded
 
 
 def test_tool_calls_are_escaped_and_folded() -> None:

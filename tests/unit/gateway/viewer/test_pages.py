@@ -20,7 +20,7 @@ from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry
 from stenolog.errors import DamagedStore
 from stenolog.gateway.viewer import conversation_navigation
-from stenolog.gateway.viewer.pages import POLICY
+from stenolog.gateway.viewer.pages import CONTENT_SECURITY_POLICY
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.transcripts.programs import PROGRAMS
@@ -133,7 +133,7 @@ def test_browsers_get_errors_as_pages(served: Served, monkeypatch: pytest.Monkey
         assert "<h1>Session not found</h1>" in gone
         assert "There is no session &#34;no&lt;b&gt;body&#34;." in gone
         for failing, told in ((broken, "Internal error"), (damaged, "&lt;i&gt;s&lt;/i&gt; is dam")):
-            monkeypatch.setattr("stenolog.gateway.viewer.conversation_page.damage", failing)
+            monkeypatch.setattr("stenolog.gateway.viewer.conversation_page.damage_html", failing)
             found = browser.get(_PATH)
             assert found.status_code == 500
             assert found.headers["content-type"] == "text/html; charset=utf-8"
@@ -171,7 +171,7 @@ def test_session_with_any_key_has_pages(served: Served) -> None:
         ):
             found = client.get(_PATH + rest)
             assert found.status_code == 200, rest
-            assert found.headers["content-security-policy"] == POLICY
+            assert found.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
             assert found.headers["cache-control"] == "no-store"
         lines = client.get(f"{_PATH}/export.jsonl")
         assert lines.headers["content-disposition"] == 'attachment; filename="a-b-c-d-2F.jsonl"'
@@ -264,7 +264,7 @@ def test_errors_of_pages_are_pages(served: Served) -> None:
             found = client.get(path)
             assert found.status_code == status, path
             assert found.headers["content-type"] == "text/html; charset=utf-8"
-            assert found.headers["content-security-policy"] == POLICY
+            assert found.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
 
 
 def test_notes_can_be_changed_only_from_the_same_origin(served: Served) -> None:

@@ -62,7 +62,10 @@ def test_cost_of_a_turn_is_the_sum_of_its_answers() -> None:
     price = {"big": 100.0, "small": 1.0}
     outline = _outline(_history(), lambda model, _: price.get(model))
     assert [turn.cost for turn in outline.turns] == [101.0, None, None]
-    assert (outline.totals().cost, list(outline.totals().unpriced)) == (101.0, ["nobody/knows"])
+    assert (outline.totals().cost, list(outline.totals().unpriced_models)) == (
+        101.0,
+        ["nobody/knows"],
+    )
 
 
 def test_answers_that_a_fork_copied_count_only_for_its_source() -> None:
@@ -108,7 +111,7 @@ def test_injected_messages_do_not_start_a_turn(
         pieces = export_pieces("html", store.info(key), history, SharingRedactor(enabled=True))
         exported = b"".join(pieces).decode()
     assert [turn.prompt for turn in _outline(history).turns] == prompts
-    only_prompts = outline.selected(MessageFilter(only="prompts"))
+    only_prompts = outline.selected_spans(MessageFilter(only="prompts"))
     assert sum(last - first + 1 for first, last in only_prompts) == len(prompts)
     assert f"<dt>Turns</dt><dd>{len(prompts)}</dd>" in exported
     assert ">not a prompt<" in exported

@@ -11,9 +11,9 @@ restore?.addEventListener("click", async () => {
     body: "{}",
   }).catch(() => null);
   if (response?.ok) { location.reload(); return; }
-  const told = await response?.json().catch(() => null);
+  const reply = await response?.json().catch(() => null);
   document.querySelector("#restore-problem").textContent =
-    told?.error?.message ?? "Can't reach the gateway.";
+    reply?.error?.message ?? "Can't reach the gateway.";
   restore.disabled = false;
 });
 
@@ -21,13 +21,13 @@ const indexing = document.querySelector("#indexing");
 if (indexing && !indexing.hidden) {
   const show = async () => {
     const response = await fetch("/indexing").catch(() => null);
-    const found = response?.ok ? await response.json() : undefined;
-    if (found) {
+    const progress = response?.ok ? await response.json() : undefined;
+    if (progress) {
       const count = (number) => number.toLocaleString("en-US");
       indexing.querySelector("span").textContent =
-        `Indexed ${count(found.indexed)} of ${count(found.sessions)} sessions. ` +
+        `Indexed ${count(progress.indexed)} of ${count(progress.sessions)} sessions. ` +
         "Search finds only indexed sessions.";
-    } else if (found === null) {
+    } else if (progress === null) {
       indexing.querySelector("span").textContent = "All sessions are indexed.";
       indexing.querySelector("a").hidden = false;
       return;

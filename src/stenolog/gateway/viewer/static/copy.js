@@ -12,7 +12,7 @@ async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Without HTTPS on another host than localhost there is no clipboard API.
+    // On hosts other than localhost, browsers offer the clipboard API only with HTTPS.
     if (!copySelected(text)) {
       announce("Cannot copy. Select the text and press Ctrl-C.", true);
       return;

@@ -1,4 +1,4 @@
-// Script of the list of sessions: short addresses, the place after the back button, delete, archive
+// Script of the list of sessions: short addresses, position after the back button, delete, archive
 // and restore. viewer.js loads rows and search results.
 
 const $ = (selector, root = document) => root.querySelector(selector);
@@ -27,7 +27,7 @@ for (const form of $$(".order, .dates")) {
   });
 }
 
-// Links of the filters were rendered before the words were typed.
+// Links of the filters were rendered before the reader typed search words.
 document.addEventListener("click", (event) => {
   const link = event.target.closest("#facets a, .chosen-filters a");
   if (!link || !search || !found) return;
@@ -43,16 +43,16 @@ filters?.addEventListener("click", () => {
   filters.setAttribute("aria-expanded", String(open));
 });
 
-// --- the place after the back button -----------------------------------------------------------
+// --- position after the back button ------------------------------------------------------------
 
-// Each entry of the browser's history remembers how many rows were loaded, and where they were.
-const MOST = 1000;
+// Each entry of the browser's history stores the number of loaded rows and the scroll position.
+const MAX_ROWS = 1000;
 
-function keepPlace() {
+function savePosition() {
   history.replaceState({ ...history.state, rows: rows().length, y: scrollY }, "");
 }
 
-async function restorePlace({ rows: wanted, y }) {
+async function restorePosition({ rows: wanted, y }) {
   history.scrollRestoration = "manual";
   while (rows().length < wanted) {
     const before = rows().length;
@@ -65,7 +65,7 @@ async function restorePlace({ rows: wanted, y }) {
       seen.observe(found, { childList: true, subtree: true });
       setTimeout(go, 10_000);
     });
-    more.dataset.more += `&rows=${Math.min(MOST, wanted - before)}`;
+    more.dataset.more += `&rows=${Math.min(MAX_ROWS, wanted - before)}`;
     more.click();
     await changed;
     if (rows().length === before) break;
@@ -76,10 +76,10 @@ async function restorePlace({ rows: wanted, y }) {
 
 if (found) {
   const place = history.state;
-  addEventListener("pagehide", keepPlace);
+  addEventListener("pagehide", savePosition);
   // Some browsers do not send pagehide before they freeze a page.
-  document.addEventListener("visibilitychange", () => { if (document.hidden) keepPlace(); });
-  if (place?.rows > rows().length) restorePlace(place);
+  document.addEventListener("visibilitychange", () => { if (document.hidden) savePosition(); });
+  if (place?.rows > rows().length) restorePosition(place);
 }
 
 // --- requests ----------------------------------------------------------------------------------
@@ -98,8 +98,8 @@ async function api(method, key, act = "", body = undefined) {
     body: JSON.stringify(body ?? {}),
   }).catch(() => { throw new Error("Can't reach the gateway."); });
   if (response.ok) return response.json();
-  const told = await response.json().catch(() => ({}));
-  throw new Error(told.error?.message ?? response.statusText);
+  const reply = await response.json().catch(() => ({}));
+  throw new Error(reply.error?.message ?? response.statusText);
 }
 
 const sessions = (count) => (count === 1 ? "1 session" : `${count.toLocaleString("en")} sessions`);
@@ -109,7 +109,7 @@ const sessions = (count) => (count === 1 ? "1 session" : `${count.toLocaleString
 const actions = $("#chosen-actions");
 const chosen = new Map();
 
-function confirmed({ words, names, does, danger }) {
+function askToConfirm({ words, names, does, danger }) {
   return new Promise((answer) => {
     const dialog = document.createElement("dialog");
     const form = document.createElement("form");
@@ -148,7 +148,7 @@ function confirmed({ words, names, does, danger }) {
   });
 }
 
-function showChosen() {
+function showSelection() {
   const on = found.classList.contains("selecting");
   actions.hidden = !on;
   $("#chosen-count").textContent = `${chosen.size} selected`;
@@ -156,11 +156,11 @@ function showChosen() {
   for (const box of $$(".pick", found)) box.checked = chosen.has(box.value);
 }
 
-function select(on) {
+function setSelecting(on) {
   found.classList.toggle("selecting", on);
   $("#select").setAttribute("aria-pressed", String(on));
   if (!on) chosen.clear();
-  showChosen();
+  showSelection();
 }
 
 const ACTS = {
@@ -183,10 +183,10 @@ const ACTS = {
   },
 };
 
-async function act({ ask, does, danger, run, done }) {
+async function runAction({ ask, does, danger, run, done }) {
   const keys = [...chosen.keys()];
   const names = [...chosen.values()];
-  if (!await confirmed({ words: ask(sessions(keys.length)), names, does, danger })) return;
+  if (!await askToConfirm({ words: ask(sessions(keys.length)), names, does, danger })) return;
   const results = [];
   let failure;
   for (const key of keys) {
@@ -200,17 +200,17 @@ async function act({ ask, does, danger, run, done }) {
   }
   if (failure) toast(`${sessions(keys.length - results.length)} failed: ${failure.message}`, true);
   else toast(done(sessions(results.length), results));
-  if (failure) showChosen();
-  else select(false);
+  if (failure) showSelection();
+  else setSelecting(false);
 }
 
 if (actions) {
-  $("#select").addEventListener("click", () => select(!found.classList.contains("selecting")));
+  $("#select").addEventListener("click", () => setSelecting(!found.classList.contains("selecting")));
   found.addEventListener("change", ({ target }) => {
     if (!target.matches(".pick")) return;
     if (target.checked) chosen.set(target.value, $(".title", target.closest("li")).textContent.trim());
     else chosen.delete(target.value);
-    showChosen();
+    showSelection();
   });
   // While selecting, a click anywhere on a row selects it.
   found.addEventListener("click", (event) => {
@@ -220,15 +220,15 @@ if (actions) {
     $(".pick", row).click();
   });
   // Rows that were loaded or updated show their selection again.
-  new MutationObserver(() => { if (chosen.size) showChosen(); })
+  new MutationObserver(() => { if (chosen.size) showSelection(); })
     .observe(found, { childList: true, subtree: true });
   actions.addEventListener("click", ({ target }) => {
     const name = target.dataset.act;
-    if (name === "none") select(false);
-    else if (name) act(ACTS[name]);
+    if (name === "none") setSelecting(false);
+    else if (name) runAction(ACTS[name]);
   });
   addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !$("dialog[open]") && !actions.hidden) select(false);
+    if (event.key === "Escape" && !$("dialog[open]") && !actions.hidden) setSelecting(false);
   });
 }
 

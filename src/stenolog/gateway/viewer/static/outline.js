@@ -11,7 +11,7 @@ const bar = $("#session-bar");
 const top_ = $(".top");
 const isSticky = (one) => getComputedStyle(one).position === "sticky";
 const topHeight = () => (isSticky(top_) ? top_.offsetHeight : 0);
-const covered = () => Math.max(topHeight(), bar.getBoundingClientRect().bottom);
+const coveredHeight = () => Math.max(topHeight(), bar.getBoundingClientRect().bottom);
 
 function measure() {
   root.style.setProperty("--top-height", `${topHeight()}px`);
@@ -49,15 +49,15 @@ async function html(url) {
   return new DOMParser().parseFromString(await response.text(), "text/html");
 }
 
-function tell(text) {
+function showNotice(text) {
   document.dispatchEvent(new CustomEvent("notice", { detail: { text } }));
 }
 
-const tried = async (act) => {
+const tryOrNotice = async (act) => {
   try {
     return await act();
   } catch (error) {
-    tell(error instanceof TypeError ? "Can't reach the gateway." : error.message);
+    showNotice(error instanceof TypeError ? "Can't reach the gateway." : error.message);
     return undefined;
   }
 };
@@ -68,8 +68,8 @@ const seqOf = (one) => Number(one.dataset.seq);
 const atEnd = () => innerHeight + scrollY >= root.scrollHeight - 120;
 const showsEnd = () => parts().at(-1).dataset.newer !== "true";
 
-// Returns the first place of a sorted list where `test` is true.
-function firstWhere(list, test) {
+// Returns the first index of a sorted list where `test` is true.
+function firstIndexWhere(list, test) {
   let [low, high] = [0, list.length];
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -79,19 +79,19 @@ function firstWhere(list, test) {
   return low;
 }
 
-const firstBelow = (list, line) => firstWhere(list, (one) => one.getBoundingClientRect().bottom > line);
+const firstBelow = (list, line) => firstIndexWhere(list, (one) => one.getBoundingClientRect().bottom > line);
 
 // Runs a change of the page without moving the message that is being read.
-function inPlace(change) {
+function keepScrollPosition(change) {
   const list = articles();
-  const read = list[firstBelow(list, covered())];
+  const read = list[firstBelow(list, coveredHeight())];
   const before = read?.getBoundingClientRect().top;
   change();
   if (read?.isConnected) scrollBy(0, read.getBoundingClientRect().top - before);
 }
 
 // Removes parts that are far from the window, so that the page stays small.
-function trim() {
+function removeFarParts() {
   const list = parts();
   let count = articles().length;
   const sizes = new Map(list.map((one) => [one, $$("article", one).length]));
@@ -104,7 +104,7 @@ function trim() {
     const gone = above > below ? list.shift() : list.pop();
     if (gone === first) list[0].dataset.older = "true";
     else list.at(-1).dataset.newer = "true";
-    inPlace(() => gone.remove());
+    keepScrollPosition(() => gone.remove());
     count -= sizes.get(gone);
     changed = true;
   }
@@ -116,12 +116,12 @@ let latest = 0;
 // Filter of the messages on the page. `talk.dataset.filter` is the one that the reader selected.
 let shownFilter = talk?.dataset.filter;
 
-// Replaces the messages by those around a seq, or by the end.
-async function load(at) {
+// Replaces the messages on the page by those around a seq, or by the newest messages.
+async function loadAround(at) {
   const number = ++latest;
   const { filter } = talk.dataset;
   const fields = Object.fromEntries(new URLSearchParams(filter));
-  const made = await tried(() => html(address("", at ? { ...fields, at } : fields)));
+  const made = await tryOrNotice(() => html(address("", at ? { ...fields, at } : fields)));
   const next = made && $("#talk", made);
   if (!next || number !== latest) return false;
   shownFilter = filter;
@@ -131,26 +131,26 @@ async function load(at) {
   return true;
 }
 
-// Returns the message with this seq, or the one that shows it: a result is shown at its call.
+// Returns the message with this seq. For a tool result, returns the message that shows it.
 function articleOf(seq) {
   const list = articles();
   const exact = document.getElementById(`m${seq}`);
   if (exact) return exact;
-  const place = firstWhere(list, (one) => seqOf(one) > seq);
+  const place = firstIndexWhere(list, (one) => seqOf(one) > seq);
   const within = parts().some((one) => Number(one.dataset.first) <= seq && seq <= Number(one.dataset.last));
   return within ? list[Math.max(0, place - 1)] : undefined;
 }
 
 async function jump(seq, { focus = false } = {}) {
   if (articleOf(seq) && shownFilter === talk.dataset.filter) latest += 1;
-  else if (!(await load(seq))) return undefined;
+  else if (!(await loadAround(seq))) return undefined;
   const found = articleOf(seq) ?? articles().at(0);
   if (!found) return undefined;
   for (const one of $$(".arrived", talk)) one.classList.remove("arrived");
   found.classList.add("arrived");
   arrived = found;
   found.scrollIntoView({ block: "start" });
-  soon();
+  showPositionSoon();
   if (focus) {
     found.tabIndex = -1;
     found.focus({ preventScroll: true });
@@ -164,21 +164,22 @@ async function jump(seq, { focus = false } = {}) {
 
 const numbers = new Intl.NumberFormat("en");
 let current = 0;
-// The message of the last jump, until the reader scrolls: at the end it cannot come to the top.
+// Message of the last jump, until the reader scrolls. Near the end of the page, the message
+// cannot be scrolled to the top.
 let arrived;
 
-// Returns a message as it is on the page now: a live change replaces its element.
-function shownNow(one) {
+// Returns the present element of a message: a live change may have replaced the element.
+function currentElement(one) {
   return one && (document.getElementById(one.id) ?? undefined);
 }
 
-function tellPosition() {
+function showPosition() {
   const list = articles();
   $("#nothing").hidden = list.length > 0 || !talk.dataset.filter;
   if (!list.length) { $("#position").textContent = ""; return; }
-  const under = covered();
+  const under = coveredHeight();
   const first = list[Math.min(firstBelow(list, under), list.length - 1)];
-  const beyond = firstWhere(list, (one) => one.getBoundingClientRect().top > innerHeight - 60);
+  const beyond = firstIndexWhere(list, (one) => one.getBoundingClientRect().top > innerHeight - 60);
   const last = list[Math.max(list.indexOf(first), beyond - 1)];
   const end = Math.max(...parts().map((one) => Number(one.dataset.end)));
   const [from, to, all] = [seqOf(first), atEnd() && showsEnd() ? end : seqOf(last), end]
@@ -186,16 +187,16 @@ function tellPosition() {
   $("#position").textContent = `${from}–${to} of ${all}`;
   // The turn being read is the last one that starts in the upper part of the window.
   const line = under + (innerHeight - under) * 0.2;
-  const read = list[Math.max(0, firstWhere(list, (one) => one.getBoundingClientRect().top > line) - 1)];
-  const now = shownNow(arrived) ?? (atEnd() && showsEnd() ? list.at(-1) : read);
+  const read = list[Math.max(0, firstIndexWhere(list, (one) => one.getBoundingClientRect().top > line) - 1)];
+  const now = currentElement(arrived) ?? (atEnd() && showsEnd() ? list.at(-1) : read);
   if (seqOf(now) !== current) { current = seqOf(now); showCurrent(); }
 }
 
 let waiting = false;
-function soon() {
+function showPositionSoon() {
   if (waiting) return;
   waiting = true;
-  requestAnimationFrame(() => { waiting = false; tellPosition(); });
+  requestAnimationFrame(() => { waiting = false; showPosition(); });
 }
 
 function startScrolling() {
@@ -204,15 +205,15 @@ function startScrolling() {
   }, { rootMargin: "900px 0px" });
   const watch = () => $$("#older, #newer").forEach((one) => seen.observe(one));
   new MutationObserver(watch).observe(talk.parentElement, { childList: true });
-  new MutationObserver(() => { trim(); soon(); mark(); loadOutlineLater(); })
+  new MutationObserver(() => { removeFarParts(); showPositionSoon(); highlightMatches(); loadOutlineLater(); })
     .observe(talk, { childList: true, subtree: true });
-  addEventListener("scroll", soon, { passive: true });
-  addEventListener("resize", soon);
+  addEventListener("scroll", showPositionSoon, { passive: true });
+  addEventListener("resize", showPositionSoon);
   for (const name of ["wheel", "touchmove", "keydown", "pointerdown"]) {
     addEventListener(name, () => { arrived = undefined; }, { passive: true, capture: true });
   }
   watch();
-  soon();
+  showPositionSoon();
 }
 
 // --- the outline ------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ function loadOutlineLater() {
 function showCurrent() {
   const all = links();
   if (!all.length || !current) return;
-  const place = firstWhere(all, (one) => seqOf(one) > current) - 1;
+  const place = firstIndexWhere(all, (one) => seqOf(one) > current) - 1;
   const [first, last] = [lists()[0], lists().at(-1)];
   const outside = (place < 0 && startOf(first) > 0)
     || (place === all.length - 1 && endOf(last) < Number(last.dataset.count));
@@ -291,15 +292,15 @@ function showCurrent() {
   }
 }
 
-// Loads the neighbouring part of the outline at both of its ends.
-async function extend(up) {
+// Loads the part of the outline before its first or after its last prompt.
+async function extendOutline(up) {
   const edge = up ? lists()[0] : lists().at(-1);
   if (!edge) return;
   const start = up ? Math.max(0, startOf(edge) - 100) : endOf(edge);
   if (up ? startOf(edge) === 0 : start >= Number(edge.dataset.count)) return;
   const list = await outlinePart({ start });
   if (!list || !edge.isConnected) return;
-  // The first part may overlap.
+  // The first part may overlap with the next part.
   if (up) for (const one of [...list.children].slice(startOf(edge) - start)) one.remove();
   const before = edge.getBoundingClientRect().top;
   if (up) turns.prepend(list);
@@ -312,7 +313,7 @@ async function extend(up) {
 
 const outlineEnds = new IntersectionObserver((entries) => {
   for (const one of entries) {
-    if (one.isIntersecting) extend(one.target === lists()[0]?.firstElementChild);
+    if (one.isIntersecting) extendOutline(one.target === lists()[0]?.firstElementChild);
   }
 }, { root: turns, rootMargin: "300px 0px" });
 
@@ -364,7 +365,7 @@ function startOutline() {
       && !event.target.closest("#outline, #outline-button")) openOutline(false);
   });
   isWide.addEventListener("change", () => { openOutline(false); loadOutline(); });
-  // After the first paint: reading a long session takes a second.
+  // Wait for the first paint, because reading a long session takes a second.
   if (document.readyState === "complete") setTimeout(loadOutline);
   else addEventListener("load", () => setTimeout(loadOutline));
 }
@@ -373,7 +374,7 @@ function startOutline() {
 
 const search = { words: [], seqs: [], place: -1, complete: true, number: 0 };
 
-function tellFound() {
+function showMatchCount() {
   const { seqs, place, complete, words } = search;
   const all = `${numbers.format(seqs.length)}${complete ? "" : "+"}`;
   if (!words.length) $("#find-count").textContent = "";
@@ -401,38 +402,38 @@ function rangesIn(article, most) {
   return made;
 }
 
-let here;
-function mark() {
+let currentMatch;
+function highlightMatches() {
   if (!globalThis.CSS?.highlights) return;
   CSS.highlights.delete("found");
   CSS.highlights.delete("found-here");
   if (!search.words.length) return;
-  const found = shownNow(here);
+  const found = currentElement(currentMatch);
   const others = articles().filter((one) => one !== found).flatMap((one) => rangesIn(one, 20));
   CSS.highlights.set("found", new Highlight(...others.slice(0, 2000)));
   if (found) CSS.highlights.set("found-here", new Highlight(...rangesIn(found, 200)));
 }
 
-async function show(place) {
+async function showMatch(place) {
   const { seqs } = search;
   search.place = (place + seqs.length) % seqs.length;
-  tellFound();
+  showMatchCount();
   const seq = seqs[search.place];
   let found = await jump(seq);
   if (found && talk.dataset.filter && !rangesIn(found, 1).length) {
-    tell("The filter was removed to show this message.");
+    showNotice("The filter was removed to show this message.");
     await setFilter("", { at: seq });
     found = await jump(seq);
   }
   if (!found) return;
-  here = found;
+  currentMatch = found;
   const [first] = rangesIn(found, 1);
   for (let one = first?.startContainer.parentElement.closest("details"); one; one = one.parentElement.closest("details")) {
     one.open = true;
   }
-  mark();
+  highlightMatches();
   const box = first?.getBoundingClientRect();
-  if (box && (box.top < covered() || box.bottom > innerHeight - 100)) {
+  if (box && (box.top < coveredHeight() || box.bottom > innerHeight - 100)) {
     scrollBy(0, box.top - innerHeight / 2);
   }
 }
@@ -441,24 +442,24 @@ async function find(words, { from } = {}) {
   const number = ++search.number;
   if (!words.trim()) {
     Object.assign(search, { words: [], seqs: [], place: -1, text: "" });
-    here = undefined;
-    tellFound();
-    mark();
+    currentMatch = undefined;
+    showMatchCount();
+    highlightMatches();
     return;
   }
   $("#find-count").textContent = "…";
-  const answered = await tried(async () => {
+  const answered = await tryOrNotice(async () => {
     const response = await fetch(address("/find", { q: words }));
     if (!response.ok) throw new Error(response.statusText);
     return response.json();
   });
   if (number !== search.number || !answered) return;
   Object.assign(search, answered, { place: -1, text: words });
-  tellFound();
-  if (!search.seqs.length) { mark(); return; }
-  // Start at the message that is given, otherwise at the first one of all.
+  showMatchCount();
+  if (!search.seqs.length) { highlightMatches(); return; }
+  // Start at the first match from `from` on, otherwise at the first match of all.
   const place = from ? search.seqs.findIndex((seq) => seq >= from) : 0;
-  await show(Math.max(0, place));
+  await showMatch(Math.max(0, place));
 }
 
 function openTools(open) {
@@ -469,7 +470,7 @@ function openTools(open) {
 function startSearch() {
   const input = $("#find-words");
   const step = (by) => {
-    if (search.text === input.value && search.seqs.length) show(search.place + by);
+    if (search.text === input.value && search.seqs.length) showMatch(search.place + by);
     else find(input.value);
   };
   $("#tools-button").addEventListener("click", () => {
@@ -505,10 +506,10 @@ function startSearch() {
 
 // --- filters ----------------------------------------------------------------------------------
 
-const remembered = `filter:${path}`;
+const filterKey = `filter:${path}`;
 const buttons = () => $$("#filters button");
 
-function tellFilter() {
+function showFilter() {
   const chosen = new URLSearchParams(talk.dataset.filter);
   for (const one of buttons()) {
     const [name, value] = one.dataset.filter.split("=");
@@ -519,24 +520,24 @@ function tellFilter() {
 
 async function setFilter(text, { at = current } = {}) {
   const list = articles();
-  const read = list[firstBelow(list, covered())];
+  const read = list[firstBelow(list, coveredHeight())];
   const place = read?.getBoundingClientRect().top;
   const stay = atEnd() && showsEnd();
   talk.dataset.filter = text;
-  tellFilter();
-  try { sessionStorage.setItem(remembered, text); } catch { /* it holds for this page */ }
+  showFilter();
+  try { sessionStorage.setItem(filterKey, text); } catch { /* without storage the filter is kept only for this page */ }
   const seq = read ? seqOf(read) : at;
-  if (!(await load(stay ? 0 : seq))) return;
+  if (!(await loadAround(stay ? 0 : seq))) return;
   history.replaceState(null, "", address("", Object.fromEntries(new URLSearchParams(text))));
-  if (stay) { scrollTo(0, root.scrollHeight); soon(); return; }
+  if (stay) { scrollTo(0, root.scrollHeight); showPositionSoon(); return; }
   const all = articles();
-  const now = all[Math.min(firstWhere(all, (one) => seqOf(one) >= seq), all.length - 1)];
+  const now = all[Math.min(firstIndexWhere(all, (one) => seqOf(one) >= seq), all.length - 1)];
   if (now) scrollBy(0, now.getBoundingClientRect().top - place);
-  soon();
+  showPositionSoon();
 }
 
 function startFilters() {
-  tellFilter();
+  showFilter();
   $("#filters").addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
@@ -547,7 +548,7 @@ function startFilters() {
     setFilter(chosen.toString());
   });
   let kept = null;
-  try { kept = sessionStorage.getItem(remembered); } catch { /* nothing is kept */ }
+  try { kept = sessionStorage.getItem(filterKey); } catch { /* this browser has no storage */ }
   if (talk.dataset.filter || kept) openTools(true);
   if (!talk.dataset.filter && kept && !location.search.includes("at=")) setFilter(kept);
 }
@@ -558,14 +559,14 @@ async function goTo(text) {
   const isNumber = /^#?[\d,.]+$/.test(text) && !/^\d+\.\d+\.\d+$/.test(text);
   const moment = new Date(/^\d{4}-\d{2}-\d{2}$/.test(text) ? `${text}T00:00` : text);
   if (!isNumber && Number.isNaN(moment.getTime())) {
-    tell("Enter the number of a turn, or a date such as 2026-03-14.");
+    showNotice("Enter the number of a turn, or a date such as 2026-03-14.");
     return;
   }
   const fields = isNumber ? { turn: text.replace(/\D/g, "") } : { date: moment.toISOString() };
-  const made = await tried(() => html(address("/outline", fields)));
+  const made = await tryOrNotice(() => html(address("/outline", fields)));
   const list = made && $(".turn-list", made);
   if (!list) return;
-  if (list.dataset.target === "0") { tell("This session has no prompts."); return; }
+  if (list.dataset.target === "0") { showNotice("This session has no prompts."); return; }
   await jump(Number(list.dataset.target));
 }
 
@@ -580,18 +581,18 @@ function startJump() {
 
 // --- hidden messages at a divider -------------------------------------------------------------
 
-async function reveal(button, divider) {
+async function showHidden(button, divider) {
   const { first, last } = divider.dataset;
   const fields = { first, last: divider.left ?? last };
   button.disabled = true;
-  const made = await tried(() => html(address("/fragment", fields)));
+  const made = await tryOrNotice(() => html(address("/fragment", fields)));
   button.disabled = false;
   const shown = made && $(".part", made);
   if (!shown) return;
   const hidden = document.createElement("div");
   hidden.className = "revealed";
   hidden.append(...$$("article", shown));
-  // Long ranges are loaded in pieces, the last one first. The divider stays where it is.
+  // Long ranges are loaded in pieces, the last piece first. The divider does not move.
   const before = divider.getBoundingClientRect().top;
   (divider.revealed?.at(-1) ?? divider).before(hidden);
   divider.revealed = [...(divider.revealed ?? []), hidden];
@@ -609,7 +610,7 @@ async function reveal(button, divider) {
   if (button.hidden) hide.focus({ preventScroll: true });
 }
 
-function conceal(button, divider) {
+function hideAgain(button, divider) {
   const before = divider.getBoundingClientRect().top;
   for (const one of divider.revealed) one.remove();
   divider.revealed = undefined;
@@ -627,8 +628,8 @@ function startDividers() {
     const button = event.target.closest("[data-show-hidden], [data-hide-hidden]");
     const divider = button?.closest(".divider");
     if (!divider) return;
-    if (button.matches("[data-show-hidden]")) reveal(button, divider);
-    else conceal(button, divider);
+    if (button.matches("[data-show-hidden]")) showHidden(button, divider);
+    else hideAgain(button, divider);
   });
 }
 

@@ -1,4 +1,4 @@
-// Script of the sign-in page: copies the command. The page works without it.
+// Script of the sign-in page: copies the command. The page works without this script.
 const copy = document.querySelector("[data-copy]");
 copy.hidden = !navigator.clipboard;
 copy.addEventListener("click", async () => {

@@ -6,7 +6,7 @@ const turns = JSON.parse(chart.dataset.turns);
 const priced = turns.some((one) => one.cost !== null);
 const column = (value) => turns.map(value);
 
-// Colours of the page's theme, also after a change of the theme.
+// Returns a function that reads a colour of the page's present theme.
 const colour = (name) => () => getComputedStyle(chart).getPropertyValue(name).trim();
 const font = `12px ${getComputedStyle(chart).fontFamily}`;
 const grid = { stroke: colour("--faint"), width: 1 };
@@ -43,7 +43,7 @@ function showLabel(place) {
   label.textContent = turns[place]?.label ?? label.dataset.default;
 }
 
-// With few turns, bars have the width of eight turns and start at the left.
+// With fewer than eight turns, the bars are as wide as with eight turns, and start at the left.
 const last = first + Math.max(turns.length, 8) - 0.5;
 const fromZero = (_plot, _low, high) => [0, (high || 1) * 1.08];
 const size = () => ({ width: chart.clientWidth, height: chart.clientWidth < 500 ? 200 : 240 });

@@ -1,33 +1,33 @@
 // Script of the viewer: loads rows on demand, live messages, keyboard shortcuts, the chat box.
-// It never builds HTML from messages: the server renders and cleans them.
+// This script never builds HTML from messages: the server renders and cleans messages.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-// --- asking the server ----------------------------------------------------------------------
+// --- requests to the server -----------------------------------------------------------------
 
-class Gone extends Error {
+class GatewayUnreachable extends Error {
   constructor() { super("Can't reach the gateway."); }
 }
 
-async function ask(address, options) {
+async function request(address, options) {
   try {
     return await fetch(address, options);
   } catch {
-    throw new Gone();
+    throw new GatewayUnreachable();
   }
 }
 
-// Shows or hides the notice that the page is not kept up to date. Nothing can be sent meanwhile.
-function connected(is) {
-  $("#gone").hidden = is;
+// Shows or hides the notice "Reconnecting…". While the notice is shown, nothing can be sent.
+function setConnected(isConnected) {
+  $("#gone").hidden = isConnected;
   allowSend();
 }
 
 let sending = false;
 function allowSend() {
   const button = $("#send");
-  if (button) button.disabled = sending || !$("#gone").hidden || deleted();
+  if (button) button.disabled = sending || !$("#gone").hidden || isDeleted();
 }
 
 function failure(words, { status, statusText }) {
@@ -35,7 +35,7 @@ function failure(words, { status, statusText }) {
 }
 
 async function html(address) {
-  const response = await ask(address, { headers: { Accept: "text/html" } });
+  const response = await request(address, { headers: { Accept: "text/html" } });
   const made = new DOMParser().parseFromString(await response.text(), "text/html");
   if (!response.ok) throw failure($(".failure p", made)?.textContent, response);
   keepSources(made);
@@ -49,9 +49,9 @@ function keepSources(root) {
 }
 keepSources(document);
 
-// Returns text that is not stored, rendered by the server.
-async function asWords(text) {
-  const response = await ask("/rendered", {
+// Has the server render text that is not stored, and returns the element.
+async function renderText(text) {
+  const response = await request("/rendered", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ text }),
@@ -61,29 +61,29 @@ async function asWords(text) {
 }
 
 async function api(method, address, body, tries = 4) {
-  const response = await ask(address, {
+  const response = await request(address, {
     method,
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body ?? {}),
   });
-  const told = await response.json().catch(() => ({}));
-  if (told.error?.code === "busy" && tries > 1) {
+  const reply = await response.json().catch(() => ({}));
+  if (reply.error?.code === "busy" && tries > 1) {
     // An answer that has just ended is still being stored.
     await new Promise((go) => { setTimeout(go, 300); });
     return api(method, address, body, tries - 1);
   }
-  if (!response.ok) throw failure(told.error?.message, response);
-  return told;
+  if (!response.ok) throw failure(reply.error?.message, response);
+  return reply;
 }
 
-let toastEnds;
+let toastTimer;
 function toast(words, bad = false, milliseconds = 6000) {
   const shown = $("#toast");
   shown.textContent = words;
   shown.classList.toggle("bad", bad);
   shown.hidden = false;
-  clearTimeout(toastEnds);
-  toastEnds = setTimeout(() => { shown.hidden = true; }, milliseconds);
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => { shown.hidden = true; }, milliseconds);
 }
 
 // The other scripts show their notices with this event.
@@ -91,18 +91,18 @@ document.addEventListener("notice", ({ detail }) => {
   toast(detail.text, detail.bad, detail.milliseconds);
 });
 
-// Shows the notice on the next page instead.
-function tellThere(words) {
-  try { sessionStorage.setItem("told", words); } catch { /* then it is not told */ }
+// Shows a notice on the next page instead of this page.
+function noticeOnNextPage(words) {
+  try { sessionStorage.setItem("told", words); } catch { /* without storage the notice is not shown */ }
 }
 
 try {
   const words = sessionStorage.getItem("told");
   sessionStorage.removeItem("told");
   if (words) toast(words);
-} catch { /* nothing is kept in this browser */ }
+} catch { /* this browser has no storage */ }
 
-async function trying(act) {
+async function tryOrToast(act) {
   try {
     return await act();
   } catch (error) {
@@ -115,7 +115,7 @@ async function trying(act) {
 
 const root = document.documentElement;
 
-function tellTheme() {
+function showTheme() {
   const button = $("#theme");
   button.title = `Theme: ${root.dataset.theme ?? "system"}`;
   button.setAttribute("aria-label", button.title);
@@ -125,17 +125,17 @@ $("#theme").addEventListener("click", () => {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const other = system === "dark" ? "light" : "dark";
   const now = root.dataset.theme;
-  // System, then the other look, then the same look also if the system changes.
+  // The order is: the system's theme, the other theme, and the system's present theme, but fixed.
   const next = now === undefined ? other : now === other ? system : undefined;
   if (next) root.dataset.theme = next;
   else delete root.dataset.theme;
-  tellTheme();
+  showTheme();
   try {
     if (next) localStorage.setItem("theme", next);
     else localStorage.removeItem("theme");
-  } catch { /* it holds for this page */ }
+  } catch { /* without storage the theme is kept only for this page */ }
 });
-tellTheme();
+showTheme();
 
 // --- times and scrolling ------------------------------------------------------------------------
 
@@ -150,11 +150,11 @@ function zoneOf(at) {
   return zones.formatToParts(at).find((one) => one.type === "timeZoneName").value;
 }
 
-// Shows a time in the reader's zone; the page has it in UTC.
-function localTime(one) {
+// Shows a time in the reader's time zone. The server renders times in UTC.
+function showLocalTime(one) {
   const at = new Date(one.dateTime);
   if (!one.dateTime || Number.isNaN(at.valueOf())) return;
-  // After the first paint: loading the names of the zones takes the browser 15 ms.
+  // Wait for the first paint, because loading the names of the time zones takes 15 ms.
   whenIdle(() => {
     one.title = `${dayOf(at)} ${clockOf(at)}:${two(at.getSeconds())} ${zoneOf(at)}`;
   });
@@ -167,31 +167,31 @@ function localTime(one) {
   }
 }
 
-const andWithin = (selector, one) => [one, ...$$(selector, one)]
+const matchesIn = (selector, one) => [one, ...$$(selector, one)]
   .filter((each) => each.matches?.(selector));
 
-// Lets the keyboard scroll what is larger than its box.
-function scrollable(within) {
-  for (const one of andWithin("pre, .words table", within)) {
+// Lets the keyboard scroll elements whose content is larger than their box.
+function makeScrollable(within) {
+  for (const one of matchesIn("pre, .words table", within)) {
     const larger = one.scrollHeight > one.clientHeight || one.scrollWidth > one.clientWidth;
     if (larger) one.tabIndex = 0;
   }
 }
 
-function finish(within) {
-  andWithin("time", within).forEach(localTime);
-  scrollable(within);
+function prepareElements(within) {
+  matchesIn("time", within).forEach(showLocalTime);
+  makeScrollable(within);
 }
 
 // The first paint shows only messages in view (conversation.css); now all positions are needed.
 $("#talk")?.removeAttribute("data-first-paint");
-finish(document);
+prepareElements(document);
 new MutationObserver((changes) => {
   for (const one of changes.flatMap((change) => [...change.addedNodes])) {
-    if (one.nodeType === Node.ELEMENT_NODE && one.isConnected) finish(one);
+    if (one.nodeType === Node.ELEMENT_NODE && one.isConnected) prepareElements(one);
   }
 }).observe(document.body, { childList: true, subtree: true });
-document.addEventListener("toggle", (event) => scrollable(event.target), true);
+document.addEventListener("toggle", (event) => makeScrollable(event.target), true);
 
 const help = $("#help");
 $("#help-button").addEventListener("click", () => help.showModal());
@@ -215,7 +215,7 @@ const sendsOnEnter = (send) => (event) => {
 };
 
 // Shows a dialog with this content; the promise is true if the reader chose the button `does`.
-function agreed(content, does, ready = () => {}) {
+function askInDialog(content, does, ready = () => {}) {
   return new Promise((answer) => {
     const dialog = document.createElement("dialog");
     dialog.setAttribute("aria-label", content.textContent);
@@ -223,10 +223,10 @@ function agreed(content, does, ready = () => {}) {
     form.method = "dialog";
     const buttons = document.createElement("div");
     buttons.className = "acts";
-    for (const [name, told] of [["ok", does], ["cancel", "Cancel"]]) {
+    for (const [name, label] of [["ok", does], ["cancel", "Cancel"]]) {
       const button = document.createElement("button");
       button.value = name;
-      button.textContent = told;
+      button.textContent = label;
       buttons.append(button);
     }
     form.append(content, buttons);
@@ -241,13 +241,13 @@ function agreed(content, does, ready = () => {}) {
   });
 }
 
-async function asked(words, value, { long = false, does = "Save", enter = !long } = {}) {
+async function askForText(words, value, { long = false, does = "Save", enter = !long } = {}) {
   const label = document.createElement("label");
   label.textContent = words;
   const input = document.createElement(long ? "textarea" : "input");
   input.value = value;
   label.append(input);
-  const ok = await agreed(label, does, (button) => {
+  const ok = await askInDialog(label, does, (button) => {
     if (enter) input.addEventListener("keydown", sendsOnEnter(() => button.click()));
     input.focus();
     if (!long) input.select();
@@ -255,38 +255,38 @@ async function asked(words, value, { long = false, does = "Save", enter = !long 
   return ok ? input.value : null;
 }
 
-function confirmed(words, does) {
+function askToConfirm(words, does) {
   const text = document.createElement("p");
   text.textContent = words;
-  return agreed(text, does);
+  return askInDialog(text, does);
 }
 
 // --- the list ---------------------------------------------------------------------------------
 
 const found = $("#found");
-let asking = 0;
-let beyond = false;
+let latestQuery = 0;
+let moreRowsLoaded = false;
 
-async function filter(input) {
-  const number = ++asking;
-  beyond = false;
+async function filterList(input) {
+  const number = ++latestQuery;
+  moreRowsLoaded = false;
   const fields = new URLSearchParams(new FormData(input.form));
   const address = fields.size ? `/?${fields}` : "/";
   fields.set("part", "true");
-  const made = await trying(() => html(`/?${fields}`));
+  const made = await tryOrToast(() => html(`/?${fields}`));
   // A newer query has been sent: discard this late response.
-  if (made === undefined || number !== asking) return;
+  if (made === undefined || number !== latestQuery) return;
   const link = $(".chosen a", found)?.getAttribute("href");
   found.replaceChildren(...made.body.childNodes);
   history.replaceState(null, "", address);
   const again = $$("[data-row]", found).find((row) => $("a", row).getAttribute("href") === link);
-  if (again) mark(again);
+  if (again) markRow(again);
 }
 
 const nameOf = (row) => $("a", row)?.getAttribute("href") ?? row.className;
 
 // Updates the list to these rows, in their order, and leaves unchanged rows untouched.
-function takeRows(list, rows) {
+function updateRows(list, rows) {
   const known = new Map([...list.children].map((row) => [nameOf(row), row]));
   const focused = list.contains(document.activeElement) && document.activeElement;
   const [at, to] = focused ? [nameOf(focused.closest("li")), focused.getAttribute("href")] : [];
@@ -303,48 +303,48 @@ function takeRows(list, rows) {
     ?.focus({ preventScroll: true });
 }
 
-// Updates the first rows if no others are shown. Only one request runs at a time.
-const RENEWED = 5000;
-let renewing = false;
-async function renew(input) {
-  if (renewing || document.hidden || beyond || input.value) return;
-  renewing = true;
-  const number = asking;
+// Updates the first rows, unless more rows were loaded. Only one request runs at a time.
+const REFRESH_MILLISECONDS = 5000;
+let refreshingList = false;
+async function refreshList(input) {
+  if (refreshingList || document.hidden || moreRowsLoaded || input.value) return;
+  refreshingList = true;
+  const number = latestQuery;
   const fields = new URLSearchParams(new FormData(input.form));
   fields.set("part", "true");
   try {
     const made = await html(`/?${fields}`);
-    connected(true);
-    if (number === asking && !beyond && !input.value) {
-      takeRows($(".sessions", found), [...$(".sessions", made).children]);
+    setConnected(true);
+    if (number === latestQuery && !moreRowsLoaded && !input.value) {
+      updateRows($(".sessions", found), [...$(".sessions", made).children]);
     }
   } catch (error) {
-    if (error instanceof Gone) connected(false);
+    if (error instanceof GatewayUnreachable) setConnected(false);
     else toast(error.message, true);
   } finally {
-    renewing = false;
+    refreshingList = false;
   }
 }
 
 if (found) {
   const input = $("#search");
-  setInterval(() => renew(input), RENEWED);
+  setInterval(() => refreshList(input), REFRESH_MILLISECONDS);
   let pause;
   input.addEventListener("input", () => {
     clearTimeout(pause);
-    pause = setTimeout(() => filter(input), 120);
+    pause = setTimeout(() => filterList(input), 120);
   });
   input.form.addEventListener("submit", (event) => {
     event.preventDefault();
     clearTimeout(pause);
-    filter(input);
+    filterList(input);
   });
   // Update the list when the reader returns to the tab.
   let left = Infinity;
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { left = Date.now(); return; }
-    if (!input.value) renew(input);
-    else if (Date.now() - left > 10_000 && scrollY < 200) filter(input);
+    if (!input.value) refreshList(input);
+    else if (Date.now() - left > 10_000 && scrollY < 200) filterList(input);
   });
 }
 
@@ -352,9 +352,9 @@ document.addEventListener("click", async (event) => {
   const more = event.target.closest("[data-more]");
   if (!more) return;
   more.disabled = true;
-  const made = await trying(() => html(more.dataset.more));
+  const made = await tryOrToast(() => html(more.dataset.more));
   if (made === undefined) { more.disabled = false; return; }
-  beyond = true;
+  moreRowsLoaded = true;
   more.closest("li").replaceWith(...made.body.children);
 });
 
@@ -394,8 +394,8 @@ const ofAgent = (fields = {}) => {
   const text = named.toString();
   return text ? `?${text}` : "";
 };
-// Fields of the requests for messages: with hidden ones, and the filter (outline.js).
-const shownFields = () => ({
+// Query fields of requests for messages: whether to include hidden messages, and the filter.
+const messageFields = () => ({
   ...(talk?.dataset.full === "true" ? { full: "true" } : {}),
   ...Object.fromEntries(new URLSearchParams(talk?.dataset.filter)),
 });
@@ -403,15 +403,15 @@ const articles = () => $$("article.message", talk);
 const atEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
 const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
 
-function part(fields) {
-  return html(`${path}/fragment${ofAgent({ ...shownFields(), ...fields })}`).then((made) => {
+function loadPart(fields) {
+  return html(`${path}/fragment${ofAgent({ ...messageFields(), ...fields })}`).then((made) => {
     const found = $(".part", made);
     if (!found) throw new Error("Unexpected response from the gateway. Reload the page.");
     return found;
   });
 }
 
-function older() {
+function addOlderButton() {
   const first = $(".part", talk);
   let button = $("#older");
   if (first.dataset.older !== "true") { button?.remove(); return; }
@@ -424,21 +424,21 @@ function older() {
     if (button.disabled) return;
     button.disabled = true;
     const top = $(".part", talk);
-    const made = await trying(() => part({ before: top.dataset.first }));
+    const made = await tryOrToast(() => loadPart({ before: top.dataset.first }));
     button.disabled = false;
     if (made === undefined || top !== $(".part", talk)) return;
     // Keep the scroll position.
-    const read = beingRead();
+    const read = messageBeingRead();
     const before = read?.getBoundingClientRect().top;
     button.remove();
     talk.prepend(made);
-    older();
+    addOlderButton();
     if (read) scrollBy(0, read.getBoundingClientRect().top - before);
   });
   talk.before(button);
 }
 
-function newer() {
+function addNewerButton() {
   const last = $$(".part", talk).at(-1);
   let button = $("#newer");
   if (last.dataset.newer !== "true") { button?.remove(); return; }
@@ -451,19 +451,19 @@ function newer() {
     if (button.disabled) return;
     button.disabled = true;
     const end = $$(".part", talk).at(-1);
-    const made = await trying(() => part({ after: end.dataset.last, limit: 50 }));
+    const made = await tryOrToast(() => loadPart({ after: end.dataset.last, limit: 50 }));
     button.disabled = false;
     if (made === undefined || end !== $$(".part", talk).at(-1)) return;
     button.remove();
     talk.append(made);
-    newer();
+    addNewerButton();
     if (!isOld()) follow();
   });
   talk.after(button);
 }
 
-// Copies what the reader did to the old element to the new one: the selection, the mark of a jump,
-// and open details.
+// Copies the reader's state from the old element to the new one: selection, mark of a jump, and
+// open details.
 function keepReaderState(known, one) {
   if (known.classList.contains("arrived")) one.classList.add("arrived");
   if (known.classList.contains("chosen")) {
@@ -475,15 +475,15 @@ function keepReaderState(known, one) {
   $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
 }
 
-// Has a screen reader say the new messages. The conversation itself is not a live region, because
-// older messages that are loaded into it must not be read out.
+// Has a screen reader read out new messages. The conversation itself is not a live region, because
+// older messages that are loaded later must not be read out.
 const MAX_ANNOUNCED = 2000;
 function announce(messages) {
-  const told = messages.map((one) => {
+  const texts = messages.map((one) => {
     const text = $$(".words", one).filter((words) => !words.closest("details"));
     return `${one.getAttribute("aria-label")}. ${text.map((words) => words.textContent).join(" ")}`;
   });
-  $("#announced").textContent = told.join(" ").slice(0, MAX_ANNOUNCED);
+  $("#announced").textContent = texts.join(" ").slice(0, MAX_ANNOUNCED);
 }
 
 // Merges changes into the page: new messages at the end, new results into their calls.
@@ -513,21 +513,21 @@ function merge(made) {
 }
 
 // Shows the session's state. The end of a turn sends no event, so the page polls during a turn.
-let looking;
-function tellState({ state, tokens, title }) {
-  clearTimeout(looking);
+let stateTimer;
+function showState({ state, tokens, title }) {
+  clearTimeout(stateTimer);
   // Until the catalog is ready the state is unknown. A new message looks interrupted until a
   // process starts its turn.
   if (state === undefined || state === "running" || state !== $("#state")?.title) {
-    looking = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
+    stateTimer = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
   }
   if (state === undefined) return;
-  // A page rendered before the catalog was ready has no elements for them yet.
+  // A page rendered before the catalog was ready has no elements for state and tokens yet.
   if (!$("#state")) {
-    $(".titleline").prepend(named("i", "state"));
+    $(".titleline").prepend(newElement("i", "state"));
     $("#state").setAttribute("role", "img");
   }
-  if (!$("#tokens")) $("#message-count").after(named("span", "tokens"));
+  if (!$("#tokens")) $("#message-count").after(newElement("span", "tokens"));
   $("#state").className = `dot ${state}`;
   $("#state").title = state;
   $("#state").setAttribute("aria-label", state);
@@ -536,14 +536,14 @@ function tellState({ state, tokens, title }) {
   document.title = `${title} · stenolog`;
 }
 
-function named(tag, id) {
+function newElement(tag, id) {
   const made = document.createElement(tag);
   made.id = id;
   return made;
 }
 
 let unseen = 0;
-function tellNew(count) {
+function showNewCount(count) {
   unseen = count;
   const button = $("#new");
   button.hidden = unseen === 0;
@@ -554,34 +554,34 @@ let refreshing = false;
 let again = false;
 async function refresh() {
   // A page that does not show the end is not kept up to date.
-  if (deleted() || isOld()) return;
+  if (isDeleted() || isOld()) return;
   if (refreshing) { again = true; return; }
   refreshing = true;
   try {
-    await takeIn();
+    await loadChanges();
   } finally {
     refreshing = false;
   }
   if (again) { again = false; await refresh(); }
 }
 
-async function takeIn() {
+async function loadChanges() {
   const stay = !atEnd();
   const height = document.documentElement.scrollHeight;
   const end = $$(".part", talk).at(-1);
   const digests = $$(".part", talk).map((one) => one.dataset.digest);
-  // Load from the last prompt on: before it, only the visibility of messages can change.
+  // Load from the last prompt on: of earlier messages, only the visibility can change.
   const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
   const last = Number(end.dataset.last);
   const from = prompt ? prompt.dataset.seq - 1 : 0;
   // In a very long turn, load only new messages.
-  const made = await trying(() => {
-    return part({ after: last - from > 300 ? last : from }).catch(endIfDeleted);
+  const made = await tryOrToast(() => {
+    return loadPart({ after: last - from > 300 ? last : from }).catch(endIfDeleted);
   });
   if (made === undefined) return;
   // A jump has loaded other messages meanwhile.
   if (end !== $$(".part", talk).at(-1)) { again = true; return; }
-  tellState(made.dataset);
+  showState(made.dataset);
   const summarized = made.dataset.summarized - end.dataset.summarized;
   if (summarized > 0) {
     const messages = summarized === 1 ? "1 message was" : `${summarized.toLocaleString("en")} messages were`;
@@ -594,8 +594,8 @@ async function takeIn() {
     await reload();
     count = articles().filter((one) => Number(one.dataset.seq) > last).length;
   }
-  if (stay) tellNew(unseen + count);
-  else tellNew(0);
+  if (stay) showNewCount(unseen + count);
+  else showNewCount(0);
   if (!stay && document.documentElement.scrollHeight !== height) toEnd();
 }
 
@@ -603,15 +603,15 @@ async function takeIn() {
 async function reload({ end = false } = {}) {
   const live = end || !isOld();
   const before = $$(".part", talk).at(-1);
-  const read = end || (live && atEnd()) ? undefined : beingRead();
-  const fields = shownFields();
+  const read = end || (live && atEnd()) ? undefined : messageBeingRead();
+  const fields = messageFields();
   if (read) fields.at = read.dataset.seq;
-  const made = await trying(() => html(`${path}${ofAgent(fields)}`));
+  const made = await tryOrToast(() => html(`${path}${ofAgent(fields)}`));
   if (made === undefined) return;
   const parts = $$("#talk .part", made);
   // If the page showed the end, load up to the end.
   while (live && parts.at(-1).dataset.newer === "true") {
-    const more = await trying(() => part({ after: parts.at(-1).dataset.last }));
+    const more = await tryOrToast(() => loadPart({ after: parts.at(-1).dataset.last }));
     if (more === undefined) return;
     parts.push(more);
   }
@@ -631,22 +631,22 @@ async function reload({ end = false } = {}) {
   }
   $("#older")?.remove();
   $("#newer")?.remove();
-  older();
-  newer();
+  addOlderButton();
+  addNewerButton();
   const seq = Number(read?.dataset.seq);
   const now = articles().find((one) => Number(one.dataset.seq) >= seq);
   if (now) scrollBy(0, now.getBoundingClientRect().top - top);
 }
 
 // Returns the height of the window's top that the sticky headers cover.
-function covered() {
+function coveredHeight() {
   const sticky = $$(".top, #session-bar").filter((one) => getComputedStyle(one).position === "sticky");
   return Math.max(0, ...sticky.map((one) => one.getBoundingClientRect().bottom));
 }
 
 // Returns the first message in the window that the sticky headers do not cover.
-function beingRead() {
-  const under = covered();
+function messageBeingRead() {
+  const under = coveredHeight();
   return articles().find((one) => one.getBoundingClientRect().bottom > under);
 }
 
@@ -657,24 +657,24 @@ function follow() {
   if (source || document.hidden) return;
   const { last } = $$(".part", talk).at(-1).dataset;
   source = new EventSource(`${base}/events${ofAgent({ after: last, changes: "true" })}`);
-  // No event reports changes made before the connection was open.
+  // Changes made before the connection was open cause no event.
   source.addEventListener("open", () => refresh());
-  source.addEventListener("open", () => connected(true));
-  source.addEventListener("error", lost);
+  source.addEventListener("open", () => setConnected(true));
+  source.addEventListener("error", reconnect);
   source.addEventListener("message", () => refresh());
   source.addEventListener("change", () => refresh());
   source.addEventListener("deleted", endPage);
 }
 
-// Keeps the content of the page, but disables all actions.
-const deleted = () => $("#deleted")?.hidden === false;
+const isDeleted = () => $("#deleted")?.hidden === false;
+// Disables all actions of a deleted session, but keeps the content of the page.
 function endPage() {
   $("#deleted").hidden = false;
   $("#state")?.remove();
   for (const one of $$("#say *, #rename, #retag, [data-undo], [data-fork-at]")) one.disabled = true;
   followed = false;
-  leave();
-  connected(true);
+  disconnect();
+  setConnected(true);
 }
 
 function endIfDeleted(error) {
@@ -683,42 +683,42 @@ function endIfDeleted(error) {
 }
 
 // Browsers reconnect by themselves, but not after every kind of failure.
-function lost() {
-  connected(false);
+function reconnect() {
+  setConnected(false);
   if (source?.readyState !== EventSource.CLOSED) return;
-  leave();
+  disconnect();
   setTimeout(() => { if (followed) follow(); }, 3000);
 }
 
-function leave() {
+function disconnect() {
   source?.close();
   source = null;
 }
 
-// Browsers limit connections across all tabs, so hidden tabs close theirs.
+// Browsers limit connections across all tabs, so hidden tabs close their connection.
 document.addEventListener("visibilitychange", async () => {
   if (!followed) return;
-  if (document.hidden) { leave(); return; }
+  if (document.hidden) { disconnect(); return; }
   await refresh();
   follow();
 });
-addEventListener("pagehide", leave);
+addEventListener("pagehide", disconnect);
 
 const isOld = () => $$(".part", talk).at(-1).dataset.newer === "true";
 
-// Another script replaced, added or removed parts.
+// Called after another script has replaced, added or removed parts.
 function partsChanged() {
   for (const button of $$("#older, #newer")) button.remove();
-  older();
-  newer();
+  addOlderButton();
+  addNewerButton();
   if (!isOld()) { follow(); return; }
   followed = false;
-  leave();
+  disconnect();
 }
 
 if (talk) {
-  older();
-  newer();
+  addOlderButton();
+  addNewerButton();
   talk.addEventListener("parts", partsChanged);
   const target = location.hash.startsWith("#m") && document.getElementById(location.hash.slice(1));
   if (target) target.scrollIntoView({ block: "center" });
@@ -727,11 +727,11 @@ if (talk) {
   // The state in the page may be older than its messages.
   if ($("#state.running") || (!isOld() && !$("#state.idle"))) refresh();
   $("#new").addEventListener("click", async () => {
-    tellNew(0);
+    showNewCount(0);
     if (isOld()) { await reload({ end: true }); follow(); }
     toEnd();
   });
-  addEventListener("scroll", () => { if (unseen && atEnd()) tellNew(0); }, { passive: true });
+  addEventListener("scroll", () => { if (unseen && atEnd()) showNewCount(0); }, { passive: true });
   addEventListener("hashchange", () => {
     const seq = /^#m(\d+)$/.exec(location.hash)?.[1];
     if (seq && !document.getElementById(`m${seq}`)) {
@@ -744,17 +744,17 @@ if (talk) {
     if (button.matches("[data-undo]")) {
       const what = $(".line", button.closest(".divider")).textContent.trim();
       const words = `${what}. Undo makes the messages visible to the model again. You cannot redo this.`;
-      if (!await confirmed(words, "Undo")) return;
-      const done = await trying(() => api("POST", `${base}/undo${ofAgent()}`));
+      if (!await askToConfirm(words, "Undo")) return;
+      const done = await tryOrToast(() => api("POST", `${base}/undo${ofAgent()}`));
       if (done === undefined) return;
       toast(undoNotice(done));
       await reload();
     } else if (button.matches("[data-fork-at]")) {
       const at = Number(button.dataset.forkAt);
       const new_key = talk.dataset.fork;
-      const done = await trying(() => api("POST", `${base}/fork${ofAgent()}`, { new_key, at }));
+      const done = await tryOrToast(() => api("POST", `${base}/fork${ofAgent()}`, { new_key, at }));
       if (!done) return;
-      tellThere(`Forked from ${key} at message ${at}.`);
+      noticeOnNextPage(`Forked from ${key} at message ${at}.`);
       location.assign(`/s/${encodeURIComponent(done.key)}${ofAgent()}`);
     }
   });
@@ -784,17 +784,17 @@ if (menu) {
 
 if (session) {
   $("#rename")?.addEventListener("click", async () => {
-    const title = await asked("Title", $("#title").textContent);
+    const title = await askForText("Title", $("#title").textContent);
     if (title === null) return;
-    const done = await trying(() => api("PATCH", base + ofAgent(), { title: title.trim() || null }));
+    const done = await tryOrToast(() => api("PATCH", base + ofAgent(), { title: title.trim() || null }));
     if (done) $("#title").textContent = done.title || key;
   });
   $("#retag")?.addEventListener("click", async () => {
     const now = JSON.parse($("#tags").dataset.tags);
-    const told = await asked("Tags (comma-separated)", now.join(", "));
-    if (told === null) return;
-    const tags = told.split(",").map((one) => one.trim()).filter(Boolean);
-    const done = await trying(() => api("PATCH", base + ofAgent(), { tags }));
+    const reply = await askForText("Tags (comma-separated)", now.join(", "));
+    if (reply === null) return;
+    const tags = reply.split(",").map((one) => one.trim()).filter(Boolean);
+    const done = await tryOrToast(() => api("PATCH", base + ofAgent(), { tags }));
     if (!done) return;
     $("#tags").dataset.tags = JSON.stringify(done.tags);
     $("#tags").replaceChildren(...done.tags.map((tag) => {
@@ -815,7 +815,7 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read().catch(() => { throw new Gone(); });
+    const { value, done } = await reader.read().catch(() => { throw new GatewayUnreachable(); });
     if (done) return;
     const pieces = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
     rest = pieces.pop();
@@ -827,8 +827,8 @@ async function* events(response) {
   }
 }
 
-async function said(words, session, model) {
-  const response = await ask("/v1/chat/completions", {
+async function sendMessage(words, session, model) {
+  const response = await request("/v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({
@@ -839,14 +839,14 @@ async function said(words, session, model) {
     }),
   });
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  throw failure(told.error?.message, response);
+  const reply = await response.json().catch(() => ({}));
+  throw failure(reply.error?.message, response);
 }
 
 // Shows the answer as plain text while it is streamed, until the stored message replaces it.
 async function stream(words) {
   const writing = $("#writing");
-  const response = await said(words, key, agent);
+  const response = await sendMessage(words, key, agent);
   for await (const one of events(response)) {
     if (one.error) throw new Error(one.error.message);
     const piece = one.choices?.[0]?.delta?.content;
@@ -859,13 +859,13 @@ async function stream(words) {
 }
 
 async function command(words) {
-  const told = await api("POST", `${base}/messages${ofAgent()}`, { content: words });
-  if (told.session !== key) {
-    location.assign(`/s/${encodeURIComponent(told.session)}${ofAgent()}`);
+  const reply = await api("POST", `${base}/messages${ofAgent()}`, { content: words });
+  if (reply.session !== key) {
+    location.assign(`/s/${encodeURIComponent(reply.session)}${ofAgent()}`);
     return;
   }
   const writing = $("#writing");
-  const made = await asWords(told.answer);
+  const made = await renderText(reply.answer);
   await reload();
   writing.replaceChildren(made);
   writing.hidden = false;
@@ -911,7 +911,7 @@ if (say) {
         writing.textContent = "";
       }
     } catch (error) {
-      const gone = error instanceof Gone;
+      const gone = error instanceof GatewayUnreachable;
       toast(gone ? "Can't reach the gateway. Your message is kept." : error.message, true);
       writing.hidden = true;
       box.value = box.value ? `${words}\n${box.value}` : words;
@@ -922,15 +922,15 @@ if (say) {
     allowSend();
     $("#stop").hidden = true;
   });
-  $("#stop").addEventListener("click", () => trying(() => api("POST", `${base}/stop${ofAgent()}`)));
+  $("#stop").addEventListener("click", () => tryOrToast(() => api("POST", `${base}/stop${ofAgent()}`)));
 }
 
 $("#begin")?.addEventListener("click", async ({ currentTarget: button }) => {
-  const words = await asked("New conversation", "", { long: true, does: "Send", enter: true });
+  const words = await askForText("New conversation", "", { long: true, does: "Send", enter: true });
   if (!words?.trim()) return;
   const named = found.dataset.agent;
-  // Once started, the answer is completed even if this page is left.
-  const begun = await trying(() => said(words, button.dataset.key, named));
+  // Once an answer has started, the gateway completes it even if the reader leaves this page.
+  const begun = await tryOrToast(() => sendMessage(words, button.dataset.key, named));
   if (!begun) return;
   const suffix = named === "main" ? "" : `?agent=${encodeURIComponent(named)}`;
   location.assign(`/s/${encodeURIComponent(button.dataset.key)}${suffix}`);
@@ -945,15 +945,15 @@ document.addEventListener("click", async (event) => {
   const fields = { act: button.dataset.noteAct, who: note.dataset.who, id: note.dataset.note };
   if (fields.act === "edit" || fields.act === "add") {
     const before = fields.act === "edit" ? $(".text", note).textContent : "";
-    fields.text = await asked("Note", before, { long: true });
+    fields.text = await askForText("Note", before, { long: true });
     if (!fields.text?.trim()) return;
   }
   const named = new URLSearchParams(location.search).get("agent");
   const address = named ? `/notes?agent=${encodeURIComponent(named)}` : "/notes";
-  const done = await trying(() => api("POST", address, fields));
+  const done = await tryOrToast(() => api("POST", address, fields));
   if (!done) return;
-  const told = { add: "added", edit: "saved", forget: "deleted", undo: "restored" }[fields.act];
-  tellThere(`Note ${told}.`);
+  const pastVerb = { add: "added", edit: "saved", forget: "deleted", undo: "restored" }[fields.act];
+  noticeOnNextPage(`Note ${pastVerb}.`);
   location.reload();
 });
 
@@ -966,21 +966,21 @@ document.addEventListener("click", async (event) => {
   if (event.ctrlKey || event.metaKey || event.shiftKey || event.defaultPrevented) return;
   if (link.getAttribute("href").startsWith("#")) return;
   event.preventDefault();
-  await trying(async () => {
-    await ask(link.href, { method: "HEAD" });
+  await tryOrToast(async () => {
+    await request(link.href, { method: "HEAD" });
     location.assign(link.href);
   });
 });
 
 // --- keys -------------------------------------------------------------------------------------
 
-function chosen() {
+function currentRow() {
   return $("[data-row].chosen");
 }
 
-// Marks the current row. Only one row at a time is in the order of the Tab key.
-function mark(row) {
-  const before = chosen();
+// Marks the current row. The Tab key reaches only one row at a time.
+function markRow(row) {
+  const before = currentRow();
   before?.classList.remove("chosen");
   before?.removeAttribute("aria-current");
   if (before?.matches("article")) before.tabIndex = -1;
@@ -989,9 +989,9 @@ function mark(row) {
   if (row.matches("article")) row.tabIndex = 0;
 }
 
-function choose(row) {
+function focusRow(row) {
   if (!row) return;
-  mark(row);
+  markRow(row);
   row.scrollIntoView({ block: "nearest" });
   const target = row.matches("article") ? row : $("a, summary", row) ?? row;
   target.focus({ preventScroll: true });
@@ -1000,58 +1000,58 @@ function choose(row) {
 // The Tab key moves the current row, too.
 document.addEventListener("focusin", ({ target }) => {
   const row = target.closest("[data-row]");
-  if (row && row !== target && row !== chosen() && target.matches(":focus-visible")) mark(row);
+  if (row && row !== target && row !== currentRow() && target.matches(":focus-visible")) markRow(row);
 });
 
 const FOLDED = "details.tool, details.thought";
 
-// Opens these details, or closes them if all are open. Returns whether there are any.
-function unfold(details) {
+// Opens these details, or closes them if all are open. Returns false if there are no details.
+function toggleDetails(details) {
   const open = details.some((one) => !one.open);
   details.forEach((one) => { one.open = open; });
   return details.length > 0;
 }
 
-function step(rows, by) {
+function moveRow(rows, by) {
   if (!rows.length) return;
-  const now = chosen();
+  const now = currentRow();
   const all = $$("[data-row]");
   const place = now ? all.indexOf(now) : -1;
   if (!now) {
     // Start at the first visible row.
-    const under = covered();
+    const under = coveredHeight();
     const top = rows.find((row) => row.getBoundingClientRect().bottom > under + 20);
-    choose(by > 0 ? top : rows.at(-1));
+    focusRow(by > 0 ? top : rows.at(-1));
     return;
   }
   const next = by > 0
     ? rows.find((row) => all.indexOf(row) > place)
     : rows.findLast((row) => all.indexOf(row) < place);
-  choose(next);
+  focusRow(next);
 }
 
 const KEYS = {
   "/": () => { $("#search").focus(); $("#search").select(); },
-  j: () => step($$("[data-row]"), 1),
-  k: () => step($$("[data-row]"), -1),
+  j: () => moveRow($$("[data-row]"), 1),
+  k: () => moveRow($$("[data-row]"), -1),
   g: () => {
-    if ($("#older")) { location.assign(path + ofAgent({ ...shownFields(), at: 1 })); return; }
+    if ($("#older")) { location.assign(path + ofAgent({ ...messageFields(), at: 1 })); return; }
     scrollTo(0, 0);
-    choose($$("[data-row]")[0]);
+    focusRow($$("[data-row]")[0]);
   },
   G: () => {
-    if ($("#newer")) { location.assign(path + ofAgent(shownFields())); return; }
+    if ($("#newer")) { location.assign(path + ofAgent(messageFields())); return; }
     toEnd();
-    choose($$("[data-row]").at(-1));
+    focusRow($$("[data-row]").at(-1));
   },
-  "]": () => step($$("article.user:not([data-injected])"), 1),
-  "[": () => step($$("article.user:not([data-injected])"), -1),
-  e: () => unfold($$(FOLDED)),
+  "]": () => moveRow($$("article.user:not([data-injected])"), 1),
+  "[": () => moveRow($$("article.user:not([data-injected])"), -1),
+  e: () => toggleDetails($$(FOLDED)),
   c: () => say && $("textarea", say).focus(),
   u: () => location.assign(`/${ofAgent()}`),
   "?": () => help.showModal(),
   Enter: () => {
-    if (chosen()?.matches("article")) unfold($$(FOLDED, chosen()));
+    if (currentRow()?.matches("article")) toggleDetails($$(FOLDED, currentRow()));
     else $("li.chosen a")?.click();
   },
 };
@@ -1073,7 +1073,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && at.closest("a, button, summary")) return;
   if (event.key === " ") {
     // Without tools or thinking, the key scrolls as usual.
-    if (at.matches("article") && unfold($$(FOLDED, at))) event.preventDefault();
+    if (at.matches("article") && toggleDetails($$(FOLDED, at))) event.preventDefault();
     return;
   }
   const act = KEYS[event.key];
