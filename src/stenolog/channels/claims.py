@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from stenolog.agent.scheduler import acquire_lease, renewed_lease
+from stenolog.agent.scheduler import acquire_lease, renew_lease
 from stenolog.agent.threads import Threads
 from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store, find_info
@@ -52,7 +52,7 @@ class Claims:
         async with lock:
             self._check_open()
             lease = await self._acquire(name, wait=wait)
-            async with renewed_lease(self._threads, lease, ttl=self.ttl, lost=on_lost):
+            async with renew_lease(self._threads, lease, ttl=self.ttl, on_lost=on_lost):
                 yield
 
     async def save(self, name: str, **fields: Any) -> None:
