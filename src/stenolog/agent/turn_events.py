@@ -29,7 +29,7 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """Maximum length of the answer in tokens."""
     sender: str | None = ""
-    """Verified sender, whose memory the model sees. None: the session's owner, for resumed turns."""
+    """Verified sender, whose memory the model sees. None: the owner, for resumed turns."""
 
     @property
     def client_tool_names(self) -> frozenset[str]:

@@ -86,7 +86,7 @@ def late_seq(sessions: SessionStore, view: SessionView) -> int | None:
 
 
 class ForeignTurns:
-    """Cache of unfinished turns of other programs, so that each change of a session is examined once."""
+    """Cache of unfinished turns of other programs. Each change of a session is examined once."""
 
     def __init__(self) -> None:
         self._versions = OrderedDict[tuple[str | None, str], tuple[str, datetime | None]]()
