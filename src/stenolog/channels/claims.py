@@ -1,8 +1,8 @@
 """Claims: only one gateway at a time polls an app, or delivers in a conversation.
 
 Each kind of work is a session in a separate store, in the namespace `channels` of the workspace.
-The lease of that session marks the process that does the work. The meta of the
-session keeps data for the next process. If only one process can exist, an in-memory store is enough.
+The lease of that session marks the process that does the work. The meta of the session keeps data
+for the next process. If only one process can exist, an in-memory store is enough.
 """
 
 import asyncio

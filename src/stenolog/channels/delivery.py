@@ -87,7 +87,7 @@ def is_due(mark: DeliveryMark | None, seq: int) -> bool:
 def make_sending_mark(
     mark: DeliveryMark | None, answer: DueAnswer, due: Sequence[DueAnswer]
 ) -> DeliveryMark:
-    """Return the mark for an answer that is being sent. Other due answers up to its seq are owed."""
+    """Return the mark for an answer that is being sent. Other answers up to its seq are owed."""
     last_seq = answer.seq if mark is None else max(mark.seq, answer.seq)
     owed = {other.seq for other in due if other.seq <= last_seq}.union(mark.owed if mark else ())
     owed.discard(answer.seq)
