@@ -19,7 +19,7 @@ from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
-from stenolog.settings.validation import MIN_SECRET
+from stenolog.settings.validation import MIN_SECRET_LENGTH
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -163,10 +163,10 @@ def _open_claims_store(loop: AgentLoop, settings: Settings) -> Store | None:
 def _webhook_secret(settings: Settings, name: str) -> str:
     hook = settings.webhooks[name]
     secret = _read_secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
-    if len(secret) < MIN_SECRET:
+    if len(secret) < MIN_SECRET_LENGTH:
         raise UsageError(
-            f"webhooks.{name} needs a secret of at least {MIN_SECRET} characters: set secret, or "
-            "the variable that secret_env names"
+            f"webhooks.{name} needs a secret of at least {MIN_SECRET_LENGTH} characters: set "
+            "secret, or the variable that secret_env names"
         )
     return secret
 
