@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.agent.blocking_model import BlockingModel
 from stenolog.agent.spec import AgentSpec
-from stenolog.agent.tools import BUILT_IN_TOOLS, Tool, ToolContext, ToolRunner, as_tools
+from stenolog.agent.tools import BUILT_IN_TOOLS, Tool, ToolContext, ToolRunner, collect_tools
 from stenolog.agent.turn_events import DEFAULT_OPTIONS, TurnOptions, tool_name
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.context import Context
@@ -73,7 +73,7 @@ class AgentInstance:
         self._models_mutex = threading.Lock()
         self._models = {"": model}
         self._contexts: dict[str, Context] = {}
-        self._tools = as_tools([*BUILT_IN_TOOLS, *tools]) if spec.tools else {}
+        self._tools = collect_tools([*BUILT_IN_TOOLS, *tools]) if spec.tools else {}
         self.tool_runner = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )

@@ -636,7 +636,7 @@ class TurnScheduler:
     async def hold_lease(
         self, session: ActiveSession, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
-        """Yield a SessionStore that writes through the lease; without a lease, the agent's."""
+        """Yield a SessionStore that writes through the lease, or the agent's without a lease."""
         if lease is None:
             yield session.instance.sessions
             return

@@ -129,7 +129,7 @@ def tool(
     return make_tool if function is None else make_tool(function)
 
 
-def as_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
+def collect_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
     tools_by_name: dict[str, Tool] = {}
     for item in tools:

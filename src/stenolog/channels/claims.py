@@ -99,7 +99,7 @@ class Claims:
 
 
 def delivery_claim(agent: str | None, key: str) -> str:
-    """Return the name of the claim to deliver answers in a session. It has a fixed length."""
+    """Return the name, with a fixed length, of the claim to deliver answers in a session."""
     return f"delivery-{_place_digest(agent, key)}"
 
 

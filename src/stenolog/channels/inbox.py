@@ -92,7 +92,7 @@ class ChatSessions:
     def __init__(self, loop: AgentLoop) -> None:
         self._loop = loop
         self._unsaved_moves: dict[tuple[str | None, str], ChatMove] = {}
-        """Moves that could not be stored, by agent and root."""
+        """Moves that could not be stored, by agent and first session of the chat."""
 
     async def session_of(
         self, instance: AgentInstance, root: str, message: IncomingMessage
@@ -135,7 +135,7 @@ class ChatSessions:
     async def _last_move(self, instance: AgentInstance, root: str) -> ChatMove | None:
         if (instance.id, root) in self._unsaved_moves:
             return self._unsaved_moves[instance.id, root]
-        # Temporary errors are not caught: the message would be stored in the wrong session.
+        # Catching temporary errors would store the message in the wrong session.
         info = await self._loop.run(find_info, instance.store, root)
         return None if info is None else read_move(info.meta)
 

@@ -221,7 +221,7 @@ class CountedAnswer(str):
     usage: Usage
 
     def __new__(cls, text: str, *, model: str, usage: Usage) -> Self:
-        """Create the text with its counts."""
+        """Create the text with its token counts."""
         answer = super().__new__(cls, text)
         answer.model = model
         answer.usage = usage

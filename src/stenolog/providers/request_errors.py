@@ -254,8 +254,8 @@ class ContextOverflow(Struct, frozen=True, kw_only=True):
 
 # Each pattern includes the words around the limit, if the server states the limit.
 # Some patterns are for OpenAI and compatible APIs (vLLM, OpenRouter, DeepSeek, Azure).
-# Others are for Anthropic, llama.cpp, Ollama, Gemini, LM Studio, Mistral and SGLang.
-# The rest is for Text Generation Inference, xAI, Bedrock, Cohere, Moonshot and Copilot.
+# Other patterns are for Anthropic, llama.cpp, Ollama, Gemini, LM Studio, Mistral and SGLang.
+# Further patterns are for Text Generation Inference, xAI, Bedrock, Cohere, Moonshot and Copilot.
 _OVERFLOW_PATTERNS: Final = [
     lazy_pattern(pattern.replace("#", _NUMBER_PATTERN), re.IGNORECASE)
     for pattern in (

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.settings import values
-from stenolog.settings.file import KeyPath, dotted, quote_text
+from stenolog.settings.file import KeyPath, join_path, quote_text
 from stenolog.settings.values import ADDRESS_FIELDS, SECRET_FIELDS, Settings
 
 ANY_NAME: Final = "NAME"
@@ -91,12 +91,12 @@ def unknown_setting_text(path: KeyPath) -> str:
     *parents, name = path
     if renamed := RENAMED_FIELDS.get(field_path(path)):
         new_path = (renamed[0], path[1], *renamed[2:]) if ANY_NAME in renamed else renamed
-        return f"renamed to {dotted(new_path)}; use the new name"
+        return f"renamed to {join_path(new_path)}; use the new name"
     table = field_path(path)[:-1]
     if len(table) == 1 and table[0] in NAMED_TABLES:
         fields = [field.path[-1] for field in fields_of(path)]
         example_field = "model" if "model" in fields else fields[0]
-        return f"set a field of it, such as {dotted(path)}.{example_field}"
+        return f"set a field of it, such as {join_path(path)}.{example_field}"
     known_names = {
         known_path[len(table)]
         for known_path in [*all_fields(), *(FIELD_ALIASES if table else ())]
@@ -104,7 +104,7 @@ def unknown_setting_text(path: KeyPath) -> str:
     }
     matches = difflib.get_close_matches(name.lower(), sorted(known_names), n=1)
     if matches:
-        return f"unknown setting; did you mean {dotted((*parents, matches[0]))}?"
+        return f"unknown setting; did you mean {join_path((*parents, matches[0]))}?"
     same_names = [field.name for field in all_fields().values() if field.path[-1] == name]
     if same_names:
         return f"unknown setting; did you mean {' or '.join(same_names)}?"

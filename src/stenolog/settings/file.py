@@ -21,7 +21,7 @@ KeyPath = tuple[str, ...]
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def dotted(path: KeyPath) -> str:
+def join_path(path: KeyPath) -> str:
     """Return a path with dots. Names that are not plain words are quoted."""
     return ".".join(part if _BARE_KEY.fullmatch(part) else quote_text(part) for part in path)
 

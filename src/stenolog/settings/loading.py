@@ -29,8 +29,8 @@ from stenolog.settings.file import (
     FileContent,
     KeyPath,
     config_path,
-    dotted,
     expand_home,
+    join_path,
     read_file,
 )
 from stenolog.settings.validation import InvalidValue, check_value, has_surrogates
@@ -63,19 +63,19 @@ def parse_value(field: Field, text: str) -> object:
         case inspect.BoolType():
             return _BOOLEAN_WORDS.get(text.strip().lower(), text)
         case inspect.IntType():
-            return _parse_or_text(int, text)
+            return _parse_or_keep(int, text)
         case inspect.FloatType():
-            return _parse_or_text(float, text)
+            return _parse_or_keep(float, text)
         case inspect.VarTupleType() if not text.strip().startswith("["):
             return [part.strip() for part in text.split(",") if part.strip()]
         case inspect.VarTupleType() | inspect.DictType():
-            return _parse_or_text(_parse_toml, text)
+            return _parse_or_keep(_parse_toml, text)
     return text
 
 
-def _parse_or_text(read: Callable[[str], _T], text: str) -> _T | str:
+def _parse_or_keep(parse: Callable[[str], _T], text: str) -> _T | str:
     try:
-        return read(text.strip())
+        return parse(text.strip())
     except (ValueError, RecursionError):
         return text
 
@@ -223,7 +223,7 @@ class LayerReader:
             elif field_path(path) not in section_paths():
                 self._add_problem(file.source(path), path, unknown_setting_text(path))
             elif not isinstance(value, dict):
-                self._add_problem(file.source(path), path, f"must be a table: [{dotted(path)}]")
+                self._add_problem(file.source(path), path, f"must be a table: [{join_path(path)}]")
             else:
                 self._record_name(path, file.source(path))
                 yield from self._walk_fields(file, value, path)
@@ -248,7 +248,7 @@ class LayerReader:
             self._sources.setdefault(path[:2], source)
 
     def _add_problem(self, source: str, path: KeyPath, reason: str) -> None:
-        self.problems.append(Problem(source=source, field=dotted(path), reason=reason))
+        self.problems.append(Problem(source=source, field=join_path(path), reason=reason))
 
     def _resolve_duplicates(self, layer: Layer) -> None:
         """Resolve aliases, and reject two fields with the same meaning in one layer."""
@@ -258,7 +258,7 @@ class LayerReader:
                 continue
             value = layer.setdefault(path, alias_value)
             if value.value != alias_value.value:
-                reason = f"contradicts {dotted(path)} ({value.source}); remove one of them"
+                reason = f"contradicts {join_path(path)} ({value.source}); remove one of them"
                 self._add_problem(alias_value.source, alias, reason)
         for path, entry in layer.items():
             alternative = _alternative(path)
@@ -266,7 +266,7 @@ class LayerReader:
             is_set = alternative in layer and bool(layer[alternative].value)
             if entry.value and alternative > path and is_set:
                 source = layer[alternative].source
-                reason = f"set either this or {dotted(alternative)} ({source}), not both"
+                reason = f"set either this or {join_path(alternative)} ({source}), not both"
                 self._add_problem(entry.source, path, reason)
 
     # --- checks across values ------------------------------------------------------------------
@@ -297,9 +297,9 @@ class LayerReader:
             if field_path(path) != ("agents", "NAME", "routes"):
                 continue
             for route in entry.value:
-                other_path = routes.setdefault(route, path)
-                if other_path != path:
-                    reason = f"{route} is also in {dotted(other_path)} ({layer[other_path].source})"
+                other = routes.setdefault(route, path)
+                if other != path:
+                    reason = f"{route} is also in {join_path(other)} ({layer[other].source})"
                     self._add_problem(entry.source, path, reason)
 
     def check_reserves(self, layer: Layer) -> None:
@@ -356,7 +356,7 @@ def with_inherited_values(layer: Layer, agents: Iterable[str]) -> Layer:
     complete_layer = dict(layer)
     for name in agents:
         inherited_layer = {
-            ("agents", name, *path[1:]): SettingValue(value=entry.value, source=dotted(path))
+            ("agents", name, *path[1:]): SettingValue(value=entry.value, source=join_path(path))
             for path, entry in layer.items()
             if path[0] == "agent"
         }
@@ -464,7 +464,7 @@ def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[
             path = (*section, field.path[-1])
             entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT_SOURCE)
             value = masked_value(field.path[-1], entry.value)
-            values[dotted(path)] = SettingValue(value=value, source=entry.source)
+            values[join_path(path)] = SettingValue(value=value, source=entry.source)
     return values
 
 
@@ -484,6 +484,6 @@ def _file_warnings(file: FileContent | None, layer: Layer) -> Iterable[str]:
     for path, entry in layer.items():
         if masked_value(path[-1], entry.value) != entry.value:
             yield (
-                f"{file.file} contains {dotted(path)} and can be read by other users; run: "
+                f"{file.file} contains {join_path(path)} and can be read by other users; run: "
                 f"chmod 600 {file.file}"
             )

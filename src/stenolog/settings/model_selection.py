@@ -150,7 +150,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name for status lines. The same text as a setting selects this model."""
+        """Name for status lines. A setting with this text selects this model."""
         if self.provider == SCRIPTED:
             return SCRIPTED
         if self.provider == LOCAL:
