@@ -128,7 +128,7 @@ class ActiveSession:
         self.waits_for_lease = False
         """Whether a turn waits for the lease."""
         self.lock = asyncio.Lock()
-        """Lock that a turn, or a change of the session, holds while it waits or runs."""
+        """Lock that a turn or a session change holds while it runs or waits for the lease."""
         self._seq_lists: list[list[int]] = []
 
     @property
@@ -720,7 +720,7 @@ class TurnScheduler:
         finally:
             session.user_count -= 1
             self._drop_if_idle(session)
-            if not any(new_session.user_count for new_session in self._active.values()):
+            if not any(active.user_count for active in self._active.values()):
                 self._no_callers.set()
 
     def _drop_if_idle(self, session: ActiveSession) -> None:
@@ -732,13 +732,13 @@ class TurnScheduler:
 
 async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
     """Acquire the lease without waiting. Raise StoreBusy, NoSuchSession and others."""
-    acquiring = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
+    future = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
     try:
-        return await get_result_shielded(acquiring)
+        return await get_result_shielded(future)
     except asyncio.CancelledError:
         # The cancelled caller cannot release the lease.
-        if not acquiring.cancelled() and acquiring.exception() is None:
-            await wait_shielded(threads.run_lease(_release, acquiring.result()))
+        if not future.cancelled() and future.exception() is None:
+            await wait_shielded(threads.run_lease(_release, future.result()))
         raise
 
 

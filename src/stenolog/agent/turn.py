@@ -293,11 +293,11 @@ class Turn:
         view = self._read_view()
         if view is None or unsaved:
             return view
-        if not view.messages or self._is_question_hidden(view):
+        if not view.messages or self._is_prompt_hidden(view):
             raise _HistoryChanged  # guard: no-request-after-clear
         return view
 
-    def _is_question_hidden(self, view: SessionView) -> bool:
+    def _is_prompt_hidden(self, view: SessionView) -> bool:
         """Return whether all messages that this turn answers are hidden."""
         asked_seqs = self._asked_seqs
         return bool(asked_seqs) and asked_seqs.isdisjoint(message.seq for message in view.messages)
@@ -651,7 +651,7 @@ class Turn:
 
         `view`: the session after the turn. This call blocks.
         """
-        if self.view is None or self.view.uid != view.uid or not self._is_question_hidden(view):
+        if self.view is None or self.view.uid != view.uid or not self._is_prompt_hidden(view):
             return
         visible_seqs = {message.seq for message in view.messages}
         for seq in self._written_seqs:
@@ -663,7 +663,7 @@ class Turn:
         if body.get("role") == "tool":
             calls = turn_state(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
-        return not self._is_question_hidden(view)
+        return not self._is_prompt_hidden(view)
 
     def _emit_notice_from_thread(self, text: str) -> None:
         self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(text=text))

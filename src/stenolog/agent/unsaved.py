@@ -1,6 +1,6 @@
 """Unsaved messages of a session: a queue of writes that failed and are retried in order.
 
-Later messages wait for an unsaved message, so the log never contains an answer before its question.
+Later messages wait for an unsaved message, so no answer is stored before its user message.
 Every message keeps the idempotency key of its first attempt: if the first write did reach the
 store, the retry stores nothing twice. Messages of a turn are written only by the lease holder, and
 only if the log still needs the messages, because another process may have answered in the meantime.
@@ -42,7 +42,7 @@ _MAX_REMEMBERED_SEQS: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
-    """The messages that a model got: stored messages up to `upto`, unsaved ones up to `once`."""
+    """The messages that a model got: stored ones up to seq `upto`, unsaved ones up to key `once`."""
 
     upto: int
     once: str = ""
