@@ -42,7 +42,7 @@ _MAX_REMEMBERED_SEQS: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
-    """The messages that a model got: stored ones up to seq `upto`, unsaved ones up to key `once`."""
+    """Messages that a model got: stored ones up to seq `upto`, unsaved ones up to key `once`."""
 
     upto: int
     once: str = ""

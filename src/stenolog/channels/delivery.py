@@ -114,8 +114,8 @@ def due_answers(
 
     The result has only answers to messages above seq `after` that were stored at or after `since`.
     The origin of a message is trusted if an agent received the message: the agent writes origin and
-    mark in one append. Older versions wrote the origin without a mark. Answers to messages without a
-    mark are sent if `allows` returns True for the origin.
+    mark in one append. Older versions wrote the origin without a mark. Answers to messages without
+    a mark are sent if `allows` returns True for the origin.
     """
     answers: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
