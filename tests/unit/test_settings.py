@@ -32,7 +32,7 @@ from stenolog.settings.fields import (
     find_field,
     to_toml,
 )
-from stenolog.settings.file import config_path, dotted, start_lines
+from stenolog.settings.file import config_path, join_path, start_lines
 from stenolog.settings.loading import load_effective, variable_of
 from stenolog.settings.secrets import without_password
 from stenolog.settings.validation import describe_type
@@ -415,7 +415,7 @@ def _toml(value: object) -> str:
 
 
 def _text(given: Mapping[tuple[str, ...], object]) -> str:
-    return "".join(f"{dotted(path)} = {_toml(value)}\n" for path, value in given.items())
+    return "".join(f"{join_path(path)} = {_toml(value)}\n" for path, value in given.items())
 
 
 _right: st.SearchStrategy[dict[tuple[str, ...], Any]] = st.fixed_dictionaries(
@@ -468,8 +468,10 @@ def test_any_invalid_field_is_rejected_with_file_and_name(
     with pytest.raises(WrongSettings) as caught:
         load_effective(config=file, environment={})
     [problem] = caught.value.problems
-    assert problem.field == dotted(path)
-    assert problem.source == f"{file}:{1 + text[: text.index(dotted(path) + ' =')].count(chr(10))}"
+    assert problem.field == join_path(path)
+    assert (
+        problem.source == f"{file}:{1 + text[: text.index(join_path(path) + ' =')].count(chr(10))}"
+    )
 
 
 @given(st.binary(max_size=60) | st.text("[]a.='\"\n#1 models{},", max_size=60).map(str.encode))

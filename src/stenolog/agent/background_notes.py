@@ -48,7 +48,7 @@ class BackgroundNotes:
         self._session_added.set()
 
     def pause(self) -> None:
-        """Register an answer in progress: start no new consolidation."""
+        """Register an answer in progress, so that no new consolidation starts."""
         self._answers_in_progress += 1
         self._answers_done.clear()
 
@@ -65,7 +65,7 @@ class BackgroundNotes:
     async def close(self) -> None:
         """Cancel the task and the timers.
 
-        The caller has closed the model, which ended any request.
+        The caller closes the model first, which ends its requests.
         """
         for key in list(self._timers):
             self._cancel_timer(key)

@@ -19,7 +19,7 @@ from stenolog.providers.chat_model import (
 class ModelClosing(BaseException):
     """Signals that the agent closes and no answer will come.
 
-    ModelClosing is not an Exception, because summarizing continues after errors of the model.
+    ModelClosing is no subclass of Exception, because summarizing catches the errors of a model.
     """
 
 
@@ -50,7 +50,7 @@ class BlockingModel:
     def completion_with(self, model: ChatModel) -> CompletionFunction:
         """Return a `CompletionFunction` that always uses this model.
 
-        `close` cancels its calls, too.
+        `close` also cancels the calls of this function.
         """
         return partial(self, model=model)
 

@@ -30,7 +30,7 @@ from stenolog.stores.base import find_info
 _MAX_LISTED_ITEMS: Final = 15
 _MAX_SEARCHED_SESSIONS: Final = 2_000
 """Maximum number of sessions to search for the sessions of one user."""
-_BAR_CHARACTERS: Final = 40
+_USAGE_BAR_LENGTH: Final = 40
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ class CommandRunner:
         sender: str,
         all_sessions: bool,
     ) -> None:
-        """Run a command for the verified `sender`; empty if the sender is unknown.
+        """Create a runner. `sender`: the verified sender, or empty if the sender is unknown.
 
         `all_sessions` allows listing and opening all sessions, not only those of the sender.
         """
@@ -143,7 +143,7 @@ class CommandRunner:
         definition = COMMANDS.get(name)
         if definition is None:
             return self._reply(f"Unknown command /{name}. /help lists all commands.")
-        method = getattr(self, f"_{name}")
+        method = getattr(self, f"_run_{name}")
         try:
             if not definition.needs_lease:
                 answer: Answer = await method()
@@ -191,65 +191,65 @@ class CommandRunner:
 
     # --- the session -------------------------------------------------------------------------
 
-    async def _new(self) -> Answer:
+    async def _run_new(self) -> Answer:
         text = (
             "Started a new session. The previous one is kept: /sessions lists it, /resume opens it."
         )
         return self._reply(text, key=sibling_key(self._key))
 
-    async def _clear(self, sessions: SessionStore) -> Answer:
+    async def _run_clear(self, sessions: SessionStore) -> Answer:
         # guard: clear-upto-seen
         await self._run(sessions.store.clear, self._key, upto=self._seen_seq)
         info = await self._run(find_info, sessions.store, self._key)
         hint = " /undo shows them again." if info is not None and info.undoable else ""
         return self._reply(f"All messages so far are hidden.{hint}")
 
-    async def _compact(self, sessions: SessionStore) -> Answer:
+    async def _run_compact(self, sessions: SessionStore) -> Answer:
         del sessions
         model = await self._run(self._instance.model_of, self._key)
         context = self._instance.context(model)
         report = await self._turns.threads.run_model(context.summarize, self._key)
         return self._reply("Nothing to summarize." if report is None else f"{report}.")
 
-    async def _undo(self, sessions: SessionStore) -> Answer:
+    async def _run_undo(self, sessions: SessionStore) -> Answer:
         try:
-            undone = await self._run(undo_last, sessions.store, self._key)
+            result = await self._run(undo_last, sessions.store, self._key)
         except NothingToUndo:
             return self._reply("Nothing to undo.")
         effect = (
-            f"{_messages_are(undone.shown)} visible again" if undone.shown else "summary restored"
+            f"{_messages_are(result.shown)} visible again" if result.shown else "summary restored"
         )
-        hidden = f", {_messages_are(undone.hid)} hidden" if undone.hid else ""
-        return self._reply(f"Undid {_OPERATIONS.get(undone.op, undone.op)}: {effect}{hidden}.")
+        suffix = f", {_messages_are(result.hid)} hidden" if result.hid else ""
+        return self._reply(f"Undid {_OPERATION_NAMES.get(result.op, result.op)}: {effect}{suffix}.")
 
-    async def _retry(self, sessions: SessionStore) -> Answer | None:
+    async def _run_retry(self, sessions: SessionStore) -> Answer | None:
         return await self._answer_again(sessions, None)
 
-    async def _edit(self, sessions: SessionStore) -> Answer | None:
+    async def _run_edit(self, sessions: SessionStore) -> Answer | None:
         if not self._argument:
             return self._reply("Write the new text after the command: /edit TEXT")
         return await self._answer_again(sessions, self._argument)
 
     async def _answer_again(self, sessions: SessionStore, new_text: str | None) -> Answer | None:
-        """Hide the messages after the last question, or replace the question with `new_text`."""
+        """Hide the messages after the last user message, or replace that one with `new_text`."""
         unseen_messages: list[Message] = []
 
-        def up_to_question(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
-            last_index = _last_user_message(history)
+        def make_history(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
+            last_index = _last_user_index(history)
             unseen_messages[:] = [message for message in history if message.seq > self._seen_seq]
             if last_index is None or unseen_messages:
                 return None
             end = _end_of_earlier_answers(history, last_index)
             if new_text is None:
                 return [*history[:end]]
-            # The new answer has the same address as the answer to the replaced message.
+            # The new answer goes to the destination of the answer to the replaced message.
             replaced_body = history[last_index].to_dict()
             origin = origin_of(replaced_body) if is_received(replaced_body) else None
             new_body = {"role": "user", "content": new_text}
-            question = mark_received(new_body, sender=self._sender, origin=origin)
-            return [*history[:last_index], *history[last_index + 1 : end], question]
+            new_message = mark_received(new_body, sender=self._sender, origin=origin)
+            return [*history[:last_index], *history[last_index + 1 : end], new_message]
 
-        result = await self._run(replace_history, sessions, self._key, up_to_question)
+        result = await self._run(replace_history, sessions, self._key, make_history)
         match result:
             case "done":
                 return None
@@ -258,21 +258,21 @@ class CommandRunner:
             case _:
                 return self._reply(_MESSAGE_ARRIVED_TEXT)
 
-    async def _stop(self) -> Answer:
+    async def _run_stop(self) -> Answer:
         stopped = await self._turns.stop(self._instance, self._key)
         return self._reply("Stopped." if stopped else "No answer is in progress.")
 
-    async def _fork(self, sessions: SessionStore) -> Answer:
-        fork = sibling_key(self._key, self._fork_thread())
-        await self._run(sessions.store.fork, self._key, fork)
-        text = f"Continuing in the copy `{fork}`. `{self._key}` stays unchanged."
-        return self._reply(text, key=fork)
+    async def _run_fork(self, sessions: SessionStore) -> Answer:
+        fork_key = sibling_key(self._key, self._fork_thread())
+        await self._run(sessions.store.fork, self._key, fork_key)
+        text = f"Continuing in the copy `{fork_key}`. `{self._key}` stays unchanged."
+        return self._reply(text, key=fork_key)
 
     def _fork_thread(self) -> str:
         """Return the thread part of the key for a copy with the given name.
 
-        Without a verified sender, the owner of `app:alice:1` is unknown, and `app:bob:1` may be the
-        key of another user. Then the name gets a random suffix.
+        Without a verified sender, the name gets a random suffix, because the owner of `app:alice:1`
+        is unknown and `app:bob:1` may be the key of another user.
         """
         name, parts = self._argument, split_key(self._key)
         has_thread = parts is not None and parts.thread is not None
@@ -282,29 +282,29 @@ class CommandRunner:
 
     # --- sessions ----------------------------------------------------------------------------
 
-    async def _sessions(self) -> Answer:
+    async def _run_sessions(self) -> Answer:
         entries = await self._run(self._matching_sessions)
         if not entries:
             return self._reply("No session matches." if self._argument else "No sessions yet.")
         return self._reply(_format_sessions(entries))
 
-    async def _resume(self) -> Answer:
+    async def _run_resume(self) -> Answer:
         wanted_key = self._argument
         if not wanted_key:
-            return await self._sessions()
+            return await self._run_sessions()
         entries = await self._run(self._matching_sessions)
-        exact = [entry for entry in entries if entry.key == wanted_key]
-        if not exact and len(entries) > 1:
-            listed = _format_sessions(entries)
-            return self._reply(f"Several sessions match. Use one of these keys:\n\n{listed}")
+        exact_matches = [entry for entry in entries if entry.key == wanted_key]
+        if not exact_matches and len(entries) > 1:
+            session_list = _format_sessions(entries)
+            return self._reply(f"Several sessions match. Use one of these keys:\n\n{session_list}")
         if not entries:
             return self._reply(f"There is no session {wanted_key!r}. /sessions lists yours.")
-        chosen = (exact or entries)[0]
-        title = chosen.title or "(no title)"
-        return self._reply(f"Continuing `{chosen.key}`: {title}", key=chosen.key)
+        chosen_entry = (exact_matches or entries)[0]
+        title = chosen_entry.title or "(no title)"
+        return self._reply(f"Continuing `{chosen_entry.key}`: {title}", key=chosen_entry.key)
 
     def _matching_sessions(self) -> list[Entry]:
-        """Return the user's sessions with the argument in their key, title or messages."""
+        """Return the user's sessions whose key, title or messages contain the argument."""
         catalog, text = self._instance.catalog, self._argument
         any_channel = self._all_sessions or split_key(self._key) is None
         prefix = "" if any_channel else f"{self._key.partition(':')[0]}:"
@@ -318,12 +318,12 @@ class CommandRunner:
                 break
         if not text:
             return entries
-        folded_text = text.casefold()
+        search_text = text.casefold()
         found_keys = {hit.key for hit in catalog.search(text, prefix=prefix, limit=100).hits}
         return [
             entry
             for entry in entries
-            if folded_text in f"{entry.key}\n{entry.title}".casefold() or entry.key in found_keys
+            if search_text in f"{entry.key}\n{entry.title}".casefold() or entry.key in found_keys
         ]
 
     def _may_see(self, entry: Entry) -> bool:
@@ -334,7 +334,7 @@ class CommandRunner:
 
     # --- information -------------------------------------------------------------------------
 
-    async def _context(self) -> Answer:
+    async def _run_context(self) -> Answer:
         return self._reply(await self._run(self._context_text))
 
     def _context_text(self) -> str:
@@ -344,33 +344,33 @@ class CommandRunner:
         tokens = context.tokens
         history = instance.sessions.get_history(key)
         texts = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
-        recalled = instance.recall(texts[-1] if texts else "", key, sender=self._sender)
-        window = context.window(key, memory=recalled.block)
-        parts = {
+        recall_result = instance.recall(texts[-1] if texts else "", key, sender=self._sender)
+        window = context.window(key, memory=recall_result.block)
+        token_counts = {
             "system prompt": tokens.text(instance.spec.system),
             "tools": tokens.tools(instance.tool_definitions),
-            f"memory ({len(recalled.found)} recalled)": tokens.text(recalled.block),
+            f"memory ({len(recall_result.found)} recalled)": tokens.text(recall_result.block),
             "summary": tokens.text(instance.sessions.get_summary(key)),
         }
-        parts["messages"] = max(0, window.tokens - sum(parts.values()))
-        share = min(1.0, window.tokens / window.budget)
-        filled = round(share * _BAR_CHARACTERS)
+        token_counts["messages"] = max(0, window.tokens - sum(token_counts.values()))
+        used_share = min(1.0, window.tokens / window.budget)
+        filled_length = round(used_share * _USAGE_BAR_LENGTH)
         lines = [
-            f"`{'█' * filled}{'░' * (_BAR_CHARACTERS - filled)}` {share:.0%}",
+            f"`{'█' * filled_length}{'░' * (_USAGE_BAR_LENGTH - filled_length)}` {used_share:.0%}",
             "",
             f"Next request to {model.name}: about {window.tokens:,} of {window.budget:,} tokens.",
             "",
-            *(f"- {name}: about {count:,}" for name, count in parts.items()),
+            *(f"- {name}: about {count:,}" for name, count in token_counts.items()),
             "",
-            f"{_messages_are(len(history))} visible to the model. The oldest are summarized above "
-            f"{context.limits.max_history_messages} messages, or when the tokens are used up.",
+            f"{_messages_are(len(history))} visible to the model. The oldest are summarized if "
+            f"there are more than {context.limits.max_history_messages}, or too many tokens.",
         ]
-        if recalled.found:
+        if recall_result.found:
             lines += ["", "Recalled for your last message:", ""]
-            lines += [f"- {hit.text}" for hit in recalled.found[:_MAX_LISTED_ITEMS]]
+            lines += [f"- {hit.text}" for hit in recall_result.found[:_MAX_LISTED_ITEMS]]
         return "\n".join(lines)
 
-    async def _memory(self) -> Answer:
+    async def _run_memory(self) -> Answer:
         memory = self._instance.memory
         if memory is None:
             return self._reply(_NO_MEMORY_TEXT)
@@ -386,10 +386,10 @@ class CommandRunner:
             for note in notes[: -_MAX_LISTED_ITEMS - 1 : -1]
         ]
         older = len(notes) - _MAX_LISTED_ITEMS
-        more = f"\n\n{older} older notes; /memory TEXT searches them." if older > 0 else ""
-        return self._reply("\n".join(lines) + f"{more}\n\n/forget ID deletes one.")
+        hint = f"\n\n{older} older notes; /memory TEXT searches them." if older > 0 else ""
+        return self._reply("\n".join(lines) + f"{hint}\n\n/forget ID deletes one.")
 
-    async def _forget(self) -> Answer:
+    async def _run_forget(self) -> Answer:
         memory = self._instance.memory
         if memory is None:
             return self._reply(_NO_MEMORY_TEXT)
@@ -402,7 +402,7 @@ class CommandRunner:
             return self._reply(f"There is no note {self._argument!r}. /memory lists the notes.")
         return self._reply(f"Forgotten: {note.text}")
 
-    async def _model(self) -> Answer:
+    async def _run_model(self) -> Answer:
         if not self._argument:
             model = await self._run(self._instance.model_of, self._key)
             return self._reply(
@@ -412,7 +412,7 @@ class CommandRunner:
         model = await self._run(choose, self._key, self._argument, any_model=self._all_sessions)
         return self._reply(f"The model of this session is {model.name} now.")
 
-    async def _help(self) -> Answer:
+    async def _run_help(self) -> Answer:
         lines = [
             f"- `/{name}{' ' if command.arguments else ''}{command.arguments}` {command.help}"
             for name, command in COMMANDS.items()
@@ -425,7 +425,7 @@ _NO_MEMORY_TEXT: Final = "This agent has no memory in this run."
 _MESSAGE_ARRIVED_TEXT: Final = (
     "Another message has just arrived in this session, so nothing was changed. Try again."
 )
-_OPERATIONS: Final = {
+_OPERATION_NAMES: Final = {
     "replace": "the last /retry or /edit",
     "checkpoint": "the last summary",
     "clear": "the last /clear",
@@ -456,7 +456,7 @@ def _error_sentence(error: StenologError) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
 
-def _last_user_message(history: Sequence[Message]) -> int | None:
+def _last_user_index(history: Sequence[Message]) -> int | None:
     """Return the index of the last user message with text; None if no user message has text."""
     indexes = [
         index
@@ -466,14 +466,14 @@ def _last_user_message(history: Sequence[Message]) -> int | None:
     return indexes[-1] if indexes else None
 
 
-def _end_of_earlier_answers(history: Sequence[Message], last: int) -> int:
-    """Return the index after the message at `last` and after the answers to earlier messages.
+def _end_of_earlier_answers(history: Sequence[Message], user_index: int) -> int:
+    """Return the index after the message at `user_index` and after answers to earlier messages.
 
-    Such an answer follows a message that was sent while the answer was being written.
+    An answer follows a later user message if the user sent it while the answer was being written.
     """
-    question = history[last].seq
-    for index in range(len(history) - 1, last, -1):
+    user_seq = history[user_index].seq
+    for index in range(len(history) - 1, user_index, -1):
         body = history[index].to_dict()
-        if is_finished_answer(body) and last_seen_seq(body, history[index].seq) < question:
+        if is_finished_answer(body) and last_seen_seq(body, history[index].seq) < user_seq:
             return index + 1
-    return last + 1
+    return user_index + 1

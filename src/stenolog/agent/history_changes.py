@@ -11,7 +11,7 @@ from stenolog.stores.base import SessionView, Store, find_info, find_view
 
 NewHistory = Sequence[Message | Mapping[str, Any]]
 RewriteResult = Literal["done", "unchanged", "message arrived"]
-"""Outcome of `replace_history`. Nothing changes if `make` returns None or a message arrives."""
+"""Outcome of `replace_history`. Only "done" means that the visible messages were replaced."""
 
 
 def replace_history(
@@ -30,8 +30,8 @@ def replace_history(
     """
     if view is None:
         view = find_view(sessions.store, key)
-    visible = () if view is None else view.messages
-    history = make_history(visible)
+    visible_messages = () if view is None else view.messages
+    history = make_history(visible_messages)
     if history is None:
         return "unchanged"
     # `last_seq` would be wrong: it includes a message whose write another process has not finished.
@@ -65,8 +65,8 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
     for position in range(common_count):
         copied_count = len(bodies) - position
         if stored[:copied_count] == bodies[position:]:
-            last = view.upto + copied_count - new_count
-            store.hide(view.key, view.upto + 1, last)  # guard: edit-beside-clear
+            last_copy_seq = view.upto + copied_count - new_count
+            store.hide(view.key, view.upto + 1, last_copy_seq)  # guard: edit-beside-clear
             return
 
 

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.agent.blocking_model import BlockingModel
 from stenolog.agent.spec import AgentSpec
-from stenolog.agent.tools import BUILT_IN, Tool, ToolContext, ToolRunner, as_tools
+from stenolog.agent.tools import BUILT_IN_TOOLS, Tool, ToolContext, ToolRunner, collect_tools
 from stenolog.agent.turn_events import DEFAULT_OPTIONS, TurnOptions, tool_name
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.context import Context
@@ -34,7 +34,7 @@ from stenolog.stores.base import SessionView, Store, find_info, find_view
 from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.open_sessions import open_sessions
 
-OpenModel = Callable[[str], ChatModel]
+ModelOpener = Callable[[str], ChatModel]
 
 CHOSEN_MODEL_FIELD: Final = "chat_model"
 """Meta field of a session with the name of the model that its user chose."""
@@ -53,7 +53,7 @@ class AgentInstance:
         model: ChatModel,
         sessions: SessionStore,
         notes: Store | None = None,
-        open_model: OpenModel | None = None,
+        open_model: ModelOpener | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> None:
         """Create an agent from open stores.
@@ -73,7 +73,7 @@ class AgentInstance:
         self._models_mutex = threading.Lock()
         self._models = {"": model}
         self._contexts: dict[str, Context] = {}
-        self._tools = as_tools([*BUILT_IN, *tools]) if spec.tools else {}
+        self._tools = collect_tools([*BUILT_IN_TOOLS, *tools]) if spec.tools else {}
         self.tool_runner = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
@@ -109,7 +109,7 @@ class AgentInstance:
         spec: AgentSpec,
         *,
         model: ChatModel,
-        open_model: OpenModel | None = None,
+        open_model: ModelOpener | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> "AgentInstance":
         """Open the stores that the spec names. Raise UsageError.
@@ -195,11 +195,11 @@ class AgentInstance:
 
         If the named model cannot be opened, `notify` receives the reason.
         """
-        chosen = meta.get(CHOSEN_MODEL_FIELD)
-        if not isinstance(chosen, str) or not chosen:
+        model_name = meta.get(CHOSEN_MODEL_FIELD)
+        if not isinstance(model_name, str) or not model_name:
             return self.model
         try:
-            return self._open_model_once(chosen)
+            return self._open_model_once(model_name)
         except StenologError as error:
             if notify is not None:
                 notify(f"{error}; {self.model.name} answers instead")
@@ -282,12 +282,12 @@ class AgentInstance:
 
     def tool_context(self, key: str, *, sender: str | None = "") -> ToolContext:
         """Return facts about a session for tools that run in it; `sender` as in `memory_scope`."""
-        memory = (
+        search_memory = (
             None
             if self.memory is None
             else lambda question: self.recall(question, key, sender=sender)
         )
-        return ToolContext(key=key, agent=self.id, recall=memory, zone=self._zone)
+        return ToolContext(key=key, agent=self.id, recall=search_memory, zone=self._zone)
 
     def memory_scope(
         self, key: str, *, sender: str | None = "", info: SessionInfo | None = None
@@ -435,7 +435,7 @@ class AgentRegistry:
         return iter(self._agents.values())
 
     def agent(self, id: str | None = None) -> AgentInstance:
-        """Return the agent with this name, or the first agent without a name. Raise UsageError."""
+        """Return the agent with this id; None means the first agent. Raise UsageError."""
         if id is None:
             return self._default_agent
         if id not in self._agents:

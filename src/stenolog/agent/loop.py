@@ -45,7 +45,7 @@ class AgentLoop:
     def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
         """Create a loop; an event loop must be running.
 
-        `ttl`: lifetime of a lease in seconds, the longest wait after a killed lease holder.
+        `ttl`: lifetime of a lease in seconds, also the longest wait after its holder is killed.
         """
         self._registry = registry
         self._turns = TurnScheduler(registry, ttl=ttl)
@@ -217,13 +217,13 @@ class AgentLoop:
         idle_for: float = 0.0,
         each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
-        """Resume interrupted turns, or close them with a mark.
+        """Resume interrupted turns, or close turns that are too old with a mark.
 
-        `key` selects one session. Otherwise the call covers all sessions of the agent (of every
-        agent without a name) that the catalog lists as interrupted, if the log confirms the
-        interruption. Turns that another process runs are skipped. Turns with a message of the last
-        `idle_for` seconds are skipped, too, because another process may be about to resume them.
-        `each` is called with every answer as soon as it is complete.
+        `key` selects one session. Without `key`, the call covers the sessions of `agent`, or of all
+        agents if `agent` is None. The catalog must list the session as interrupted, and the log
+        must confirm the interruption. Turns that another process runs are skipped. Turns with a
+        message of the last `idle_for` seconds are skipped, too, because another process may be
+        about to resume them. `each` is called as soon as an answer is complete.
         """
         self._turns.check_open()
         safe_handler = _log_errors(on_event)

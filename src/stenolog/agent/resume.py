@@ -12,7 +12,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import ActiveSession, NotLeased, TurnScheduler
 from stenolog.agent.turn import Turn
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
-from stenolog.agent.turn_ownership import ForeignTurns, hide_late_message, is_own_turn, late_message
+from stenolog.agent.turn_ownership import ForeignTurns, hide_late_message, is_own_turn, late_seq
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import ContextTooSmall, ModelRefused, NoSuchSession, StenologError, StoreBusy
 from stenolog.sessions.session_store import SessionStore
@@ -22,7 +22,7 @@ _MAX_CONCURRENT_TURNS: Final = 4
 FIRST_DELAY_SECONDS: Final = 10.0
 """Delay in seconds after the first failed resume."""
 _MAX_DELAY_SECONDS: Final = 3_600.0
-_MAX_SESSIONS: Final = 10_000
+_MAX_REMEMBERED_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _MAX_LOGGED_SESSIONS: Final = 5
@@ -58,7 +58,7 @@ class Resumer:
         if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last_seq):
             return None
         with self._turns.use_session(instance, key) as session:
-            async with session.locked():
+            async with session.hold_lock():
                 try:
                     lease = await self._turns.acquire_lease(session)
                 except (StoreBusy, NoSuchSession):
@@ -68,7 +68,7 @@ class Resumer:
                     return session.failed_answer(error, text=str(NotLeased(error)))
                 try:
                     async with self._turns.hold_lease(session, lease) as sessions:
-                        answer, turn = await self._resume(session, sessions, on_event)
+                        answer, turn = await self._resume_turn(session, sessions, on_event)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
@@ -100,7 +100,7 @@ class Resumer:
                     _logger.exception("the turn in %r could not be resumed", key)
                     return Answer(key=key, text=repr(error), outcome="failed")
 
-        await self._turns.save_unsaved(instance)
+        await self._turns.save_unsaved_messages(instance)
         candidates = await self._turns.threads.run(
             _interrupted_sessions, instance, self._foreign_turns
         )
@@ -115,15 +115,15 @@ class Resumer:
         closed_sessions, self._too_old_sessions = self._too_old_sessions, []
         if closed_sessions:
             turns = plural(len(closed_sessions), "unanswered turn")
-            age = duration(instance.spec.resume_within)
-            _logger.info("Closed %s older than %s: %s", turns, age, join_names(closed_sessions))
+            max_age = duration(instance.spec.resume_within)
+            _logger.info("Closed %s older than %s: %s", turns, max_age, join_keys(closed_sessions))
         return [answer for answer in answers if answer is not None]
 
-    async def _resume(
+    async def _resume_turn(
         self, session: ActiveSession, sessions: SessionStore, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
-        view = await self._turns.threads.run(_hide_late_and_view, sessions, key)
+        view = await self._turns.threads.run(_view_without_late_message, sessions, key)
         state = turn_state(view.messages)
         is_started_by_agent = is_own_turn(view.messages, after=forked_at(view.info))
         if not state.is_unfinished or not is_started_by_agent:  # guard: resume-own
@@ -134,8 +134,8 @@ class Resumer:
             turn = self._turns.new_turn(session, sessions, on_event, options=options, view=view)
             answer = await self._turns.run_turn(session, turn, on_event)
             if answer.outcome == "answered":
-                messages = plural(len(state.unanswered), "unanswered message")
-                _logger.info("Answered %s in %s", messages, key)
+                messages_text = plural(len(state.unanswered), "unanswered message")
+                _logger.info("Answered %s in %s", messages_text, key)
             return answer, turn
         turn = self._turns.new_turn(session, sessions, on_event, view=view)
         self._too_old_sessions.append(key)
@@ -159,29 +159,29 @@ class ResumeBackoff:
         return failure is not None and failure[0] == last_seq and monotonic() < failure[2]
 
     def record_failure(
-        self, agent: str | None, key: str, last: int, error: StenologError, *, doubles: bool = True
+        self, agent: str | None, key: str, seq: int, error: StenologError, *, doubles: bool = True
     ) -> None:
         """Record that resuming failed. `doubles`: the delay doubles with each failure."""
-        last_before, failures, _ = self._failures.pop((agent, key), (last, 0, 0.0))
-        failures = failures + 1 if last_before == last and doubles else 1
+        seq_before, failures, _ = self._failures.pop((agent, key), (seq, 0, 0.0))
+        failures = failures + 1 if seq_before == seq and doubles else 1
         delay = min(FIRST_DELAY_SECONDS * 2 ** min(failures - 1, 30), _MAX_DELAY_SECONDS)
         if isinstance(error, ModelRefused | ContextTooSmall):
             delay = float("inf")
-        self._failures[agent, key] = (last, failures, monotonic() + delay)
-        while len(self._failures) > _MAX_SESSIONS:
+        self._failures[agent, key] = (seq, failures, monotonic() + delay)
+        while len(self._failures) > _MAX_REMEMBERED_SESSIONS:
             del self._failures[next(iter(self._failures))]
 
 
 class IdleSessions:
     """A tracker of the time for which each session has had the same last message.
 
-    The time in a message comes from the machine that wrote it, whose clock may be wrong. This
-    process measures with its own clock.
+    The time in a message comes from the machine that wrote it, whose clock may be wrong. So this
+    class measures with the clock of this process.
     """
 
     def __init__(self) -> None:
         self._first_seen: dict[tuple[str | None, str], tuple[int, float]] = {}
-        """By agent and session: last seq, and the time at which this process first saw it."""
+        """By agent and session: last seq, and the time at which this process first saw that seq."""
 
     def idle_seconds(self, agent: str | None, key: str, last_seq: int) -> float:
         """Return for how many seconds this process has seen `last_seq` as the last seq."""
@@ -190,7 +190,7 @@ class IdleSessions:
         if earlier_last_seq != last_seq:
             first_seen = now
         self._first_seen[agent, key] = last_seq, first_seen
-        while len(self._first_seen) > _MAX_SESSIONS:
+        while len(self._first_seen) > _MAX_REMEMBERED_SESSIONS:
             del self._first_seen[next(iter(self._first_seen))]
         return now - first_seen
 
@@ -198,7 +198,7 @@ class IdleSessions:
 def _interrupted_sessions(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
-    The log is checked once the session is leased. Sessions of other programs are never leased.
+    The caller checks the log when it holds the lease. Sessions of other programs are never leased.
     """
     keys: dict[str, None] = {}
     after: str | None = None
@@ -215,19 +215,19 @@ def _interrupted_sessions(instance: AgentInstance, foreign_turns: ForeignTurns) 
 def _sessions_with_late_message(instance: AgentInstance) -> list[str]:
     """Return the recent sessions that end with a late message.
 
-    The catalog lists such sessions as idle, because their last message is an answer.
+    The catalog lists sessions with a late message as idle, because their last message is an answer.
     """
     keys = []
     for entry in instance.catalog.list(state="idle", limit=_MAX_RECENT_SESSIONS).entries:
         if entry.problem is None and 0 < entry.visible < entry.count:
             with suppress(StenologError):
                 view = instance.store.view(entry.key)
-                if late_message(instance.sessions, view) is not None:
+                if late_seq(instance.sessions, view) is not None:
                     keys.append(entry.key)
     return keys
 
 
-def _hide_late_and_view(sessions: SessionStore, key: str) -> SessionView:
+def _view_without_late_message(sessions: SessionStore, key: str) -> SessionView:
     """Hide a late message of a session, and return a view of the session."""
     view = sessions.store.view(key)
     return sessions.store.view(key) if hide_late_message(sessions, view) else view
@@ -256,8 +256,8 @@ def duration(seconds: float) -> str:
     return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else plural(number, unit)
 
 
-def join_names(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the remaining names."""
-    first_names = ", ".join(names[:_MAX_LOGGED_SESSIONS])
-    more_count = len(names) - _MAX_LOGGED_SESSIONS
-    return f"{first_names} and {more_count:,} more" if more_count > 0 else first_names
+def join_keys(keys: Sequence[str]) -> str:
+    """Return a text with the first keys and the number of the remaining keys."""
+    first_keys = ", ".join(keys[:_MAX_LOGGED_SESSIONS])
+    more_count = len(keys) - _MAX_LOGGED_SESSIONS
+    return f"{first_keys} and {more_count:,} more" if more_count > 0 else first_keys

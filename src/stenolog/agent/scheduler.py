@@ -1,6 +1,6 @@
 """Turn scheduler: one turn at a time per session, by a lock in this process and a lease.
 
-A message is stored first. If a turn is running, the message waits for it. The running turn may
+A message is stored first. If a turn is running, the message waits for its end. The running turn may
 answer the new message, too, so the next turn checks the log before it asks the model. Summaries and
 notes are written in the background after the answer. Only the summary delays the next turn of the
 session.
@@ -19,7 +19,7 @@ from msgspec import Struct
 from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance, AgentRegistry
-from stenolog.agent.threads import Threads, cancel_and_wait, result_shielded, wait_shielded
+from stenolog.agent.threads import Threads, cancel_and_wait, get_result_shielded, wait_shielded
 from stenolog.agent.turn import (
     TRIES_FIELD,
     CancelReason,
@@ -82,14 +82,14 @@ class CloseReport(Struct, frozen=True, kw_only=True):
     """Number of turns that did not end after they were cancelled."""
 
     def __str__(self) -> str:
-        parts = []
+        problems = []
         if self.turns:
-            parts.append(f"unfinished, resumed at the next start: {', '.join(self.turns)}")
+            problems.append(f"unfinished, resumed at the next start: {', '.join(self.turns)}")
         if self.not_saved:
-            parts.append(f"{self.not_saved} messages could not be saved and are lost")
+            problems.append(f"{self.not_saved} messages could not be saved and are lost")
         if self.hanging:
-            parts.append(f"{self.hanging} turns did not stop because a tool still runs")
-        return "; ".join(parts) or "all turns are finished"
+            problems.append(f"{self.hanging} turns did not stop because a tool still runs")
+        return "; ".join(problems) or "all turns are finished"
 
 
 class SessionBusy(Exception):
@@ -128,7 +128,7 @@ class ActiveSession:
         self.waits_for_lease = False
         """Whether a turn waits for the lease."""
         self.lock = asyncio.Lock()
-        """Lock of a turn, or a change of the session, that runs or waits for the lease."""
+        """Lock that a turn or a session change holds while it runs or waits for the lease."""
         self._seq_lists: list[list[int]] = []
 
     @property
@@ -137,8 +137,8 @@ class ActiveSession:
         return not (self.user_count or self.unsaved.bodies or self.summarizing or self.task)
 
     @asynccontextmanager
-    async def locked(self) -> AsyncIterator[None]:
-        """Wait for a summary in progress, then hold the lock."""
+    async def hold_lock(self) -> AsyncIterator[None]:
+        """Hold the lock in the `async with` block, which starts after a summary in progress."""
         async with self.lock:
             if self.summarizing is not None:
                 await asyncio.wait([self.summarizing])
@@ -161,7 +161,7 @@ class ActiveSession:
         try:
             yield seqs
         finally:
-            # Not `remove`, which compares values: two lists may be equal.
+            # `remove` would compare values, and two lists may be equal.
             self._seq_lists = [other for other in self._seq_lists if other is not seqs]
 
     def add_new_seq(self, seq: int) -> None:
@@ -207,21 +207,21 @@ class _NewMessage(Struct, kw_only=True):
     view: SessionView | None
     prepare: Callable[[], SessionView] | None
     """Function that returns the view right before the message is stored. Blocks."""
-    taken: list[Lease] = []
-    """The lease of the turn, from the moment it is taken until the turn holds it."""
+    leases: list[Lease] = []
+    """At most one lease, which `append_and_lease` took and the turn does not hold yet."""
 
     def append_and_lease(
         self, session: ActiveSession, body: Mapping[str, Any], *, once: str, ttl: float
     ) -> int | None:
-        """Append the message and take the lease, if it is free. Return the seq. Blocks."""
+        """Append the message, take the lease if it is free, and return the seq. Blocks."""
         instance, key = session.instance, session.key
         if self.prepare is not None:
             self.view = self.prepare()
         seq = instance.sessions.add_full_message(key, body, once=once)
         if seq is not None and (self.view is None or seq > self.view.upto):
-            # After an error, `_wait_for_lease` tries again and reports it.
+            # After an error, `_wait_for_lease` tries again and reports the next error.
             with suppress(StenologError):
-                self.taken.append(instance.store.lease(key, ttl=ttl, wait=0.0))
+                self.leases.append(instance.store.lease(key, ttl=ttl, wait=0.0))
         return seq
 
 
@@ -231,7 +231,7 @@ class TurnScheduler:
     def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
         """Create a scheduler; an event loop must be running.
 
-        `ttl`: lifetime of a lease in seconds, the longest wait after a killed lease holder.
+        `ttl`: lifetime of a lease in seconds, also the longest wait after its holder is killed.
         """
         self.threads = Threads()
         self._registry = registry
@@ -246,7 +246,7 @@ class TurnScheduler:
         self._no_callers.set()
         for instance in registry:
             instance.blocking_model.bind(self.threads.event_loop)
-            instance.on_summary = partial(self._on_summary, instance)
+            instance.on_summary = partial(self._forward_summary, instance)
             if instance.memory is not None and instance.spec.consolidation:
                 self._notes[instance.id] = BackgroundNotes(instance, self.threads)
 
@@ -297,9 +297,9 @@ class TurnScheduler:
         message = _NewMessage(
             body=body, once=once, on_event=on_event, options=options, view=view, prepare=prepare
         )
-        taken = message.taken
+        taken = message.leases
         with self.use_session(instance, key) as session, session.count_message():
-            # Another user may be next in line for a lock that is free at this moment.
+            # Another caller may be next in line for a lock that is free at this moment.
             is_busy = session.user_count > 1 or session.lock.locked()
             if is_busy or session.summarizing or session.unsaved.bodies:
                 if prepare is not None:
@@ -330,9 +330,9 @@ class TurnScheduler:
         )
         view = message.view
         is_new = view is not None and seq is not None and seq > view.upto
-        # Another process may have stored and acknowledged a message with an id of the client.
-        has_own_key = not message.once  # guard: withdraw-own-message
-        if has_own_key and view is not None and seq is not None and not is_new:
+        # If the client chose the key, another process may have acknowledged the same message.
+        has_generated_key = not message.once  # guard: withdraw-own-message
+        if has_generated_key and view is not None and seq is not None and not is_new:
             # The session of this view is gone, and the message has created a new session.
             error = await self.threads.run(_withdraw, instance.store, view, seq, body)
             return session.failed_answer(error)
@@ -344,7 +344,7 @@ class TurnScheduler:
                 return answer
         if seq is not None:
             session.add_new_seq(seq)
-        async with nullcontext() if is_locked else session.locked():
+        async with nullcontext() if is_locked else session.hold_lock():
             seq = seq or session.unsaved.seq_of(idempotency_key)
             if seq is None and (answer := session.unsaved_answer(idempotency_key)):
                 return answer
@@ -371,7 +371,7 @@ class TurnScheduler:
         with self.use_session(instance, key) as session:
             if session.lock.locked() and not wait:
                 raise SessionBusy
-            async with session.locked():
+            async with session.hold_lock():
                 if wait:
                     lease = await self._wait_to_change(session, on_event, known_view=view)
                     if isinstance(lease, Answer):
@@ -410,7 +410,7 @@ class TurnScheduler:
             if lease is None and known_view is not None:
                 raise await self.threads.run(missing_session_error, store, session.key)
             if lease is None:
-                # A session that does not exist has no lease, so create it first.
+                # A session that does not exist has no lease, so create the session first.
                 await self.threads.run(store.set_meta, session.key, **{TRIES_FIELD: [0, 0]})
                 lease = await self._wait_for_lease(session, None, on_event)
         except NotLeased as error:
@@ -449,7 +449,7 @@ class TurnScheduler:
             instance.blocking_model.close()
         await self._wait_for_turns(_CANCEL_TIMEOUT_SECONDS)
         for instance in self._registry:
-            await self.save_unsaved(instance)
+            await self.save_unsaved_messages(instance)
         for notes in self._notes.values():
             await notes.close()
         return CloseReport(
@@ -458,7 +458,7 @@ class TurnScheduler:
             hanging=len(self.busy),
         )
 
-    async def save_unsaved(self, instance: AgentInstance) -> None:
+    async def save_unsaved_messages(self, instance: AgentInstance) -> None:
         """Retry storing the unsaved messages of sessions without a running turn."""
         for session in list(self._active.values()):
             is_due = session.instance is instance and session.unsaved.bodies
@@ -499,7 +499,7 @@ class TurnScheduler:
         message: _NewMessage,
         view: SessionView | None,
     ) -> Answer:
-        on_event, options, taken = message.on_event, message.options, message.taken
+        on_event, options, taken = message.on_event, message.options, message.leases
         try:
             while True:
                 lease: Lease | Answer | None
@@ -510,14 +510,13 @@ class TurnScheduler:
                     await session.unsaved.flush(sessions, on_event=on_event)
                     seq = seq or session.unsaved.seq_of(once)
                     if lease is None and seq is not None:
-                        # The session has just been created; acquire its lease before running the
-                        # turn.
+                        # The session has just been created, so acquire its lease first.
                         continue
                     if seq is None and (unsaved := session.unsaved_answer(once)):
                         return unsaved
                     # The turn first checks whether another process has answered this message.
                     turn = self.new_turn(
-                        session, sessions, on_event, question_seq=seq, options=options, view=view
+                        session, sessions, on_event, user_seq=seq, options=options, view=view
                     )
                     answer = await self.run_turn(session, turn, on_event)
                     break
@@ -539,7 +538,7 @@ class TurnScheduler:
         """
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error
-        return await self.threads.run(_missing_error_or, instance.store, key, error)
+        return await self.threads.run(_error_if_missing, instance.store, key, error)
 
     async def run_turn(self, session: ActiveSession, turn: Turn, on_event: EventHandler) -> Answer:
         """Run a turn as a separate task, which `stop` and the caller can cancel."""
@@ -575,7 +574,7 @@ class TurnScheduler:
         sessions: SessionStore,
         on_event: EventHandler,
         *,
-        question_seq: int | None = None,
+        user_seq: int | None = None,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Turn:
@@ -587,7 +586,7 @@ class TurnScheduler:
             session.unsaved,
             threads=self.threads,
             on_event=on_event,
-            question_seq=question_seq,
+            user_seq=user_seq,
             options=options,
             view=view,
             release=None if session.lease is None else session.lease.release,
@@ -637,12 +636,12 @@ class TurnScheduler:
     async def hold_lease(
         self, session: ActiveSession, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
-        """Yield sessions that write through the lease; without a lease, the agent's sessions."""
+        """Yield a SessionStore that writes through the lease, or the agent's without a lease."""
         if lease is None:
             yield session.instance.sessions
             return
-        lost = partial(session.cancel, "lost")
-        async with renewed_lease(self.threads, lease, ttl=self._ttl, lost=lost) as session.lease:
+        cancel = partial(session.cancel, "lost")
+        async with renew_lease(self.threads, lease, ttl=self._ttl, on_lost=cancel) as session.lease:
             try:
                 yield JSONLBackend(lease.store, session=lease.key)
             finally:
@@ -688,8 +687,8 @@ class TurnScheduler:
             session.summarizing = None
             self._drop_if_idle(session)
 
-    def _on_summary(self, instance: AgentInstance, report: SummaryReport) -> None:
-        """Forward a summary event from the thread that made the summary."""
+    def _forward_summary(self, instance: AgentInstance, report: SummaryReport) -> None:
+        """Pass a report from the thread that made the summary to the event loop."""
 
         def emit() -> None:
             session = self._active.get((instance.id, report.key))
@@ -711,8 +710,8 @@ class TurnScheduler:
         self.check_open()
         agent_and_key = (instance.id, key)
         if agent_and_key not in self._active:
-            active = ActiveSession(instance, key, self.threads, self._unsaved)
-            self._active[agent_and_key] = active
+            new_session = ActiveSession(instance, key, self.threads, self._unsaved)
+            self._active[agent_and_key] = new_session
         session = self._active[agent_and_key]
         session.user_count += 1
         self._no_callers.clear()
@@ -733,13 +732,13 @@ class TurnScheduler:
 
 async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
     """Acquire the lease without waiting. Raise StoreBusy, NoSuchSession and others."""
-    acquiring = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
+    future = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
     try:
-        return await result_shielded(acquiring)
+        return await get_result_shielded(future)
     except asyncio.CancelledError:
         # The cancelled caller cannot release the lease.
-        if not acquiring.cancelled() and acquiring.exception() is None:
-            await wait_shielded(threads.run_lease(_release, acquiring.result()))
+        if not future.cancelled() and future.exception() is None:
+            await wait_shielded(threads.run_lease(_release, future.result()))
         raise
 
 
@@ -771,41 +770,41 @@ class HeldLease:
 
 
 @asynccontextmanager
-async def renewed_lease(
-    threads: Threads, lease: Lease, *, ttl: float, lost: Callable[[], None]
+async def renew_lease(
+    threads: Threads, lease: Lease, *, ttl: float, on_lost: Callable[[], None]
 ) -> AsyncIterator[HeldLease]:
     """Renew the lease inside the `async with` block, and release the lease at the end.
 
-    The block may release it before. Calls `lost` when another process has taken the lease.
+    The block may release the lease earlier. Calls `on_lost` when another process has taken it.
     """
-    held = HeldLease(lease)
+    held_lease = HeldLease(lease)
     interval = ttl / _RENEWALS_PER_LIFETIME
-    renewing: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[None]] = []
 
-    def start() -> None:
-        renewing.append(asyncio.create_task(_renew(threads, held, interval, lost)))
+    def start_renewing() -> None:
+        tasks.append(asyncio.create_task(_renew(threads, held_lease, interval, on_lost)))
 
-    # Most turns end before the first renewal, so the task is created when it is due.
-    timer = asyncio.get_running_loop().call_later(interval, start)
+    # Most turns end before the first renewal, so the task is created only when a renewal is due.
+    timer = asyncio.get_running_loop().call_later(interval, start_renewing)
     try:
-        yield held
+        yield held_lease
     finally:
         timer.cancel()
-        cancelled = await cancel_and_wait(renewing)
-        if not held.is_released:
-            cancelled |= await wait_shielded(threads.run_lease(held.release))
+        cancelled = await cancel_and_wait(tasks)
+        if not held_lease.is_released:
+            cancelled |= await wait_shielded(threads.run_lease(held_lease.release))
         if cancelled:
             raise asyncio.CancelledError
 
 
 async def _renew(
-    threads: Threads, lease: HeldLease, interval: float, lost: Callable[[], None]
+    threads: Threads, lease: HeldLease, interval: float, on_lost: Callable[[], None]
 ) -> None:
     while True:
         try:
-            await result_shielded(threads.run_lease(lease.renew))
+            await get_result_shielded(threads.run_lease(lease.renew))
         except LeaseLost:
-            lost()
+            on_lost()
             return
         except StenologError as error:
             _logger.warning("the lease of %r could not be renewed: %s", lease.key, error)
@@ -829,8 +828,8 @@ def _withdraw(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]
     return error
 
 
-def _missing_error_or(store: Store, key: str, error: StenologError) -> StenologError:
-    """Return the error for a missing session, or `error` if the session exists.
+def _error_if_missing(store: Store, key: str, default: StenologError) -> StenologError:
+    """Return the error for a missing session, or `default` if the session exists.
 
     This call blocks.
     """
@@ -840,7 +839,7 @@ def _missing_error_or(store: Store, key: str, error: StenologError) -> StenologE
         return missing_session_error(store, key)
     except StenologError:
         pass
-    return error
+    return default
 
 
 def _summarize(instance: AgentInstance, key: str, turn: Turn) -> bool:

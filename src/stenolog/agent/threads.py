@@ -31,7 +31,7 @@ async def wait_shielded(*futures: asyncio.Future[Any]) -> bool:
     return cancelled
 
 
-async def result_shielded(future: asyncio.Future[T]) -> T:
+async def get_result_shielded(future: asyncio.Future[T]) -> T:
     """Return the result of a future.
 
     If the caller is cancelled, wait until the future is done, then raise CancelledError. The future
@@ -70,10 +70,10 @@ _LEASE_THREADS: Final = 4
 
 
 class ThreadPool:
-    """Threads that run calls for one event loop, which is the only one to use the methods.
+    """Threads that run calls for one event loop. Only that event loop may use the methods.
 
-    It has about half of the overhead of a ThreadPoolExecutor, whose futures have locks and are
-    copied into those of asyncio. Results that arrive together wake the event loop once.
+    A ThreadPool has about half of the overhead of a ThreadPoolExecutor, whose futures have locks
+    and are copied into asyncio futures. Results that arrive together wake the event loop once.
     """
 
     def __init__(self, event_loop: asyncio.AbstractEventLoop, name: str, max_threads: int) -> None:
@@ -94,19 +94,19 @@ class ThreadPool:
         future: asyncio.Future[T] = self._event_loop.create_future()
         count = len(self._threads)
         if count <= self._pending and count < self._max_threads:
-            # A daemon: only `finish_calls` waits for it when the program ends.
-            thread = Thread(target=self._work, name=f"{self._name}_{count}", daemon=True)
+            # The thread is a daemon: only `finish_calls` waits for it when the program ends.
+            thread = Thread(target=self._run_calls, name=f"{self._name}_{count}", daemon=True)
             try:
                 thread.start()
                 self._threads.append(thread)
             except RuntimeError:  # too many threads on this machine
                 if not count:
-                    raise  # before the call is queued: it must not run later
+                    raise  # the call is not queued and must not run later
         self._pending += 1
         self._calls.put((future, call))
         return future
 
-    def cancel_waiting(self) -> None:
+    def cancel_waiting_calls(self) -> None:
         """Cancel the calls that no thread has started."""
         with suppress(Empty):
             while True:
@@ -122,13 +122,13 @@ class ThreadPool:
             thread.join()
 
     def end_threads(self) -> None:
-        """End the threads after the calls that they have, without waiting."""
+        """Tell the threads to end after the queued calls, without waiting for them."""
         for _ in self._threads:
             self._calls.put(None)
 
     def deliver_results(self) -> None:
         """Give the results to the callers."""
-        self._is_woken = False  # before the first result is taken: a later one wakes again
+        self._is_woken = False  # set first, so that a later result wakes the loop again
         while self._results:
             future, result, error = self._results.popleft()
             self._pending -= 1
@@ -139,7 +139,7 @@ class ThreadPool:
             else:
                 future.set_exception(error)
 
-    def _work(self) -> None:
+    def _run_calls(self) -> None:
         while (entry := self._calls.get()) is not None:
             future, call = entry
             result: Any = None
@@ -147,11 +147,12 @@ class ThreadPool:
             try:
                 result = call()
             except StopIteration as caught:
-                error = RuntimeError(f"the call raised {caught!r}")  # a future rejects the original
+                # A future rejects StopIteration.
+                error = RuntimeError(f"the call raised {caught!r}")
             except BaseException as caught:  # noqa: BLE001 - the caller gets it
                 error = caught
             self._results.append((future, result, error))
-            # Keep nothing of the call alive while this thread waits for the next one.
+            # Drop all references to the call before this thread waits for the next call.
             del entry, future, call, result, error
             if not self._is_woken:
                 self._is_woken = True
@@ -193,7 +194,7 @@ class Threads:
         A cancelled caller still waits until the function has ended, because a started write cannot
         be undone.
         """
-        return await result_shielded(self._submit("store", function, *args, **kwargs))
+        return await get_result_shielded(self._submit("store", function, *args, **kwargs))
 
     async def run_model(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a function that may call the model.
@@ -215,7 +216,7 @@ class Threads:
         """Close the pools, after the calls in progress have ended."""
         self._closed = True
         for pool in self._pools.values():
-            pool.cancel_waiting()
+            pool.cancel_waiting_calls()
             pool.finish_calls()
             pool.deliver_results()
 

@@ -26,7 +26,7 @@ from stenolog.catalog.message_metadata import mark_tool_outcome
 from stenolog.errors import UsageError
 from stenolog.memory.recall import RecallResult
 
-_VALID_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_VALID_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Tool names that every provider accepts."""
 _REF: Final = "#/$defs/"
 
@@ -101,7 +101,7 @@ def tool(
 
     def make_tool(function: Callable[..., Any]) -> Tool:
         tool_name = name or getattr(function, "__name__", "")
-        if not _VALID_NAME.fullmatch(tool_name):
+        if not _VALID_TOOL_NAME.fullmatch(tool_name):
             raise UsageError(
                 f"tool {tool_name!r}: the name must have 1 to 64 letters, digits, _ or -"
             )
@@ -129,7 +129,7 @@ def tool(
     return make_tool if function is None else make_tool(function)
 
 
-def as_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
+def collect_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
     tools_by_name: dict[str, Tool] = {}
     for item in tools:
@@ -141,7 +141,7 @@ def as_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Parse the arguments of a call, JSON written by the model. Raise ValueError."""
+    """Parse the JSON arguments that the model wrote for a call. Raise ValueError."""
     if not text.strip():
         return {}
     try:
@@ -191,10 +191,10 @@ def _split_parameters(function: Callable[..., Any], tool_name: str) -> tuple[lis
         if hints[name] is ToolContext:
             context_name = name
             continue
-        kind = _with_description(hints[name])
+        hint = _with_description(hints[name])
         default = parameter.default
         fields.append(
-            (name, kind) if default is parameter.empty else (name, kind, _field_default(default))
+            (name, hint) if default is parameter.empty else (name, hint, _field_default(default))
         )
     return fields, context_name
 
@@ -204,10 +204,10 @@ def _with_description(hint: Any) -> Any:
     if get_origin(hint) is not Annotated:
         return hint
     kind, *annotations = get_args(hint)
-    metas = [
+    new_annotations = [
         msgspec.Meta(description=item) if isinstance(item, str) else item for item in annotations
     ]
-    return Annotated[(kind, *metas)]
+    return Annotated[(kind, *new_annotations)]
 
 
 def _field_default(value: Any) -> Any:
@@ -246,13 +246,13 @@ def now(context: ToolContext) -> str:
     return datetime.now(context.zone).strftime("%A, %Y-%m-%d %H:%M:%S %Z (UTC%z)")
 
 
-BUILT_IN: tuple[Tool, ...] = (recall, now)
+BUILT_IN_TOOLS: tuple[Tool, ...] = (recall, now)
 
 
 STOPPED_TEXT: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
 
 
-def cut_off_result(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
+def result_for_cut_off_call(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
     """Return an error result for a call that was cut off at the model's limit."""
     name = call["function"]["name"]
     text = "Error: the answer was cut off at the model's limit, and so this call was not made"
@@ -302,9 +302,9 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
     ) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         on_event(ToolStarted(id=call["id"], name=name, arguments=arguments))
-        start = time.monotonic()
+        start_time = time.monotonic()
         failed, text = await self._call_tool(name, arguments, context)
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - start_time
         on_event(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=seconds))
         body = {"role": "tool", "tool_call_id": call["id"], "content": text}
         return mark_tool_outcome(body, seconds=seconds, failed=failed)
@@ -339,20 +339,19 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
 async def _run_function(tool: Tool, values: Mapping[str, Any], tool_context: ToolContext) -> Any:
     if tool.is_async:
         return await tool.call(values, tool_context)
-    # Use a daemon thread instead of a pool: a hanging tool cannot be stopped and must not keep the
-    # program from exiting.
-    result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    result.set_running_or_notify_cancel()  # a cancelled caller no longer cancels the call
+    # A hanging tool cannot be stopped. A daemon thread does not keep the program from exiting.
+    result_future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    result_future.set_running_or_notify_cancel()  # a cancelled caller no longer cancels the call
     context = contextvars.copy_context()
 
     def call_tool() -> None:
         try:
-            result.set_result(context.run(tool.call, values, tool_context))
+            result_future.set_result(context.run(tool.call, values, tool_context))
         except BaseException as error:  # noqa: BLE001 - raised in the waiting coroutine
             # SystemExit of a tool must not end the agent, and asyncio cannot raise StopIteration.
             if isinstance(error, StopIteration) or not isinstance(error, Exception):
                 error = RuntimeError(f"{type(error).__name__}: {error}")
-            result.set_exception(error)
+            result_future.set_exception(error)
 
     threading.Thread(target=call_tool, name=f"stenolog-tool-{tool.name}", daemon=True).start()
-    return await asyncio.wrap_future(result)
+    return await asyncio.wrap_future(result_future)

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.threads import Threads, wait_shielded
-from stenolog.agent.tools import STOPPED_TEXT, cut_off_result
+from stenolog.agent.tools import STOPPED_TEXT, result_for_cut_off_call
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     RETRY_HINT,
@@ -55,24 +55,24 @@ from stenolog.stores.base import SessionView, Store, forked_at
 INTERRUPTED_MARK: Final = "[interrupted]"
 CUT_OFF_TEXT: Final = "[interrupted: the program ended while this ran; what it did is not known]"
 ABANDONED_TEXT: Final = "[no result: the user went on without it]"
-REPEATED_CALLS: Final = "I stopped here: the same tools were called again and again, to no effect."
-TOO_MANY_STEPS: Final = "I stopped here: after {count} steps there was still no answer."
+SAME_CALLS_TEXT: Final = "I stopped here: the same tools were called again and again, to no effect."
+STEP_LIMIT_TEXT: Final = "I stopped here: after {count} steps there was still no answer."
 
 _MAX_SAME_ROUNDS: Final = 3
 """Number of identical rounds of calls and results in a row that ends the turn."""
-_MAX_LOOK_BACK_MESSAGES: Final = 50
-_CHECKED_MESSAGES: Final = 8
-_MAX_SEARCHES: Final = 3
+_MAX_SEARCHED_MESSAGES: Final = 50
+_MAX_CHECKED_MESSAGES: Final = 8
+_MAX_MEMORY_SEARCHES: Final = 3
 """Maximum number of memory searches; after that, the turn continues without memories."""
 TRIES_FIELD: Final = "tries"
 """Meta field of a session that counts how often its open tool calls were repeated."""
-_MAX_TRIES: Final = 3
+_MAX_CALL_TRIES: Final = 3
 _NOT_ANSWERED: Final = -1
-HIDDEN_UNANSWERED: Final = (
+HIDDEN_UNANSWERED_TEXT: Final = (
     "This message was hidden (by /clear, /retry, /edit or a changed history) before it was "
     "answered. Send it again to have it answered."
 )
-HISTORY_CHANGED: Final = (
+HISTORY_CHANGED_TEXT: Final = (
     "the conversation was cleared or changed by another process, so this answer is not kept"
 )
 
@@ -94,7 +94,7 @@ class _Request(NamedTuple):
     model: ChatModel
     recalled: RecallResult
     attempt: Attempt
-    token: str
+    once: str
     """Idempotency key of the newest unsaved message in the request."""
 
 
@@ -110,16 +110,16 @@ class Turn:
         *,
         threads: Threads,
         on_event: EventHandler,
-        question_seq: int | None = None,
+        user_seq: int | None = None,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
         release: Callable[[], None] | None = None,
     ) -> None:
         """Create a turn.
 
-        `question_seq`: seq of the message that the turn is run for. `view`: an earlier view of the
-        session, so that only newer messages are read. `release`: releases the lease; called in the
-        thread that has stored the final answer.
+        `user_seq`: seq of the user message that the turn is run for. `view`: an earlier view of the
+        session, so that only newer messages are read. `release`: function that releases the lease,
+        called in the thread that has stored the final answer.
         """
         self._options = options
         self._instance = instance
@@ -129,7 +129,7 @@ class Turn:
         self._threads = threads
         self._run = threads.run
         self._emit = on_event
-        self._question_seq = question_seq or 0
+        self._user_seq = user_seq or 0
         self._streamed = StreamedAnswer()
         self._seen = SeenMessages(upto=0)
         self._model_and_seconds = ("", 0.0)
@@ -175,8 +175,8 @@ class Turn:
             return await self._interrupt_shielded("stopped")
         except _HistoryChanged:
             self._drop_answer()
-            self._emit(TextDelta(text=HIDDEN_UNANSWERED))
-            return self._make_answer(HIDDEN_UNANSWERED, None)
+            self._emit(TextDelta(text=HIDDEN_UNANSWERED_TEXT))
+            return self._make_answer(HIDDEN_UNANSWERED_TEXT, None)
         except (ModelUnavailable, ModelRefused) as error:
             if not self._streamed.text:
                 raise
@@ -184,10 +184,10 @@ class Turn:
             self._emit(Notice(text=f"{error}; {TEXT_KEPT}{RETRY_HINT}"))
             return interrupted_answer
 
-    async def close(self, why: str) -> Answer:
+    async def close(self, reason: str) -> Answer:
         """Close a turn that is not resumed, with a mark that the user sees."""
         await self._finish_calls(await self._read_state(), repeat=False)
-        return await self._interrupt(why, all_answered=True)
+        return await self._interrupt(reason, all_answered=True)
 
     async def _answer(self) -> Answer:
         # With unsaved messages, the log alone does not show the pending calls.
@@ -206,12 +206,12 @@ class Turn:
                 )
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
-            await self._ask(request or await self._next_request())
+            await self._ask_model(request or await self._next_request())
             request, reply = None, self._streamed
             if not reply.calls:
-                return await self._finish(reply)
+                return await self._finish_turn(reply)
             agent_calls, client_calls = self._split_calls(reply)
-            body = mark_client_calls(self._with_model(reply), [call["id"] for call in client_calls])
+            body = mark_client_calls(self._reply_body(reply), [call["id"] for call in client_calls])
             seq = await self._store(body, seen=self._seen)
             if self._has_dropped:
                 return self._make_answer(reply.text, None)
@@ -220,12 +220,12 @@ class Turn:
             await self._run_calls(agent_calls, cut=reply.finish == "length" and not client_calls)
             if client_calls or self._has_dropped:
                 return self._make_answer(reply.text, seq, calls=client_calls)
-            rounds.append(_comparable_round(reply.calls, self._result_texts))
+            rounds.append(_round_without_ids(reply.calls, self._result_texts))
             if len(rounds) >= _MAX_SAME_ROUNDS and all(
                 earlier_round == rounds[-1] for earlier_round in rounds[-_MAX_SAME_ROUNDS:]
             ):
-                return await self._give_up(REPEATED_CALLS)
-        return await self._give_up(TOO_MANY_STEPS.format(count=self._instance.spec.max_iterations))
+                return await self._give_up(SAME_CALLS_TEXT)
+        return await self._give_up(STEP_LIMIT_TEXT.format(count=self._instance.spec.max_iterations))
 
     def _split_calls(
         self, reply: StreamedAnswer
@@ -234,8 +234,8 @@ class Turn:
 
         If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
-        names = self._options.client_tool_names
-        client_calls = [call for call in reply.calls if call["function"]["name"] in names]
+        client_names = self._options.client_tool_names
+        client_calls = [call for call in reply.calls if call["function"]["name"] in client_names]
         if client_calls and reply.finish == "length":
             return reply.calls, []
         return [call for call in reply.calls if call not in client_calls], client_calls
@@ -257,53 +257,52 @@ class Turn:
         """Read the session and build the next request, in one thread call.
 
         `check`: return an answer that the log already has, or the pending calls if tool calls have
-        no result. Raises _HistoryChanged if the question is hidden now.
+        no result. Raises _HistoryChanged if the user message is hidden now.
         """
-        # Pause writes of unsaved messages while the log is read: otherwise a message would be sent
-        # twice.
+        # An unsaved message that is written while the log is read would be sent twice.
         async with self._unsaved.pause_writes():
-            unsaved, token = self._unsaved.bodies, self._unsaved.newest_once
-            return await self._threads.run_model(self._build_request, unsaved, token, check=check)
+            unsaved, once = self._unsaved.bodies, self._unsaved.newest_once
+            return await self._threads.run_model(self._build_request, unsaved, once, check=check)
 
     def _build_request(
-        self, unsaved: Sequence[Mapping[str, Any]], token: str, *, check: bool
+        self, unsaved: Sequence[Mapping[str, Any]], once: str, *, check: bool
     ) -> "_Request | TurnState | Answer":
         self.report_usage()
         if check and self.view is not None:
-            # A killed turn may have left an answer whose question was hidden.
+            # A killed turn may have left an answer whose user message was hidden.
             hide_late_message(self._sessions, self.view)
-        view = self._read_question(unsaved)
+        view = self._read_answerable_view(unsaved)
         state = TurnState() if view is None else turn_state(view.messages)
         self._asked_seqs |= frozenset(state.unanswered)
         if check and view is not None and (pending := self._find_pending(view, state)) is not None:
             return pending
         model = self._find_model(view)
-        before = self._recalled
+        previous_recall = self._recalled
         recalled = self._recall(view, unsaved)
-        if self._recalled is not before and self._instance.memory is not None:
-            view = self._read_question(unsaved)  # the session may have changed
+        if self._recalled is not previous_recall and self._instance.memory is not None:
+            view = self._read_answerable_view(unsaved)  # the session may have changed
         context = self._instance.context(model, self._options)
         self._attempt = context.start_request(
             self._key, memory=recalled.block, unsaved=unsaved, view=view
         )
         self._last_request = None if view is None else (view, self._attempt)
-        return _Request(model, recalled, self._attempt, token)
+        return _Request(model, recalled, self._attempt, once)
 
-    def _read_question(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
-        """Update `view`. Raise _HistoryChanged if the question is no longer visible."""
-        view = self._read()
+    def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
+        """Update `view`. Raise _HistoryChanged if the user messages of the turn are hidden."""
+        view = self._read_view()
         if view is None or unsaved:
             return view
-        if not view.messages or self._is_orphaned(view):
+        if not view.messages or self._is_prompt_hidden(view):
             raise _HistoryChanged  # guard: no-request-after-clear
         return view
 
-    def _is_orphaned(self, view: SessionView) -> bool:
+    def _is_prompt_hidden(self, view: SessionView) -> bool:
         """Return whether all messages that this turn answers are hidden."""
-        questions = self._asked_seqs
-        return bool(questions) and questions.isdisjoint(message.seq for message in view.messages)
+        asked_seqs = self._asked_seqs
+        return bool(asked_seqs) and asked_seqs.isdisjoint(message.seq for message in view.messages)
 
-    def _read(self) -> SessionView | None:
+    def _read_view(self) -> SessionView | None:
         """Update `view`; return None if no message of the session is stored yet.
 
         Raises NoSuchSession if the session is gone.
@@ -312,7 +311,7 @@ class Turn:
         try:
             view = store.view(self._key) if old is None else old.merged(store.refresh(old))
         except NoSuchSession:
-            if old is None and not self._question_seq:
+            if old is None and not self._user_seq:
                 return None
             raise self._gone_error() from None
         if old is not None and view.uid != old.uid:
@@ -326,8 +325,8 @@ class Turn:
 
     def _find_pending(self, view: SessionView, state: TurnState) -> TurnState | Answer | None:
         """Return the answer in the log, otherwise the pending calls; None if there is neither."""
-        if self._question_seq:
-            answer = find_answer(self._sessions, self._key, self._question_seq, view.messages)
+        if self._user_seq:
+            answer = find_answer(self._sessions, self._key, self._user_seq, view.messages)
             if answer is not None:
                 return answer_from_log(self._key, answer, "elsewhere")
         if not state.waits_for_client and view.messages and not state.is_unfinished:
@@ -339,7 +338,7 @@ class Turn:
         if self._options.model:
             return self._instance.model_for(self._options.model)
         meta = {} if view is None else view.info.meta
-        return self._instance.chosen_model(meta, self._emit_from_thread)
+        return self._instance.chosen_model(meta, self._emit_notice_from_thread)
 
     def _recall(
         self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]
@@ -348,22 +347,22 @@ class Turn:
 
         The search is repeated if a session with recalled messages was deleted or purged since.
         """
-        history = () if view is None else view.messages[-_MAX_LOOK_BACK_MESSAGES:]
+        history = () if view is None else view.messages[-_MAX_SEARCHED_MESSAGES:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
-        question = next(
-            (text for body in reversed(bodies) if (text := _question(body))), self._recalled[0]
+        user_text = next(
+            (text for body in reversed(bodies) if (text := _user_text(body))), self._recalled[0]
         )
-        if question == self._recalled[0] and self._sources == self._sources_of(self._recalled[1]):
+        if user_text == self._recalled[0] and self._sources == self._sources_of(self._recalled[1]):
             return self._recalled[1]
-        self._recalled, self._sources = (question, RecallResult()), {}
+        self._recalled, self._sources = (user_text, RecallResult()), {}
         info = None if view is None else view.info
-        for _ in range(_MAX_SEARCHES):
+        for _ in range(_MAX_MEMORY_SEARCHES):
             recalled = self._instance.recall(
-                question, self._key, sender=self._options.sender, info=info
+                user_text, self._key, sender=self._options.sender, info=info
             )
             sources = self._sources_of(recalled)
             if None not in sources.values():  # guard: no-recall-of-purged-sessions
-                self._recalled, self._sources = (question, recalled), sources
+                self._recalled, self._sources = (user_text, recalled), sources
                 break
         return self._recalled[1]
 
@@ -385,19 +384,19 @@ class Turn:
 
     # --- the model ---------------------------------------------------------------------------
 
-    async def _ask(self, request: "_Request") -> None:
+    async def _ask_model(self, request: "_Request") -> None:
         """Send a request to the model and collect the answer in `_streamed`."""
         model, attempt = request.model, request.attempt
         while True:
             window = attempt.window
-            recalled = 0 if window.memory_left_out else len(request.recalled.found)
+            hit_count = 0 if window.memory_left_out else len(request.recalled.found)
             self._emit(
                 ModelCalled(
-                    model=model.name, tokens=window.tokens, budget=window.budget, recalled=recalled
+                    model=model.name, tokens=window.tokens, budget=window.budget, recalled=hit_count
                 )
             )
-            self._seen = SeenMessages(upto=window.upto, token=request.token)
-            began = time.monotonic()
+            self._seen = SeenMessages(upto=window.upto, once=request.once)
+            start_time = time.monotonic()
             try:
                 await self._stream_answer(model, window.messages)
             except (ModelUnavailable, ModelRefused) as error:
@@ -405,7 +404,7 @@ class Turn:
                     raise
             else:
                 break
-        self._model_and_seconds = (model.name, time.monotonic() - began)
+        self._model_and_seconds = (model.name, time.monotonic() - start_time)
         usage = self._streamed.usage
         if usage is not None:
             self._emit(UsageReported(usage=usage))
@@ -465,7 +464,7 @@ class Turn:
 
         if cut:
             *calls, last = calls
-            await keep(cut_off_result(last, self._emit))
+            await keep(result_for_cut_off_call(last, self._emit))
         context = self._instance.tool_context(self._key, sender=self._options.sender)
         await self._instance.tool_runner.run(calls, context, on_event=self._emit, keep=keep)
 
@@ -474,22 +473,22 @@ class Turn:
 
         Repeatable calls run again. Other calls get a result that says that their effect is unknown.
         """
-        repeated = []
+        calls_to_repeat = []
         for call in state.open_calls:
             tool = self._instance.tool(call.name)
-            is_whole = call.id and isinstance(call.arguments, str)
-            if repeat and is_whole and tool is not None and tool.repeatable:
-                repeated.append(_call_body(call))
+            is_complete = call.id and isinstance(call.arguments, str)
+            if repeat and is_complete and tool is not None and tool.repeatable:
+                calls_to_repeat.append(_call_body(call))
             else:
                 text = ABANDONED_TEXT if call.id in state.abandoned else CUT_OFF_TEXT
                 await self._store({"role": "tool", "tool_call_id": call.id or "", "content": text})
-        if repeated:
-            await self._run_calls(repeated)
+        if calls_to_repeat:
+            await self._run_calls(calls_to_repeat)
 
     def _may_repeat_calls(self, state: TurnState) -> bool:
         """Return whether open calls may be repeated: only the agent's own calls, a few times.
 
-        The number is limited, because a tool may kill the program each time. Calls that another
+        Repeats are limited, because a tool may kill the program each time. Calls that another
         program stored, or that a fork copied, do not run here.
         """
         if not state.open_calls or self.view is None:
@@ -497,10 +496,10 @@ class Turn:
         info = self.view.info
         if not is_own_call(self.view.messages, after=forked_at(info)):  # guard: repeat-own-calls
             return False
-        stored = info.meta.get(TRIES_FIELD)
-        seq, tries = stored if isinstance(stored, list) and len(stored) == 2 else (0, 0)
+        record = info.meta.get(TRIES_FIELD)
+        seq, tries = record if isinstance(record, list) and len(record) == 2 else (0, 0)
         tries = tries + 1 if seq == info.last_seq else 1
-        if tries > _MAX_TRIES:
+        if tries > _MAX_CALL_TRIES:
             return False
         with suppress(StenologError):
             self._sessions.store.set_meta(self._key, **{TRIES_FIELD: [info.last_seq, tries]})
@@ -508,16 +507,16 @@ class Turn:
 
     # --- ending ------------------------------------------------------------------------------
 
-    async def _finish(self, reply: StreamedAnswer) -> Answer:
+    async def _finish_turn(self, reply: StreamedAnswer) -> Answer:
         if reply.finish == "length":
             self._emit(Notice(text="the answer was cut off at the model's limit"))
         if not reply.text.strip():
             self._emit(Notice(text="the model returned an empty answer"))
         self._final_text = reply.text
-        seq = await self._store(self._with_model(reply), seen=self._seen, is_final=True)
+        seq = await self._store(self._reply_body(reply), seen=self._seen, is_final=True)
         return self._make_answer(reply.text, seq, finish=reply.finish)
 
-    def _with_model(self, reply: StreamedAnswer) -> dict[str, Any]:
+    def _reply_body(self, reply: StreamedAnswer) -> dict[str, Any]:
         """Return the answer with its model, duration and token counts."""
         model, seconds = self._model_and_seconds
         usage = None if reply.usage is None else asdict(reply.usage)
@@ -526,16 +525,16 @@ class Turn:
     async def _give_up(self, text: str) -> Answer:
         self._emit(TextDelta(text=text))
         body = {"role": "assistant", "content": text}
-        basis = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
-        return self._make_answer(text, await self._store(body, seen=basis))
+        seen = SeenMessages(upto=self._seen.upto, once=self._seen.once, interrupted="given up")
+        return self._make_answer(text, await self._store(body, seen=seen))
 
-    async def _interrupt_shielded(self, why: str) -> Answer:
+    async def _interrupt_shielded(self, reason: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
-        writing = asyncio.create_task(self._interrupt(why))
-        await wait_shielded(writing)
-        return writing.result()
+        task = asyncio.create_task(self._interrupt(reason))
+        await wait_shielded(task)
+        return task.result()
 
-    async def _interrupt(self, why: str, *, all_answered: bool = False) -> Answer:
+    async def _interrupt(self, reason: str, *, all_answered: bool = False) -> Answer:
         """Store the text so far with a mark; open calls get a result with the reason.
 
         Messages that arrived during the turn stay unanswered; with `all_answered` they count as
@@ -544,7 +543,7 @@ class Turn:
         if self._final_seq is not None:
             return self._make_answer(self._final_text, self._final_seq)
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
-        for message in history[-_CHECKED_MESSAGES:]:
+        for message in history[-_MAX_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
             if self._final_text and message.seq > self._seen.upto and content == self._final_text:
                 return self._make_answer(self._final_text, message.seq)  # the answer is complete
@@ -553,15 +552,15 @@ class Turn:
             await self._store(
                 {"role": "tool", "tool_call_id": call.id or "", "content": STOPPED_TEXT}
             )
-        partial = self._streamed.text.rstrip()
-        text = f"{partial} {INTERRUPTED_MARK}" if partial else INTERRUPTED_MARK
-        upto = max(self._seen.upto, self._question_seq)
-        token = self._seen.token
+        partial_text = self._streamed.text.rstrip()
+        text = f"{partial_text} {INTERRUPTED_MARK}" if partial_text else INTERRUPTED_MARK
+        upto = max(self._seen.upto, self._user_seq)
+        once = self._seen.once
         if all_answered:
             upto = max((upto, *state.unanswered))
-            token = self._unsaved.newest_once or token
+            once = self._unsaved.newest_once or once
         body = {"role": "assistant", "content": text}
-        seq = await self._store(body, seen=SeenMessages(upto=upto, token=token, interrupted=why))
+        seq = await self._store(body, seen=SeenMessages(upto=upto, once=once, interrupted=reason))
         return Answer(key=self._key, text=text, outcome="interrupted", seq=seq, saved=self._saved)
 
     def _make_answer(
@@ -594,9 +593,9 @@ class Turn:
     async def _store(
         self, body: dict[str, Any], *, seen: SeenMessages | None = None, is_final: bool = False
     ) -> int | None:
-        """Store a message of this turn, unless its question is hidden now.
+        """Store a message of this turn, unless the user message is hidden now.
 
-        `is_final`: the turn stores nothing after it, so the same thread call releases the lease.
+        `is_final`: the message is the last of the turn, so the same thread call releases the lease.
         """
         if self._has_dropped:
             return None
@@ -611,23 +610,23 @@ class Turn:
 
     def _drop_answer(self) -> None:
         self._has_dropped = True
-        self._emit(SaveFailed(count=1, text=HISTORY_CHANGED))
+        self._emit(SaveFailed(count=1, text=HISTORY_CHANGED_TEXT))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
         """Append a message if the session still needs it. This call blocks.
 
         Raises NoSuchSession if the session is gone, and _HistoryChanged.
         """
-        before = self.view
-        if before is not None:
+        old_view = self.view
+        if old_view is not None:
             try:
-                view = self._read()
+                view = self._read_view()
             except NoSuchSession:
                 raise
             except StenologError:
-                view = before  # the append fails as well, and the message stays unsaved
-            unchanged = view is None or before.matches(view.uid, view.generation, view.change)
-            if view is not None and not unchanged and not self._is_needed(view, body):
+                view = old_view  # the append fails as well, and the message stays unsaved
+            is_same = view is None or old_view.matches(view.uid, view.generation, view.change)
+            if view is not None and not is_same and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
         seq = self._sessions.add_full_message(self._key, body, once=once)
         if seq is not None and self.view is not None and seq <= self.view.upto:
@@ -648,15 +647,15 @@ class Turn:
         return seq
 
     def hide_late_messages(self, store: Store, view: SessionView) -> None:
-        """Hide the messages of a turn if their question was hidden at the same time.
+        """Hide the messages of this turn if its user message was hidden at the same time.
 
         `view`: the session after the turn. This call blocks.
         """
-        if self.view is None or self.view.uid != view.uid or not self._is_orphaned(view):
+        if self.view is None or self.view.uid != view.uid or not self._is_prompt_hidden(view):
             return
-        visible = {message.seq for message in view.messages}
+        visible_seqs = {message.seq for message in view.messages}
         for seq in self._written_seqs:
-            if seq in visible:
+            if seq in visible_seqs:
                 store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
 
     def _is_needed(self, view: SessionView, body: Mapping[str, Any]) -> bool:
@@ -664,9 +663,9 @@ class Turn:
         if body.get("role") == "tool":
             calls = turn_state(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
-        return not self._is_orphaned(view)
+        return not self._is_prompt_hidden(view)
 
-    def _emit_from_thread(self, text: str) -> None:
+    def _emit_notice_from_thread(self, text: str) -> None:
         self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(text=text))
 
 
@@ -691,12 +690,12 @@ def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str
         if new.uid == old.uid or not any(_is_same_message(message, body) for message in at_seq):
             return  # the new session was deleted as well, or the old session restored
         if new.info.count == 1:
-            trashed = store.delete(key)
-            if (trashed.uid, trashed.count) == (new.uid, 1):  # guard: withdraw-one-message
+            entry = store.delete(key)
+            if (entry.uid, entry.count) == (new.uid, 1):  # guard: withdraw-one-message
                 return
             # Another process has just written to the session, or restored the old session.
-            store.restore(key, uid=trashed.uid)
-            if trashed.uid != new.uid:
+            store.restore(key, uid=entry.uid)
+            if entry.uid != new.uid:
                 return
         store.hide(key, seq, seq)
 
@@ -722,31 +721,31 @@ def find_answer(
 
 
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
-    """Return the Answer for a message of the log, or a notice that the question was hidden."""
+    """Return the Answer for a message of the log, or a notice that the message was hidden."""
     body = message.to_dict()
     if body.get("role") == "assistant":
         text = text_parts_of(body)
     else:
-        text = HIDDEN_UNANSWERED if outcome == "elsewhere" else ""
+        text = HIDDEN_UNANSWERED_TEXT if outcome == "elsewhere" else ""
     return Answer(key=key, text=text, outcome=outcome, seq=message.seq)
 
 
 def _last_answer(key: str, history: Sequence[Message]) -> Answer:
     """Return the last answer in the log."""
-    last = next(
+    last_message = next(
         (message for message in reversed(history) if getattr(message, "role", None) == "assistant"),
         history[-1],
     )
-    body = last.to_dict()
+    body = last_message.to_dict()
     text = text_parts_of(body) if body.get("role") == "assistant" else ""
-    return Answer(key=key, text=text, outcome="elsewhere", seq=last.seq)
+    return Answer(key=key, text=text, outcome="elsewhere", seq=last_message.seq)
 
 
-def _question(body: Mapping[str, Any]) -> str:
+def _user_text(body: Mapping[str, Any]) -> str:
     return text_parts_of(body).strip() if body.get("role") == "user" else ""
 
 
-def _comparable_round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> object:
+def _round_without_ids(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> object:
     """Return calls and results without ids, for comparison with other rounds."""
     return [(call["function"], results.get(call["id"])) for call in calls]
 

@@ -29,7 +29,7 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """Maximum length of the answer in tokens."""
     sender: str | None = ""
-    """Verified sender, whose memory the model sees; None: the owner, for resumed turns."""
+    """Verified sender, whose memory the model sees. None: the owner, for resumed turns."""
 
     @property
     def client_tool_names(self) -> frozenset[str]:
@@ -56,7 +56,7 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     """A message from a user.
 
     Sessions in which every user message has the same sender share one memory. The sender must be
-    empty if only the client names it, for example in a session key.
+    empty if it is not verified, for example if it comes from a session key.
     """
 
     key: str
@@ -172,7 +172,7 @@ Event = (
     | Notice
 )
 EventHandler = Callable[[Event], None]
-"""Callback for events, called in the event loop. It must not block; its errors are logged."""
+"""Callback for events, called in the event loop. Must not block; its errors are logged."""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
 """Outcome of a message, as described in `Answer`."""

@@ -1,7 +1,7 @@
 """Recognizes unfinished turns that a stenolog agent started; only such turns are resumed.
 
 The mark in the user message decides (docs/decisions/0012). Messages stored by another program and
-imported messages have no mark. Messages that a fork copied are resumed in the source session.
+imported messages have no mark. Turns that a fork copied are resumed in the source session.
 """
 
 from collections import OrderedDict
@@ -19,10 +19,10 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, find_info, forked_at
 
 _TAIL_MESSAGES: Final = 50
-"""Number of newest messages, which usually include the last user message."""
+"""Number of newest messages to read first; they usually include the last user message."""
 _MAX_CACHED_SESSIONS: Final = 100_000
 _MAX_SCANNED_MESSAGES: Final = 200
-"""Number of messages that are searched for the question of an answer."""
+"""Number of messages that are searched for the user message of an answer."""
 
 
 def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
@@ -44,49 +44,49 @@ def read_forked_at(sessions: SessionStore, key: str) -> int:
 
 
 def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
-    """Hide a message that a turn stored after its question was hidden. This call blocks.
+    """Hide a message that a turn stored after its user message was hidden. This call blocks.
 
-    A turn hides such a message at its end, unless the process is killed before. Returns whether a
+    A turn hides a late message at its end, unless the process is killed before. Returns whether a
     message was hidden. Only the lease holder may call this function.
     """
-    late_seq = late_message(sessions, view)
-    if late_seq is None:
+    seq = late_seq(sessions, view)
+    if seq is None:
         return False
-    sessions.store.hide(view.key, late_seq, late_seq)  # guard: hide-late-answer-after-kill
+    sessions.store.hide(view.key, seq, seq)  # guard: hide-late-answer-after-kill
     return True
 
 
-def late_message(sessions: SessionStore, view: SessionView) -> int | None:
-    """Return the seq of a message that was stored after its question was hidden, or None.
+def late_seq(sessions: SessionStore, view: SessionView) -> int | None:
+    """Return the seq of a message that was stored after its user message was hidden, or None.
 
-    A turn checks its question before it stores a message, so only the last message can be late. A
-    late message must be the newest write of the session. If messages were hidden later, for example
-    by `truncate_history`, the user wants to see the message without its question.
+    A turn checks its user message before each write, so only the last message can be late. A late
+    message must be the newest write of the session. If messages were hidden later, for example by
+    `truncate_history`, the user wants to see the answer without the user message.
     """
     info = view.info
     if not view.messages or info.visible == info.count:
         return None
-    last = view.messages[-1]
-    body = last.to_dict()
-    is_newest_write = last.seq == info.last_seq > forked_at(info) and last.at == info.updated
+    newest = view.messages[-1]
+    body = newest.to_dict()
+    is_newest_write = newest.seq == info.last_seq > forked_at(info) and newest.at == info.updated
     if not is_newest_write or body.get("role") == "user" or FIELD not in body:
         return None
-    first = info.in_sight[-1][0] if info.in_sight else last.seq
-    last_visible = [message for message in view.messages if message.seq >= first]
-    if _last_user_message(last_visible) is not None:
+    first_seq = info.in_sight[-1][0] if info.in_sight else newest.seq
+    last_range = [message for message in view.messages if message.seq >= first_seq]
+    if _last_user_message(last_range) is not None:
         return None
-    seen_seq = last_seen_seq(body, last.seq)
-    stored = sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
-    seen_messages = [message for message in stored if message.seq <= seen_seq]
-    question = _last_user_message(seen_messages)
-    if question is None or not question.hidden:
+    seen_seq = last_seen_seq(body, newest.seq)
+    stored_messages = sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+    seen_messages = [message for message in stored_messages if message.seq <= seen_seq]
+    user_message = _last_user_message(seen_messages)
+    if user_message is None or not user_message.hidden:
         return None
-    visible = {message.seq for message in view.messages}
-    return last.seq if visible.isdisjoint(turn_state(seen_messages).unanswered) else None
+    visible_seqs = {message.seq for message in view.messages}
+    return newest.seq if visible_seqs.isdisjoint(turn_state(seen_messages).unanswered) else None
 
 
 class ForeignTurns:
-    """Cache of unfinished turns of other programs, so that each change is examined once."""
+    """Cache of unfinished turns of other programs. Each change of a session is examined once."""
 
     def __init__(self) -> None:
         self._versions = OrderedDict[tuple[str | None, str], tuple[str, datetime | None]]()

@@ -1,6 +1,6 @@
 """Unsaved messages of a session: a queue of writes that failed and are retried in order.
 
-Later messages wait for an unsaved message, so the log never contains an answer before its question.
+Later messages wait for an unsaved message, so no answer is stored before its user message.
 Every message keeps the idempotency key of its first attempt: if the first write did reach the
 store, the retry stores nothing twice. Messages of a turn are written only by the lease holder, and
 only if the log still needs the messages, because another process may have answered in the meantime.
@@ -33,28 +33,28 @@ from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
 
-Run = Callable[..., Awaitable[Any]]
+RunInThread = Callable[..., Awaitable[Any]]
 """Function that runs another function in a thread and returns its result."""
-Append = Callable[..., int | None]
+AppendFunction = Callable[..., int | None]
 """Function that stores a message with the idempotency key `once=`; returns its seq or None."""
 
-_MAX_STORED_SEQS: Final = 1_000
+_MAX_REMEMBERED_SEQS: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
-    """The messages that a model got: stored messages up to `upto`, unsaved ones up to `token`."""
+    """Messages that a model got: stored ones up to seq `upto`, unsaved ones up to key `once`."""
 
     upto: int
-    token: str = ""
+    once: str = ""
     interrupted: str = ""
     """Reason why the answer was cut off; empty for a complete answer."""
 
 
 class _UnsavedMessage(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
-    token: str
+    once: str
     seen: SeenMessages | None
-    """Messages that an answer is based on; its `upto` is stored once earlier messages have seqs."""
+    """Messages that the answer is based on. `upto` is stored when all of them have seqs."""
 
     size: int = 0
 
@@ -67,9 +67,9 @@ class UnsavedMessages:
     """The unsaved messages of one session."""
 
     def __init__(
-        self, key: str, run: Run, *, nonempty: "set[UnsavedMessages] | None" = None
+        self, key: str, run: RunInThread, *, nonempty: "set[UnsavedMessages] | None" = None
     ) -> None:
-        """Create an empty queue. `nonempty`: set that gets this queue when it gets a message."""
+        """Create an empty queue. `nonempty`: set to which the queue adds itself with a message."""
         self._key = key
         self._run = run
         self._nonempty = set() if nonempty is None else nonempty
@@ -91,20 +91,20 @@ class UnsavedMessages:
     @property
     def newest_once(self) -> str:
         """Idempotency key of the newest unsaved message; empty if all messages are stored."""
-        return self._queue[-1].token if self._queue else ""
+        return self._queue[-1].once if self._queue else ""
 
-    def seq_of(self, token: str) -> int | None:
+    def seq_of(self, once: str) -> int | None:
         """Return the seq of a message that was unsaved before; None if it is not stored yet."""
-        return self._stored_seqs.get(token)
+        return self._stored_seqs.get(once)
 
-    def answer_to(self, token: str) -> str | None:
+    def answer_to(self, once: str) -> str | None:
         """Return the text of the unsaved answer to an unsaved message; None without an answer."""
-        tokens = [message.token for message in self._queue]
+        once_keys = [message.once for message in self._queue]
         for message in self._queue:
-            last_seen = "" if message.seen is None else message.seen.token
-            if last_seen not in tokens or calls_of(message.body):
+            last_seen_key = "" if message.seen is None else message.seen.once
+            if last_seen_key not in once_keys or calls_of(message.body):
                 continue
-            if token in tokens[: tokens.index(last_seen) + 1]:
+            if once in once_keys[: once_keys.index(last_seen_key) + 1]:
                 return text_parts_of(message.body)
         return None
 
@@ -115,25 +115,25 @@ class UnsavedMessages:
         *,
         on_event: EventHandler,
         once: str,
-        append: Append | None = None,
+        append: AppendFunction | None = None,
     ) -> int | None:
         """Store a user message and return its seq; None if the message stays unsaved.
 
-        `append`: as for `store_turn_message`. Emits SaveFailed if the message stays unsaved. Raises
+        `append`: see `store_turn_message`. Emits SaveFailed if the message stays unsaved. Raises
         UsageError if the store can never accept the message.
         """
         check_key(self._key)
         check_once(once)
         size = len(encode_message(body))
-        message = _UnsavedMessage(body=body, token=once, seen=None, size=size)
+        message = _UnsavedMessage(body=body, once=once, seen=None, size=size)
         async with self._write_lock:
-            if any(waiting.token == once for waiting in self._queue):
+            if any(waiting.once == once for waiting in self._queue):
                 return None
             seq = None
-            if await self._flush_waiting(sessions, on_event, leased=False):
+            if await self._flush_queue(sessions, on_event, leased=False):
                 seq = await self._write_message(sessions, message, append)
             if seq is None:
-                self._add(message)
+                self._queue_message(message)
             is_new_failure = seq is None and not any(waiting.is_of_turn for waiting in self._queue)
         if is_new_failure:
             await self._report_failure(sessions, on_event)
@@ -146,7 +146,7 @@ class UnsavedMessages:
         *,
         on_event: EventHandler,
         seen: SeenMessages | None = None,
-        append: Append | None = None,
+        append: AppendFunction | None = None,
     ) -> int | None:
         """Store a message of a turn and return its seq; None if the message stays unsaved.
 
@@ -155,17 +155,17 @@ class UnsavedMessages:
         the message, and LeaseLost.
         """
         size = len(encode_message(body))
-        message = _UnsavedMessage(body=body, token=secrets.token_hex(12), seen=seen, size=size)
+        message = _UnsavedMessage(body=body, once=secrets.token_hex(12), seen=seen, size=size)
         async with self._write_lock:
             try:
                 seq = None
-                if await self._flush_waiting(sessions, on_event, leased=True):
+                if await self._flush_queue(sessions, on_event, leased=True):
                     seq = await self._write_message(sessions, message, append)
             except (LeaseLost, NoSuchSession):
                 self._drop_turn_messages()
                 raise
             if seq is None:
-                self._add(message)
+                self._queue_message(message)
         if seq is None:
             await self._report_failure(sessions, on_event)
         return seq
@@ -186,7 +186,7 @@ class UnsavedMessages:
         """
         async with self._write_lock:
             try:
-                if await self._flush_waiting(sessions, on_event, leased=True):
+                if await self._flush_queue(sessions, on_event, leased=True):
                     return True
             except LeaseLost:
                 self._drop_turn_messages()
@@ -194,11 +194,11 @@ class UnsavedMessages:
         await self._report_failure(sessions, on_event)
         return False
 
-    async def _flush_waiting(
+    async def _flush_queue(
         self, sessions: SessionStore, on_event: EventHandler, *, leased: bool
     ) -> bool:
-        count = len(self._queue)
-        if not count:
+        queued_count = len(self._queue)
+        if not queued_count:
             return True
         if not leased and any(message.is_of_turn for message in self._queue):
             return False
@@ -225,14 +225,14 @@ class UnsavedMessages:
                 continue
             if seq is None:
                 return False
-            self._stored_seqs[message.token] = seq
-            while len(self._stored_seqs) > _MAX_STORED_SEQS:
+            self._stored_seqs[message.once] = seq
+            while len(self._stored_seqs) > _MAX_REMEMBERED_SEQS:
                 del self._stored_seqs[next(iter(self._stored_seqs))]
             del self._queue[0]
-        on_event(SaveRecovered(count=count))
+        on_event(SaveRecovered(count=queued_count))
         return True
 
-    def _add(self, message: _UnsavedMessage) -> None:
+    def _queue_message(self, message: _UnsavedMessage) -> None:
         self._queue.append(message)
         self._nonempty.add(self)
 
@@ -240,7 +240,7 @@ class UnsavedMessages:
         self._queue = [message for message in self._queue if not message.is_of_turn]
 
     def _drop_stale_answer(self, on_event: EventHandler) -> None:
-        """Drop the messages before the next user message, and report that."""
+        """Drop the messages before the next user message, and emit SaveFailed."""
         indexes = [index for index, message in enumerate(self._queue) if not message.is_of_turn]
         dropped_count = indexes[0] if indexes else len(self._queue)
         del self._queue[:dropped_count]
@@ -266,21 +266,20 @@ class UnsavedMessages:
         )
 
     def _seen_upto(self, seen: SeenMessages) -> int:
-        return max(seen.upto, self._stored_seqs.get(seen.token, 0))
+        return max(seen.upto, self._stored_seqs.get(seen.once, 0))
 
     async def _write_message(
-        self, sessions: SessionStore, message: _UnsavedMessage, append: Append | None = None
+        self, sessions: SessionStore, message: _UnsavedMessage, append: AppendFunction | None = None
     ) -> int | None:
         body, seen = message.body, message.seen
         if seen is not None:
             body = mark_seen(body, seen=self._seen_upto(seen), interrupted=seen.interrupted)
         if append is None:
             append = partial(sessions.add_full_message, self._key)
-        seq: int | None = await self._run(append, body, once=message.token)
+        seq: int | None = await self._run(append, body, once=message.once)
         if seq is None:
-            # The facade does not return the reason. The idempotency key makes a second attempt
-            # safe.
-            seq = await self._run(_retry_write, sessions, self._key, body, message.token)
+            # The facade does not return the reason. The idempotency key makes a retry safe.
+            seq = await self._run(_retry_write, sessions, self._key, body, message.once)
         return seq
 
     async def _report_failure(self, sessions: SessionStore, on_event: EventHandler) -> None:
@@ -294,14 +293,14 @@ def new_idempotency_key() -> str:
 
 
 def _retry_write(
-    sessions: SessionStore, key: str, body: Mapping[str, Any], token: str
+    sessions: SessionStore, key: str, body: Mapping[str, Any], once: str
 ) -> int | None:
     """Repeat the write on the store. Raise only errors that a retry cannot fix."""
     store = sessions.store
     try:
-        return store.add_full_message(key, body, once=token)
+        return store.add_full_message(key, body, once=once)
     except OnceConflict as conflict:
-        # Another version may have stored the same message with different marks.
+        # Another version of stenolog may have stored the same message with different marks.
         if _stored_content(store, key, conflict.seq) == without_marks(body):
             return conflict.seq
         raise

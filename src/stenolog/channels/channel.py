@@ -16,7 +16,7 @@ from stenolog.sessions.keys import Scope
 if TYPE_CHECKING:
     from stenolog.channels.inbox import Inbox
 
-# JSON in the app's format, stored with the user's message.
+# A destination is JSON in the app's format, stored with the user's message.
 Destination = Mapping[str, Any]
 """Destination of an answer. Its field `channel` is the name of the channel."""
 
@@ -35,7 +35,7 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     origin: Destination | None = None
     """Destination of the answer; None if the answer is returned to the caller."""
     number: int = 0
-    """Position of the message in its chat; 0 if the app has none, and the inbox assigns it."""
+    """Position of the message in its chat. 0: the app has no numbers, and the inbox assigns one."""
 
 
 class Channel(Protocol):
@@ -109,9 +109,9 @@ class AllowList:
 
     def __init__(self, entries: Iterable[str], *, setting: str) -> None:
         """Create the list. `setting`: name of the setting with the list, for the log."""
-        stripped = [entry.strip() for entry in entries]
-        self._ids = {entry for entry in stripped if entry and not entry.startswith("@")}
-        self._names = {entry[1:].casefold() for entry in stripped if entry.startswith("@")} - {""}
+        senders = [entry.strip() for entry in entries]
+        self._ids = {entry for entry in senders if entry and not entry.startswith("@")}
+        self._names = {entry[1:].casefold() for entry in senders if entry.startswith("@")} - {""}
         self._setting = setting
         self._rejected: set[str] = set()
         """Ids of rejected senders that were logged."""

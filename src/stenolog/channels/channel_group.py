@@ -19,7 +19,7 @@ from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
-from stenolog.settings.validation import MIN_SECRET
+from stenolog.settings.validation import MIN_SECRET_LENGTH
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -42,7 +42,7 @@ class Channels:
     """The configured chat apps and webhooks.
 
     The daemon calls `start`, then resumes turns with the agent and passes the answers to `deliver`.
-    At the end it calls `drain` and `stop_sending`, closes the agent, and calls `close`.
+    At the end the daemon calls `drain` and `stop_sending`, closes the agent, and calls `close`.
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
@@ -57,12 +57,12 @@ class Channels:
         self._setups: list[_ChannelSetup] = []
         bot = settings.channels.telegram
         token = _read_secret(settings, bot.token, bot.token_env, "channels.telegram.token_env")
-        secrets = {name: _webhook_secret(settings, name) for name in settings.webhooks}
-        store = _open_claims(loop, settings) if token or secrets else None
+        webhook_secrets = {name: _webhook_secret(settings, name) for name in settings.webhooks}
+        store = _open_claims_store(loop, settings) if token or webhook_secrets else None
         try:
             self._claims = Claims(store)
             hooks: list[tuple[Webhook, Inbox]] = []
-            for name, secret in secrets.items():
+            for name, secret in webhook_secrets.items():
                 hook = Webhook(name, settings.webhooks[name], secret)
                 hooks.append((hook, self._set_up(hook, delivers=hook.sends_replies)))
             self.routes: list[Route] = webhook_routes(hooks)
@@ -81,7 +81,7 @@ class Channels:
 
     async def start(self) -> None:
         """Start to receive messages."""
-        self._tasks += [asyncio.create_task(_run(setup)) for setup in self._setups]
+        self._tasks += [asyncio.create_task(_run_channel(setup)) for setup in self._setups]
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
         """Deliver answers to messages of these channels. Raises nothing.
@@ -93,7 +93,7 @@ class Channels:
         for key, instance, setup in product(keys, self._loop.registry, self._setups):
             if setup.delivery is not None:
                 try:
-                    await setup.delivery.catch_up(instance, key)
+                    await setup.delivery.send_due(instance, key)
                 except StenologError as error:
                     _logger.warning("an answer in %r was not sent: %s", key, error)
 
@@ -134,7 +134,7 @@ class Channels:
         return inbox
 
 
-async def _run(setup: _ChannelSetup) -> None:
+async def _run_channel(setup: _ChannelSetup) -> None:
     try:
         await setup.channel.run(setup.inbox)
     except Exception:
@@ -152,21 +152,21 @@ def _make_telegram(settings: Settings, token: str, claims: Claims, pause: float)
     return Telegram(settings.channels.telegram, token, claims=claims, pause=pause)
 
 
-def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
+def _open_claims_store(loop: AgentLoop, settings: Settings) -> Store | None:
     """Open the store for claims; None if only one process can use the workspace."""
-    where = loop.registry.agent().shared_place
-    if where is None or not settings.channels.session_persistence:
+    place = loop.registry.agent().shared_place
+    if place is None or not settings.channels.session_persistence:
         return None
-    return open_store(where, namespace=CHANNELS)
+    return open_store(place, namespace=CHANNELS)
 
 
 def _webhook_secret(settings: Settings, name: str) -> str:
     hook = settings.webhooks[name]
     secret = _read_secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
-    if len(secret) < MIN_SECRET:
+    if len(secret) < MIN_SECRET_LENGTH:
         raise UsageError(
-            f"webhooks.{name} needs a secret of at least {MIN_SECRET} characters: set secret, or "
-            "the variable that secret_env names"
+            f"webhooks.{name} needs a secret of at least {MIN_SECRET_LENGTH} characters: set "
+            "secret, or the variable that secret_env names"
         )
     return secret
 

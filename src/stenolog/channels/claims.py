@@ -1,8 +1,8 @@
 """Claims: only one gateway at a time polls an app, or delivers in a conversation.
 
 Each kind of work is a session in a separate store, in the namespace `channels` of the workspace.
-The lease of that session marks the process that does the work. The meta keeps data for the next
-process. If only one process can exist, an in-memory store is enough.
+The lease of that session marks the process that does the work. The meta of the session keeps data
+for the next process. If only one process can exist, an in-memory store is enough.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from stenolog.agent.scheduler import acquire_lease, renewed_lease
+from stenolog.agent.scheduler import acquire_lease, renew_lease
 from stenolog.agent.threads import Threads
 from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store, find_info
@@ -51,8 +51,8 @@ class Claims:
             raise StoreBusy(f"this process already holds the claim {name}")
         async with lock:
             self._check_open()
-            lease = await self._acquire(name, wait=wait)
-            async with renewed_lease(self._threads, lease, ttl=self.ttl, lost=on_lost):
+            lease = await self._acquire_claim(name, wait=wait)
+            async with renew_lease(self._threads, lease, ttl=self.ttl, on_lost=on_lost):
                 yield
 
     async def save(self, name: str, **fields: Any) -> None:
@@ -66,13 +66,13 @@ class Claims:
         info = await self._threads.run(find_info, self._store, name)
         return {} if info is None else info.meta
 
-    async def number_for(self, name: str, token: str, content: str) -> int:
+    async def number_for(self, name: str, once: str, content: str) -> int:
         """Return the number for an idempotency key. A new key gets the next number.
 
         Raises OnceConflict if the key was used for other content, and errors of the store.
         """
         self._check_open()
-        return await self._threads.run(self._store.add_message, name, "user", content, once=token)
+        return await self._threads.run(self._store.add_message, name, "user", content, once=once)
 
     async def close(self) -> None:
         """Close the store and its threads. A second call does nothing."""
@@ -86,7 +86,7 @@ class Claims:
         if self._closed:
             raise StoreClosed("the channels are closed")
 
-    async def _acquire(self, name: str, *, wait: bool) -> Lease:
+    async def _acquire_claim(self, name: str, *, wait: bool) -> Lease:
         while True:
             try:
                 return await acquire_lease(self._threads, self._store, name, ttl=self.ttl)
@@ -99,7 +99,7 @@ class Claims:
 
 
 def delivery_claim(agent: str | None, key: str) -> str:
-    """Return the name of the claim to deliver in a session, of fixed length."""
+    """Return the name, with a fixed length, of the claim to deliver answers in a session."""
     return f"delivery-{_place_digest(agent, key)}"
 
 

@@ -67,14 +67,14 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
 
 def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
-    stored = meta.get(MARK_FIELD)
-    if not isinstance(stored, Mapping):
+    stored_mark = meta.get(MARK_FIELD)
+    if not isinstance(stored_mark, Mapping):
         return None
-    listed = stored.get("owed")
+    seqs = stored_mark.get("owed")
     # A damaged list must not lose the mark: without the mark, answers would be sent twice.
-    owed = sorted(seq for seq in listed if type(seq) is int) if isinstance(listed, list) else []
+    owed_seqs = sorted(seq for seq in seqs if type(seq) is int) if isinstance(seqs, list) else []
     try:
-        return msgspec.convert({**stored, "owed": owed}, DeliveryMark)
+        return msgspec.convert({**stored_mark, "owed": owed_seqs}, DeliveryMark)
     except msgspec.ValidationError:
         return None
 
@@ -84,19 +84,19 @@ def is_due(mark: DeliveryMark | None, seq: int) -> bool:
     return mark is None or seq > mark.seq or seq in mark.owed
 
 
-def sending_mark(
+def make_sending_mark(
     mark: DeliveryMark | None, answer: DueAnswer, due: Sequence[DueAnswer]
 ) -> DeliveryMark:
-    """Return the mark for an answer that is being sent. The earlier of the due answers are owed."""
-    last = answer.seq if mark is None else max(mark.seq, answer.seq)
-    owed = {other.seq for other in due if other.seq <= last}.union(mark.owed if mark else ())
+    """Return the mark for an answer that is being sent. Other answers up to its seq are owed."""
+    last_seq = answer.seq if mark is None else max(mark.seq, answer.seq)
+    owed = {other.seq for other in due if other.seq <= last_seq}.union(mark.owed if mark else ())
     owed.discard(answer.seq)
     return DeliveryMark(
-        seq=last, state="sending", origin=answer.origin, owed=sorted(owed)[-MAX_OWED:]
+        seq=last_seq, state="sending", origin=answer.origin, owed=sorted(owed)[-MAX_OWED:]
     )
 
 
-def owed_mark(mark: DeliveryMark, seq: int) -> DeliveryMark:
+def make_owed_mark(mark: DeliveryMark, seq: int) -> DeliveryMark:
     """Return the mark after an answer was certainly not sent."""
     return replace(mark, state="owed", owed=sorted({*mark.owed, seq})[-MAX_OWED:])
 
@@ -114,8 +114,8 @@ def due_answers(
 
     The result has only answers to messages above seq `after` that were stored at or after `since`.
     The origin of a message is trusted if an agent received the message: the agent writes origin and
-    mark in one append. Older versions wrote the origin without a mark. Answers to such messages are
-    sent if `allows` returns True for the origin.
+    mark in one append. Older versions wrote the origin without a mark. Answers to messages without
+    a mark are sent if `allows` returns True for the origin.
     """
     answers: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
@@ -190,11 +190,11 @@ class Delivery:
         if answer.seq is None:
             await self.send_notice(origin, text)
             return
-        due = DueAnswer(seq=answer.seq, text=text, origin=origin)
-        if await self._try_deliver(instance, answer.key, due):
+        due_answer = DueAnswer(seq=answer.seq, text=text, origin=origin)
+        if await self._try_deliver(instance, answer.key, due_answer):
             # The app accepts messages again, so send the owed answers.
             try:
-                await self.catch_up(instance, answer.key, only_owed=True)
+                await self.send_due(instance, answer.key, only_owed=True)
             except StenologError as error:
                 _logger.warning(
                     "unsent answers in %r wait for the next attempt: %s", answer.key, error
@@ -210,32 +210,32 @@ class Delivery:
     async def send_notice(self, origin: Destination, text: str) -> None:
         """Send a text that is not an answer in the log. Raises nothing."""
         try:
-            await self._send(origin, text, [])
+            await self._send_pieces(origin, text, [])
         except (NotSent, MaybeSent, Undeliverable) as error:
             _logger.warning("%s: %s", self.channel.name, error)
 
     # --- after a restart ---------------------------------------------------------------------
 
-    async def recover(self) -> None:
+    async def recover_answers(self) -> None:
         """Deliver the answers that a killed process left, in all sessions. Raises nothing.
 
         Answers that no process started to send are sent. If the outcome of an answer is unknown,
         the user is notified once. While another process is sending in a session, this method checks
         again: a killed process keeps its claim until the claim expires.
         """
-        remaining: list[tuple[AgentInstance, str, bool]] = []
+        retries: list[tuple[AgentInstance, str, bool]] = []
         since = datetime.now(UTC) - _MAX_AGE
         for instance in self._loop.registry:
-            async for entry in self._entries(instance):
-                fresh = entry.updated is not None and entry.updated >= since
+            async for entry in self._list_entries(instance):
+                recent = entry.updated is not None and entry.updated >= since
                 if self._stopping.is_set():
                     return
-                if entry.problem is not None or not (fresh or entry.channel == self.channel.name):
+                if entry.problem is not None or not (recent or entry.channel == self.channel.name):
                     continue
-                if not await self._recover_session(instance, entry.key, fresh):
-                    remaining.append((instance, entry.key, fresh))
-        while remaining and not await self._is_stopping_within(self._claims.ttl):
-            remaining = [item for item in remaining if not await self._recover_session(*item)]
+                if not await self._recover_session(instance, entry.key, recent):
+                    retries.append((instance, entry.key, recent))
+        while retries and not await self._is_stopping_within(self._claims.ttl):
+            retries = [item for item in retries if not await self._recover_session(*item)]
 
     async def _recover_session(self, instance: AgentInstance, key: str, is_recent: bool) -> bool:
         """Recover one session; return False if another process is sending there."""
@@ -244,7 +244,7 @@ class Delivery:
         try:
             await self._notify_if_unsure(instance, key)
             if is_recent:
-                await self.catch_up(instance, key)
+                await self.send_due(instance, key)
         except StoreBusy:
             return False
         except StenologError as error:
@@ -262,7 +262,7 @@ class Delivery:
         """Recover no more sessions; the next start continues."""
         self._stopping.set()
 
-    async def catch_up(self, instance: AgentInstance, key: str, *, only_owed: bool = False) -> None:
+    async def send_due(self, instance: AgentInstance, key: str, *, only_owed: bool = False) -> None:
         """Deliver the answers of a session that are owed, or that no process started to send."""
         mark = await self._read_mark(instance, key)
         if only_owed and (mark is None or not mark.owed):
@@ -275,8 +275,8 @@ class Delivery:
     async def _find_due_answers(
         self, instance: AgentInstance, key: str, mark: DeliveryMark | None
     ) -> list[DueAnswer]:
-        due = due_answers(
-            # Of the store: the facade returns an empty history if it cannot be read.
+        answers = due_answers(
+            # The facade would return an empty history if the log cannot be read.
             await self._loop.run(instance.store.get_history, key),
             mark=mark,
             channel=self.channel.name,
@@ -284,9 +284,9 @@ class Delivery:
             after=await self._loop.run(read_forked_at, instance.sessions, key),
             allows=self._allows,
         )
-        return [answer for answer in due if answer.text.strip()]
+        return [answer for answer in answers if answer.text.strip()]
 
-    async def _entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
+    async def _list_entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
         after: str | None = None
         while True:
             try:
@@ -346,16 +346,15 @@ class Delivery:
             if not is_due(previous_mark, answer.seq):
                 return False
             if self._is_sending(previous_mark):
-                # The process that sent the earlier answer is gone, and the new mark would replace
-                # the only record of that answer.
+                # A killed process was sending an answer, and the new mark replaces its record.
                 await self._notify_unsure(instance, key, previous_mark)
             # A killed process may have left earlier answers. The new mark must not hide them.
             due = await self._find_due_answers(instance, key, previous_mark)
-            mark = sending_mark(previous_mark, answer, due)
+            mark = make_sending_mark(previous_mark, answer, due)
             sent_pieces: list[str] = []
             try:
                 await self._set_mark(instance, key, mark)
-                await self._send(answer.origin, answer.text, sent_pieces)
+                await self._send_pieces(answer.origin, answer.text, sent_pieces)
             except Undeliverable as error:
                 _logger.warning(
                     "answer %s in %r was rejected by the app: %s", answer.seq, key, error
@@ -366,11 +365,11 @@ class Delivery:
                 if sent_pieces:
                     await self._notify_unsure(instance, key, mark)
                 else:
-                    await self._set_mark(instance, key, owed_mark(mark, answer.seq))
+                    await self._set_mark(instance, key, make_owed_mark(mark, answer.seq))
             except asyncio.CancelledError:
                 if not sent_pieces:
                     try:
-                        await self._set_mark(instance, key, owed_mark(mark, answer.seq))
+                        await self._set_mark(instance, key, make_owed_mark(mark, answer.seq))
                     except Exception:
                         _logger.exception("could not record that an answer in %r was not sent", key)
                 raise
@@ -379,7 +378,7 @@ class Delivery:
                 return True
         return False
 
-    async def _send(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
+    async def _send_pieces(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
         """Send a text in pieces. Each piece that may have arrived is added to `sent_pieces`."""
         for piece in split_text(text, self.channel.limit):
             waited, pause = 0.0, self._pause

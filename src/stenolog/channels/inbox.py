@@ -85,14 +85,14 @@ class ChatSessions:
     """Sessions in which chats continue after /new, /resume and /fork.
 
     The moves are stored in the meta of the chat's first session, its root. A message that an app
-    sends again after a move belongs to the session before the move. So the number of the command
-    is stored, too.
+    sends again after a move belongs to the session before the move. So each move has the number of
+    its command.
     """
 
     def __init__(self, loop: AgentLoop) -> None:
         self._loop = loop
         self._unsaved_moves: dict[tuple[str | None, str], ChatMove] = {}
-        """Moves that could not be stored, by agent and root."""
+        """Moves that could not be stored, by agent and first session of the chat."""
 
     async def session_of(
         self, instance: AgentInstance, root: str, message: IncomingMessage
@@ -112,9 +112,9 @@ class ChatSessions:
         chat = message.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
         with suppress(StenologError):  # the command was executed, so its move must be recorded
-            last = await self._last_move(instance, root)
-            if last is not None and last.chat == chat and last.number:
-                earlier = last.all_moves[-_MAX_EARLIER_MOVES:]
+            last_move = await self._last_move(instance, root)
+            if last_move is not None and last_move.chat == chat and last_move.number:
+                earlier = last_move.all_moves[-_MAX_EARLIER_MOVES:]
         move = ChatMove(key=key, before=before, chat=chat, number=message.number, earlier=earlier)
         self._unsaved_moves[instance.id, root] = move
         while len(self._unsaved_moves) > _MAX_UNSAVED_MOVES:
@@ -135,31 +135,31 @@ class ChatSessions:
     async def _last_move(self, instance: AgentInstance, root: str) -> ChatMove | None:
         if (instance.id, root) in self._unsaved_moves:
             return self._unsaved_moves[instance.id, root]
-        # Temporary errors are not caught: the message would be stored in the wrong session.
+        # Catching temporary errors would store the message in the wrong session.
         info = await self._loop.run(find_info, instance.store, root)
         return None if info is None else read_move(info.meta)
 
 
 def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
     """Return the move in a session's meta, or None."""
-    stored = meta.get(MOVE_FIELD)
-    if not isinstance(stored, Mapping):
+    stored_move = meta.get(MOVE_FIELD)
+    if not isinstance(stored_move, Mapping):
         return None
     # If details are damaged, the chat still continues in its newest session.
-    for fields in (stored, {name: stored.get(name) for name in ("key", "before")}):
+    for fields in (stored_move, {name: stored_move.get(name) for name in ("key", "before")}):
         with suppress(msgspec.ValidationError):
             return msgspec.convert(fields, ChatMove)
     return None
 
 
 # --- register -------------------------------------------------------------------------------------
-# Numbers for the messages of programs. A message that is sent again keeps its number. Programs send
-# ids without numbers. Without a number, the session of a repeated message would be unknown after
-# the chat moved to another session, and the log contains no commands. So the ids of a chat are
-# stored in a session of the claims store, in the order of their arrival.
+# Programs send ids without numbers, so the register assigns a number to each message.
+# A message that is sent again keeps its number.
+# The number shows whether a repeated message came before or after the chat moved to a new session.
+# The log contains no commands, so a session of the claims store lists the ids in order of arrival.
 
 
-_UNDONE_PREFIX: Final = "undone-"
+_REJECTED_PREFIX: Final = "undone-"
 """Prefix of the meta field of a command that was started, but rejected before it ran."""
 
 
@@ -181,7 +181,7 @@ class MessageRegister:
         except UsageError:
             raise
         except StenologError as error:
-            # Accept the message without a number, as if the log could not be written.
+            # The message is accepted without a number.
             _logger.warning(
                 "could not store the id of message %r; if it is sent again, it may be answered "
                 "twice: %s",
@@ -199,13 +199,13 @@ class MessageRegister:
             return True
         try:
             # Each attempt has different content, so only one process succeeds.
-            token = f"{_digest(message.id)}-begun"
-            await self._claims.number_for(register_session, token, secrets.token_hex(8))
+            once = f"{_digest(message.id)}-begun"
+            await self._claims.number_for(register_session, once, secrets.token_hex(8))
         except OnceConflict:
-            undone = f"{_UNDONE_PREFIX}{message.number}"
-            if not (await self._claims.read_saved(register_session)).get(undone):
+            undone_field = f"{_REJECTED_PREFIX}{message.number}"
+            if not (await self._claims.read_saved(register_session)).get(undone_field):
                 return False
-            await self._claims.save(register_session, **{undone: None})
+            await self._claims.save(register_session, **{undone_field: None})
         except UsageError:
             raise
         except StenologError as error:
@@ -216,17 +216,17 @@ class MessageRegister:
             )
         return True
 
-    async def undo_command(self, register_session: str, message: IncomingMessage) -> None:
+    async def record_rejection(self, register_session: str, message: IncomingMessage) -> None:
         """Record that a command was rejected, so that it runs when the app sends it again."""
         if message.number:
             with suppress(StenologError):
                 await self._claims.save(
-                    register_session, **{f"{_UNDONE_PREFIX}{message.number}": True}
+                    register_session, **{f"{_REJECTED_PREFIX}{message.number}": True}
                 )
 
 
 def _digest(*texts: str) -> str:
-    # An id or text becomes an idempotency key.
+    # The digest of an id or text is used as an idempotency key.
     content = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()
 
@@ -318,12 +318,11 @@ class Inbox:
         if self._delivery is not None:
             await self._delivery.send_notice(origin, text)
 
-    def recover(self) -> None:
+    def recover_answers(self) -> None:
         """Start to deliver answers that a killed process did not deliver."""
         if self._delivery is not None:
-            # Use a separate task, so that messages that are being sent still arrive if the caller
-            # is cancelled.
-            start_task(self._delivery.recover(), self._recovering)
+            # A separate task completes the sending even if the caller is cancelled.
+            start_task(self._delivery.recover_answers(), self._recovering)
 
     async def drain(self, wait_seconds: float) -> None:
         """Wait at most `wait_seconds` until all messages are answered and answers delivered."""
@@ -354,7 +353,7 @@ class Inbox:
             _set_durable(durable, True)
             if self._delivery is None:
                 raise
-            await self._tell_sender(message, f"Your message cannot be accepted: {error}.")
+            await self._notify_sender(message, f"Your message cannot be accepted: {error}.")
             return None
         except StenologError as error:
             _logger.warning("%s: a message was not stored: %s", self._channel, error)
@@ -364,7 +363,7 @@ class Inbox:
             if (durable.done() and durable.result()) or self._crashes_too_often(message):
                 # The app does not send the message again.
                 _set_durable(durable, True)
-                await self._tell_sender(message, _INTERNAL_ERROR_TEXT)
+                await self._notify_sender(message, _INTERNAL_ERROR_TEXT)
             return None
         finally:
             _set_durable(durable, False)
@@ -373,14 +372,14 @@ class Inbox:
         self, message: IncomingMessage, durable: asyncio.Future[bool]
     ) -> Answer | None:
         instance = self._loop.registry.route(self._channel, message.sender)
-        base = key_for(self._origin_of(message), scope=message.scope)
+        base_key = key_for(self._origin_of(message), scope=message.scope)
         task = _MessageTask(self, message, durable)
         command = commands.parse_command(message.text)
         # /stop does not wait, because it ends the turn that other messages wait for.
         is_stop = command is not None and command.name == "stop"
-        lock = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
+        lock = self._chat_locks.setdefault((instance.id, base_key), asyncio.Lock())
         async with nullcontext() if is_stop else lock:
-            earlier_answer = await self._pass_to_agent(instance, base, message, task)
+            earlier_answer = await self._pass_to_agent(instance, base_key, message, task)
         answer = earlier_answer or await task.answer()
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
@@ -412,9 +411,9 @@ class Inbox:
         if key is None or (
             register is not None and not await register.begin_command(register_session, message)
         ):
-            now = await self._chat_sessions.current_session(instance, root)
-            return Answer(key=now, text="", outcome="again")
-        inbound = InboundMessage(
+            current_key = await self._chat_sessions.current_session(instance, root)
+            return Answer(key=current_key, text="", outcome="again")
+        inbound_message = InboundMessage(
             key=key,
             content=message.text,
             id=message.id,
@@ -422,10 +421,10 @@ class Inbox:
             sender=owner_for(self._origin_of(message), scope=message.scope),
         )
         try:
-            answer = await task.start(self._loop, inbound, instance)
+            answer = await task.start(self._loop, inbound_message, instance)
         except StenologError:
             if register is not None:
-                await register.undo_command(register_session, message)
+                await register.record_rejection(register_session, message)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
             await self._chat_sessions.move(instance, root, message, before=key, key=answer.key)
@@ -454,7 +453,7 @@ class Inbox:
         self._failed_ids.add(message.id)
         return is_first
 
-    async def _tell_sender(self, message: IncomingMessage, text: str) -> None:
+    async def _notify_sender(self, message: IncomingMessage, text: str) -> None:
         if message.origin is not None:
             await self.send_notice(message.origin, text)
 
@@ -485,8 +484,8 @@ class _MessageTask:
 
         Return the answer if it is ready before the message is durable, else None.
         """
-        turn = loop.handle(inbound, on_event=self._on_event, agent=instance.id)
-        self._task = asyncio.create_task(turn)
+        coroutine = loop.handle(inbound, on_event=self._on_event, agent=instance.id)
+        self._task = asyncio.create_task(coroutine)
         try:
             futures: list[asyncio.Future[Any]] = [self._task, self._durable]
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

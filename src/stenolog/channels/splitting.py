@@ -15,17 +15,17 @@ MIN_LIMIT: Final = 64
 _FENCE: Final = "```"
 _CLOSE: Final = f"\n{_FENCE}"
 _MAX_OPENING_LENGTH: Final = 24
-"""Maximum length of the first line of a code block; of a longer line only the fence is repeated."""
-_CLOSING_PATTERN: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
-_BREAKS: Final = (
+"""Maximum length of a code block's first line; of a longer line only the fence is repeated."""
+_CLOSING_FENCE_PATTERN: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
+_BREAK_PATTERNS: Final = (
     re.compile(r"\n[ \t]*\n"),
     re.compile(r"\n"),
     re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*\s+"),  # noqa: RUF001 - these end sentences, too
     re.compile(r"\s+"),
 )
-_SENTENCE_BREAK: Final = 2
+_SENTENCE_BREAK_INDEX: Final = 2
 _MIN_LENGTH_DIVISOR: Final = 3
-"""A text is not cut at a break that would make a message shorter than 1/N of the limit."""
+"""A message must not be shorter than the limit divided by this number, if it is cut at a break."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
@@ -55,63 +55,63 @@ def split_text(text: str, limit: int) -> list[str]:
 
 
 def split_pieces(text: str, limit: int) -> list[Piece]:
-    """Split a text like `split`, but keep the added fences separate from the text."""
+    """Split a text like `split_text`, but keep the added fences separate from the text."""
     if limit < MIN_LIMIT:
         raise UsageError(f"limit must be {MIN_LIMIT} or more, not {limit}")
-    messages: list[Piece] = []
+    pieces: list[Piece] = []
     rest, fence = text.strip("\n"), ""
     while rest.strip():
-        if fence and (closing := _CLOSING_PATTERN.match(rest)):
+        if fence and (closing := _CLOSING_FENCE_PATTERN.match(rest)):
             # The previous message has closed the block.
             rest, fence = rest[closing.end() :].lstrip(), ""
             continue
-        opens = f"{fence}\n" if fence else ""
-        if utf16_len(opens) + utf16_len(rest) <= limit:
-            messages.append(Piece(opening=opens, body=rest.rstrip()))
+        prefix = f"{fence}\n" if fence else ""
+        if utf16_len(prefix) + utf16_len(rest) <= limit:
+            pieces.append(Piece(opening=prefix, body=rest.rstrip()))
             break
-        cut, skipped = _find_cut(rest, limit - utf16_len(opens) - len(_CLOSE), in_code=bool(fence))
+        cut, skipped = _find_cut(rest, limit - utf16_len(prefix) - len(_CLOSE), in_code=bool(fence))
         body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
-        fence_before, fence = fence, _open_fence(body, fence)
+        fence_before, fence = fence, _find_open_fence(body, fence)
         if fence and not fence_before and "\n" in between and body.endswith(f"\n{fence}"):
             # A block's first line moves to the next message with its code.
             body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
         if body.strip():
-            messages.append(Piece(opening=opens, body=body, closing=_CLOSE if fence else ""))
+            pieces.append(Piece(opening=prefix, body=body, closing=_CLOSE if fence else ""))
         # The indentation of code must be kept.
         rest = rest.lstrip("\n") if fence else rest.lstrip()
-    return messages
+    return pieces
 
 
 def _find_cut(text: str, max_units: int, *, in_code: bool) -> tuple[int, int]:
     """Return the length of the next message, and of the white space to drop after it."""
-    window = _fitting_length(text, max_units)
-    for number, pattern in enumerate(_BREAKS):
-        if in_code and number == _SENTENCE_BREAK:
+    max_length = _fitting_length(text, max_units)
+    for number, pattern in enumerate(_BREAK_PATTERNS):
+        if in_code and number == _SENTENCE_BREAK_INDEX:
             continue
-        cuts = [*pattern.finditer(text, 0, window + 1)][-1:]
-        if cuts and cuts[0].start() >= max(1, window // _MIN_LENGTH_DIVISOR):
-            return cuts[0].start(), cuts[0].end() - cuts[0].start()
-    return window, 0
+        matches = [*pattern.finditer(text, 0, max_length + 1)][-1:]
+        if matches and matches[0].start() >= max(1, max_length // _MIN_LENGTH_DIVISOR):
+            return matches[0].start(), matches[0].end() - matches[0].start()
+    return max_length, 0
 
 
 def _fitting_length(text: str, max_units: int) -> int:
-    """Return the maximum number of characters with at most `max_units` units."""
+    """Return how many characters of the text fit into `max_units` UTF-16 code units."""
     count = min(len(text), max_units)
     while (over := utf16_len(text[:count]) - max_units) > 0:
         count -= (over + 1) // 2
     return count
 
 
-def _open_fence(body: str, fence: str) -> str:
+def _find_open_fence(body: str, fence: str) -> str:
     """Return the first line of the code block in which a text ends; empty outside of a block."""
     for line in body.split("\n"):
-        bare = line.strip()
-        if not bare.startswith(_FENCE):
+        stripped_line = line.strip()
+        if not stripped_line.startswith(_FENCE):
             continue
         if not fence:
             # A line such as ```x``` is inline code.
-            if _FENCE not in bare.lstrip("`"):
-                fence = bare if utf16_len(bare) <= _MAX_OPENING_LENGTH else _FENCE
-        elif not bare.strip("`"):
+            if _FENCE not in stripped_line.lstrip("`"):
+                fence = stripped_line if utf16_len(stripped_line) <= _MAX_OPENING_LENGTH else _FENCE
+        elif not stripped_line.strip("`"):
             fence = ""
     return fence

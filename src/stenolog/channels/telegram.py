@@ -48,7 +48,7 @@ from stenolog.settings.values import TelegramSettings
 
 
 class Offsets:
-    """The states of Telegram's updates: open, durable, or to be fetched again. Pure.
+    """The states of Telegram's updates: open, durable, or to be fetched again. Does no I/O.
 
     Telegram forgets the updates below the requested number. So the requested number never passes an
     update that is not durable, even if later updates are durable.
@@ -71,14 +71,14 @@ class Offsets:
 
     def add_updates(self, numbers: Iterable[int]) -> list[int]:
         """Return the numbers to process now, and mark them as open."""
-        received = sorted(set(numbers))
+        page = sorted(set(numbers))
         for number, state in self._states.items():
             # Only a page with a higher number shows that the server no longer has the update.
-            is_missing = received and number < received[-1] and number not in received
+            is_missing = page and number < page[-1] and number not in page
             if state == "retry" and is_missing:
                 self._states[number] = "durable"
         new_numbers = []
-        for number in received:
+        for number in page:
             if number < self._known_below:
                 self._states[number] = "durable"
             elif self._states.get(number, "retry") == "retry" and number >= (self.next or 0):
@@ -101,8 +101,8 @@ class Offsets:
             self.next = max(number + 1, self.next or 0)
 
 
-NAME: Final = "telegram"
-_SERVER: Final = "https://api.telegram.org"
+CHANNEL_NAME: Final = "telegram"
+_DEFAULT_SERVER_URL: Final = "https://api.telegram.org"
 _TEXT_ONLY_NOTICE: Final = "I can only read text messages."
 _LONG_POLL_SECONDS: Final = 25
 """Seconds that the server keeps a request for updates open."""
@@ -134,7 +134,7 @@ class _SecretFilter(logging.Filter):
 class Telegram:
     """A Telegram bot as a channel."""
 
-    name: Final = NAME
+    name: Final = CHANNEL_NAME
     limit: Final = int(MessageLimit.MAX_TEXT_LENGTH)
 
     def __init__(
@@ -156,20 +156,20 @@ class Telegram:
         self._allowed = AllowList(settings.allow, setting="channels.telegram.allow")
         self._pause = pause
         self._long_poll = long_poll
-        id = re.match(r"[0-9]+(?=:)", token)
-        self._claim = f"{NAME}-{id[0]}" if id else NAME
+        bot_id = re.match(r"[0-9]+(?=:)", token)
+        self._claim = f"{CHANNEL_NAME}-{bot_id[0]}" if bot_id else CHANNEL_NAME
         self._notice_tasks: set[asyncio.Task[bool]] = set()
         """Tasks that send a text that is not an answer."""
         self._filter = _SecretFilter(token)
         for name in _URL_LOGGERS:
             logging.getLogger(name).addFilter(self._filter)
-        base = settings.base_url.rstrip("/") or _SERVER
+        server_url = settings.base_url.rstrip("/") or _DEFAULT_SERVER_URL
         self._bot = Bot(
             token,
-            base_url=f"{base}/bot",
-            base_file_url=f"{base}/file/bot",
-            request=_make_request(base, connections=64),
-            get_updates_request=_make_request(base, connections=1),
+            base_url=f"{server_url}/bot",
+            base_file_url=f"{server_url}/file/bot",
+            request=_make_request(server_url, connections=64),
+            get_updates_request=_make_request(server_url, connections=1),
         )
 
     # --- in ----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Telegram:
         """Receive messages until the task is cancelled or the token is rejected."""
         while True:
             try:
-                await self._poll_if_free(inbox)
+                await self._poll_if_unclaimed(inbox)
             except StoreBusy:
                 await asyncio.sleep(self._pause)
             except StenologError as error:
@@ -191,7 +191,7 @@ class Telegram:
             "the gateway again"
         )
 
-    async def _poll_if_free(self, inbox: Inbox) -> None:
+    async def _poll_if_unclaimed(self, inbox: Inbox) -> None:
         """Poll while this gateway holds the claim. Raises StoreBusy, _TokenRejected."""
         polling: asyncio.Task[None] | None = None
 
@@ -209,9 +209,9 @@ class Telegram:
                 polling.result()
 
     async def _poll(self, inbox: Inbox) -> None:
-        await self._with_retries(self._bot.initialize)
-        inbox.recover()
-        unsettled: set[asyncio.Task[Any]] = set()
+        await self._call_with_retries(self._bot.initialize)
+        inbox.recover_answers()
+        settle_tasks: set[asyncio.Task[Any]] = set()
         try:
             offsets = Offsets(known_below=await self._handled_below())
             while True:
@@ -222,16 +222,16 @@ class Telegram:
                     timeout=self._long_poll,
                     allowed_updates=["message"],
                 )
-                updates: Sequence[Update] = await self._with_retries(get_updates)
+                updates: Sequence[Update] = await self._call_with_retries(get_updates)
                 previous_number = offsets.next
                 new_numbers = set(offsets.add_updates(update.update_id for update in updates))
                 for update in updates:
                     if update.update_id in new_numbers:
                         durable = self._accept_update(update, inbox)
-                        start_task(_settle(durable, update.update_id, offsets), unsettled)
-                if unsettled:
+                        start_task(_settle(durable, update.update_id, offsets), settle_tasks)
+                if settle_tasks:
                     # The wait is limited, because messages of other chats may arrive.
-                    await asyncio.wait(unsettled, timeout=self._pause / 2)
+                    await asyncio.wait(settle_tasks, timeout=self._pause / 2)
                 if offsets.has_open_updates and not new_numbers:
                     # The server returns unconfirmed updates again immediately.
                     await asyncio.sleep(self._pause)
@@ -239,9 +239,9 @@ class Telegram:
                     with suppress(StenologError):
                         await self._claims.save(self._claim, next=offsets.next, at=int(time.time()))
         finally:
-            await cancel_and_wait(unsettled)
+            await cancel_and_wait(settle_tasks)
 
-    async def _with_retries(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call_with_retries(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Retry a call until it succeeds. Raises _TokenRejected."""
         pause, reported = self._pause, ""
         while True:
@@ -258,10 +258,10 @@ class Telegram:
                 if error_text != reported:
                     reported = error_text
                     _logger.warning("telegram: %s", error_text)
-                wait = _retry_after_seconds(error) if isinstance(error, RetryAfter) else pause
+                delay = _retry_after_seconds(error) if isinstance(error, RetryAfter) else pause
                 if not isinstance(error, Conflict):
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-            await asyncio.sleep(wait)
+            await asyncio.sleep(delay)
 
     def _accept_update(self, update: Update, inbox: Inbox) -> asyncio.Future[bool] | None:
         """Start to process an update; return None if the update is not for the agent.
@@ -280,16 +280,16 @@ class Telegram:
         if command.startswith("/") and at and bot.casefold() != self._bot.username.casefold():
             return None
         if not text.strip():
-            return start_task(_send_text_only(inbox, _origin_of(message)), self._notice_tasks)
+            return start_task(_send_notice(inbox, _origin_of(message)), self._notice_tasks)
         if command == "/start":
             text = "/help"
-        private = message.chat.type == ChatType.PRIVATE
+        is_private = message.chat.type == ChatType.PRIVATE
         thread = message.message_thread_id if message.is_topic_message else None
         incoming = IncomingMessage(
             sender=str(user.id),
             text=text,
-            id=f"{NAME}-{message.chat.id}-{message.message_id}",
-            chat=None if private else str(message.chat.id),
+            id=f"{CHANNEL_NAME}-{message.chat.id}-{message.message_id}",
+            chat=None if is_private else str(message.chat.id),
             thread=None if thread is None else str(thread),
             scope=self._scope,
             origin=_origin_of(message),
@@ -299,8 +299,8 @@ class Telegram:
 
     async def _handled_below(self) -> int:
         """Return the number below which an earlier process handled all updates, or 0."""
-        note = await self._claims.read_saved(self._claim)
-        number, at = note.get("next"), note.get("at")
+        saved_data = await self._claims.read_saved(self._claim)
+        number, at = saved_data.get("next"), saved_data.get("at")
         if not isinstance(number, int) or not isinstance(at, int | float):
             return 0
         return number if 0 <= time.time() - at < _OFFSET_VALID_SECONDS else 0
@@ -364,7 +364,7 @@ _NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolT
 """Errors that occur before the message is sent."""
 
 
-def _make_request(base: str, *, connections: int) -> HTTPXRequest:
+def _make_request(server_url: str, *, connections: int) -> HTTPXRequest:
     return HTTPXRequest(
         connection_pool_size=connections,
         connect_timeout=10.0,
@@ -372,25 +372,25 @@ def _make_request(base: str, *, connections: int) -> HTTPXRequest:
         write_timeout=30.0,
         pool_timeout=30.0,
         httpx_kwargs={
-            "trust_env": not is_local(base),
-            "verify": uses_tls(base),  # guard: telegram-tls
+            "trust_env": not is_local(server_url),
+            "verify": uses_tls(server_url),  # guard: telegram-tls
         },
     )
 
 
 def _origin_of(message: Message) -> dict[str, Any]:
-    origin: dict[str, Any] = {"channel": NAME, "chat": message.chat.id}
+    origin: dict[str, Any] = {"channel": CHANNEL_NAME, "chat": message.chat.id}
     if message.is_topic_message and message.message_thread_id is not None:
         origin["thread"] = message.message_thread_id
     return origin
 
 
 def _retry_after_seconds(error: RetryAfter) -> float:
-    requested = error.retry_after
-    return requested.total_seconds() if isinstance(requested, timedelta) else float(requested)
+    delay = error.retry_after
+    return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
 
 
-async def _send_text_only(inbox: Inbox, origin: Destination) -> bool:
+async def _send_notice(inbox: Inbox, origin: Destination) -> bool:
     await inbox.send_notice(origin, _TEXT_ONLY_NOTICE)
     return True
 

@@ -4,7 +4,8 @@ The signature authenticates the sender; no other token is needed. An unknown web
 response as a wrong signature. A signature can be checked only after the body was read, so the
 number of bodies that are being received and the time for each are limited.
 
-A signature is `t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.` and the body.
+A signature is `t=SECONDS,v1=HEX`. HEX is the HMAC-SHA256 of `SECONDS.` and the body, with the
+shared secret.
 """
 
 import asyncio
@@ -38,31 +39,29 @@ from stenolog.sessions.keys import Scope
 from stenolog.settings.values import WebhookSettings
 
 # --- signing --------------------------------------------------------------------------------------
-# Signatures of webhooks, which authenticate the sender and the time.
-#
-# `t=SECONDS,v1=HEX`: HEX is the HMAC-SHA256 of `SECONDS.` and the body, with a shared secret.
+# A signature authenticates the sender of a message and the time.
 
 
-HEADER: Final = "X-Steno-Signature"
+SIGNATURE_HEADER: Final = "X-Steno-Signature"
 MAX_SIGNATURE_AGE_SECONDS: Final = 300
 """Maximum difference in seconds between the time of a signature and now."""
-_SIGNATURE_FORM: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
+_SIGNATURE_PATTERN: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 
 def signature(secret: str, body: bytes, *, at: int) -> str:
-    """Return the header value for a message that is sent at `at`."""
+    """Return the header value for a message that is sent at the Unix time `at`."""
     return f"t={at},v1={_digest(secret, at, body)}"
 
 
-def is_recent(header: str, *, now: float) -> bool:
+def is_recent_signature(header: str, *, now: float) -> bool:
     """Return whether the header has the format of a signature and its time is recent."""
-    match = _SIGNATURE_FORM.fullmatch(header)
+    match = _SIGNATURE_PATTERN.fullmatch(header)
     return match is not None and abs(now - int(match[1])) <= MAX_SIGNATURE_AGE_SECONDS
 
 
 def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
     """Return whether the header is a recent signature of this body with this secret."""
-    match = _SIGNATURE_FORM.fullmatch(header)
+    match = _SIGNATURE_PATTERN.fullmatch(header)
     at, signature = (int(match[1]), match[2]) if match else (0, "")
     # Always compare the signature, so that the response time reveals nothing.
     is_correct = hmac.compare_digest(_digest(secret, at, body), signature)
@@ -78,7 +77,7 @@ def _digest(secret: str, at: int, body: bytes) -> str:
 
 
 MAX_BODY_BYTES: Final = 1024 * 1024
-BODY_SECONDS: Final = 5.0
+MAX_BODY_SECONDS: Final = 5.0
 """Maximum seconds for receiving a message."""
 MAX_PENDING_BODIES: Final = 32
 """Maximum number of messages that are being received at once, before their signature is checked."""
@@ -87,7 +86,7 @@ _MAX_MESSAGE_LENGTH: Final = 1_000_000
 _CHAT_PREFIX: Final = "#"
 """Prefix of chat names in session keys, so that no chat name equals a sender."""
 _ERROR_TYPES: Final = {401: "authentication_error", 403: "permission_error"}
-_BAD_SIGNATURE: Final = "the signature is missing, wrong or too old; sign the body again"
+_BAD_SIGNATURE_TEXT: Final = "the signature is missing, wrong or too old; sign the body again"
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -121,7 +120,7 @@ class Webhook:
     async def run(self, inbox: Inbox) -> None:
         """Recover undelivered answers. Messages arrive through the routes."""
         if self.sends_replies:
-            inbox.recover()
+            inbox.recover_answers()
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send an answer to `reply_url`. Raises NotSent, MaybeSent, Undeliverable."""
@@ -129,7 +128,7 @@ class Webhook:
         body = msgspec.json.encode({**destination, "text": text})
         headers = {
             "Content-Type": "application/json",
-            HEADER: signature(self.secret, body, at=int(time.time())),
+            SIGNATURE_HEADER: signature(self.secret, body, at=int(time.time())),
         }
         if self._client is None:
             self._client = httpx2.AsyncClient(
@@ -165,20 +164,20 @@ class Webhook:
         if self._client is not None:
             await self._client.aclose()
 
-    def to_incoming(self, received: WebhookMessage) -> IncomingMessage:
+    def to_incoming(self, message: WebhookMessage) -> IncomingMessage:
         """Convert a received message to an IncomingMessage. Raises UsageError."""
-        if received.sender.startswith(_CHAT_PREFIX):
+        if message.sender.startswith(_CHAT_PREFIX):
             raise UsageError(f"sender must not start with {_CHAT_PREFIX}")
-        scope: Scope = "group" if received.chat else "thread" if received.thread else "sender"
-        origin = {"channel": self.name, "sender": received.sender, "id": received.id}
-        origin |= {"chat": received.chat} if received.chat else {}
-        origin |= {"thread": received.thread} if received.thread else {}
+        scope: Scope = "group" if message.chat else "thread" if message.thread else "sender"
+        origin = {"channel": self.name, "sender": message.sender, "id": message.id}
+        origin |= {"chat": message.chat} if message.chat else {}
+        origin |= {"thread": message.thread} if message.thread else {}
         return IncomingMessage(
-            sender=received.sender,
-            text=received.text,
-            id=f"{self.name}-{received.id}",
-            chat=f"{_CHAT_PREFIX}{received.chat}" if received.chat else None,
-            thread=received.thread,
+            sender=message.sender,
+            text=message.text,
+            id=f"{self.name}-{message.id}",
+            chat=f"{_CHAT_PREFIX}{message.chat}" if message.chat else None,
+            thread=message.thread,
             scope=scope,
             origin=origin if self.sends_replies else None,
         )
@@ -193,30 +192,30 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
     """Return the route that receives the messages of these webhooks: `/webhooks/NAME`."""
     if not hooks:
         return []
-    by_name = {hook.name: (hook, inbox) for hook, inbox in hooks}
-    pending = PendingBodies()
+    webhooks_by_name = {hook.name: (hook, inbox) for hook, inbox in hooks}
+    pending_bodies = PendingBodies()
 
     async def receive(request: Request) -> Response:
-        webhook = by_name.get(channel_name(request.path_params["name"]))
-        header = request.headers.get(HEADER, "")
+        webhook = webhooks_by_name.get(channel_name(request.path_params["name"]))
+        header = request.headers.get(SIGNATURE_HEADER, "")
         # Reject requests that cannot be valid before reading the body.
-        if webhook is None or not is_recent(header, now=time.time()):
-            return _error(401, "wrong_signature", _BAD_SIGNATURE)
+        if webhook is None or not is_recent_signature(header, now=time.time()):
+            return _error(401, "wrong_signature", _BAD_SIGNATURE_TEXT)
         try:
-            body = await pending.read_body(request)
+            body = await pending_bodies.read_body(request)
         except ClientDisconnect:
             text = "the client disconnected before the message was complete"
             return _error(400, "disconnected", text)
         except BodyDropped:
             return _error(503, "too_many", "too many messages are being received; send it again")
         except TimeoutError:
-            text = f"the message did not arrive within {BODY_SECONDS:.0f} s; send it again"
+            text = f"the message did not arrive within {MAX_BODY_SECONDS:.0f} s; send it again"
             return _error(408, "request_timeout", text)
         if body is None:
             return _error(413, "too_long", f"the message has more than {MAX_BODY_BYTES:,} bytes")
         # guard: webhook-signature
         if not is_signed(webhook[0].secret, body, header, now=time.time()):
-            return _error(401, "wrong_signature", _BAD_SIGNATURE)
+            return _error(401, "wrong_signature", _BAD_SIGNATURE_TEXT)
         return await _handle_message(*webhook, body)
 
     return [Route("/webhooks/{name}", receive, methods=["POST"])]
@@ -224,29 +223,29 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
 
 async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
     try:
-        received = msgspec.json.decode(body, type=WebhookMessage)
+        message = msgspec.json.decode(body, type=WebhookMessage)
     except msgspec.DecodeError as error:
         return _error(400, "wrong_message", f"invalid message: {error}")
-    if not hook.allowed.allows(received.sender):  # guard: webhook-allow-list
+    if not hook.allowed.allows(message.sender):  # guard: webhook-allow-list
         return _error(403, "sender_not_allowed", "this sender is not in the allow list")
     if inbox.is_full:
         return _error(503, "too_many", "too many messages are being answered; send it again")
     try:
-        pending = inbox.accept(hook.to_incoming(received))
+        pending_message = inbox.accept(hook.to_incoming(message))
         if hook.sends_replies:
-            if not await asyncio.shield(pending.durable):
+            if not await asyncio.shield(pending_message.durable):
                 return _error(503, "not_stored", "the message was not stored; send it again")
-            return JSONResponse({"id": received.id}, status_code=202)
-        answer = await asyncio.shield(pending.answer)
+            return JSONResponse({"id": message.id}, status_code=202)
+        answer = await asyncio.shield(pending_message.answer)
     except OnceConflict:
         return _error(409, "once_conflict", "this id was used for another message")
     except UsageError as error:
         return _error(400, "usage_error", str(error))
-    failed = answer is None or answer.outcome == "failed" or answer.error is not None
+    has_failed = answer is None or answer.outcome == "failed" or answer.error is not None
     text = "" if answer is None else answer.text if answer.error is None else text_for_user(answer)
-    # The text is also empty if another process took the turn over, or this process shuts down. The
-    # next request with the same id gets the answer.
-    if answer is None or (failed and not text):
+    # The text is also empty if another process took the turn over, or if this process shuts down.
+    # The next request with the same id gets the answer.
+    if answer is None or (has_failed and not text):
         return _error(503, "not_answered", "the message was not answered; send it again")
     fields = {"answer": text, "session": answer.key, "seq": answer.seq, "outcome": answer.outcome}
     return JSONResponse(fields)
@@ -263,30 +262,30 @@ class PendingBodies:
     other senders, the oldest body is dropped if there are too many.
     """
 
-    def __init__(self, limit: int = MAX_PENDING_BODIES, seconds: float = BODY_SECONDS) -> None:
+    def __init__(self, limit: int = MAX_PENDING_BODIES, seconds: float = MAX_BODY_SECONDS) -> None:
         self._limit = limit
         self._seconds = seconds
         self._limits: dict[asyncio.Timeout, None] = {}
 
     async def read_body(self, request: Request) -> bytes | None:
         """Return the body, or None if the body is too long. Raises TimeoutError, BodyDropped."""
-        length = request.headers.get("Content-Length", "")
-        if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
+        content_length = request.headers.get("Content-Length", "")
+        if content_length.isdecimal() and int(content_length[:20]) > MAX_BODY_BYTES:
             return None
         if len(self._limits) >= self._limit:  # guard: webhook-bodies-limited
-            oldest = next(iter(self._limits))
-            if not oldest.expired():  # the body may have lost its slot
-                del self._limits[oldest]
-                oldest.reschedule(asyncio.get_running_loop().time())
-        limit = asyncio.timeout(self._seconds)
+            oldest_timeout = next(iter(self._limits))
+            if not oldest_timeout.expired():  # the body may have lost its slot
+                del self._limits[oldest_timeout]
+                oldest_timeout.reschedule(asyncio.get_running_loop().time())
+        timeout = asyncio.timeout(self._seconds)
         try:
-            async with limit:
-                self._limits[limit] = None
+            async with timeout:
+                self._limits[timeout] = None
                 return await _read_body(request)
         except TimeoutError:
-            raise (TimeoutError if limit in self._limits else BodyDropped) from None
+            raise (TimeoutError if timeout in self._limits else BodyDropped) from None
         finally:
-            self._limits.pop(limit, None)
+            self._limits.pop(timeout, None)
 
 
 async def _read_body(request: Request) -> bytes | None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stenolog.errors import UsageError
 
-ROLE = "assistant"
+ASSISTANT_ROLE = "assistant"
 _DETAIL_TEXT_FIELDS = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Field that is streamed in pieces, by type of the reasoning detail."""
 
@@ -61,9 +61,9 @@ class Delta(Struct, frozen=True, kw_only=True):
 class ChatModel(Protocol):
     """A model for conversations.
 
-    Closing the iterator, or cancelling the task that reads it, ends the request. Raises
+    Closing the iterator of `stream`, or cancelling the task that reads it, ends the request. Raises
     ModelRefused if the request must change, and ModelUnavailable if a later attempt may succeed;
-    both contain the server's message. Use a model in one event loop at a time.
+    both errors contain the server's message. Use a model in one event loop at a time.
     """
 
     @property
@@ -179,9 +179,9 @@ class StreamedAnswer:
     def _join_detail_text(self) -> None:
         """Append the unjoined pieces to the last detail."""
         if self._unjoined_detail.text:
-            last = self._details[-1]
-            name = _DETAIL_TEXT_FIELDS[str(last["type"])]
-            last[name] = f"{last.get(name) or ''}{self._unjoined_detail.text}"
+            detail = self._details[-1]
+            name = _DETAIL_TEXT_FIELDS[str(detail["type"])]
+            detail[name] = f"{detail.get(name) or ''}{self._unjoined_detail.text}"
             self._unjoined_detail = TextBuffer()
 
     @property
@@ -201,7 +201,7 @@ class StreamedAnswer:
 
     def message(self) -> dict[str, Any]:
         """Return the answer as a message in OpenAI's chat format, ready to be stored."""
-        message: dict[str, Any] = {"role": ROLE, "content": self.text}
+        message: dict[str, Any] = {"role": ASSISTANT_ROLE, "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.details:
@@ -221,7 +221,7 @@ class CountedAnswer(str):
     usage: Usage
 
     def __new__(cls, text: str, *, model: str, usage: Usage) -> Self:
-        """Create the text with its counts."""
+        """Create the text with its token counts."""
         answer = super().__new__(cls, text)
         answer.model = model
         answer.usage = usage
@@ -251,12 +251,10 @@ class CompletionFunction(Protocol):
 
 
 # --- checks ---------------------------------------------------------------------------------------
-#
-# Checks of models that callers pass in: an unusable model is rejected early, with a clear error.
-#
-# Notes and summaries are written without a model if the model fails, so a model that can never be
-# called must not look like a model that failed. Models are called synchronously: an async function
-# would return a coroutine that is never awaited.
+# An unusable model that a caller passes in is rejected early, with a clear error.
+# If a model fails, notes and summaries are written without the model.
+# So a model that can never be called must not look like a model that failed.
+# Models are called synchronously: an async function would return a coroutine that is never awaited.
 
 
 _T = TypeVar("_T")
@@ -264,23 +262,23 @@ _T = TypeVar("_T")
 COMPLETION_SIGNATURE: Final = "complete is called as complete(messages, schema=…, max_tokens=…)"
 
 
-def check_not_async(model: object, called: str) -> None:
-    """Raise UsageError for an async function. `called` describes how the model is called."""
+def check_not_async(model: object, signature: str) -> None:
+    """Raise UsageError for an async function. `signature` describes how the model is called."""
     # A callable object may have an async `__call__`.
     for function in (model, getattr(model, "__call__", None)):  # noqa: B004 - not an existence check
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(
-                f"{called} without await; pass a function that waits for the async client"
+                f"{signature} without await; pass a function that waits for the async client"
             )
 
 
-def check_answer(answer: _T, called: str) -> _T:
-    """Return the answer of a model. Raises UsageError if it is awaitable."""
+def check_answer(answer: _T, signature: str) -> _T:
+    """Return the answer of a model. Raises UsageError if the answer is awaitable."""
     if inspect.isawaitable(answer) or inspect.isasyncgen(answer):
         if inspect.iscoroutine(answer):
             answer.close()
         raise UsageError(
-            f"{called} without await, but it returned a {type(answer).__name__}; "
+            f"{signature} without await, but it returned a {type(answer).__name__}; "
             "pass a function that waits for the async client"
         )
     return answer
@@ -288,13 +286,13 @@ def check_answer(answer: _T, called: str) -> _T:
 
 def check_completion_function(complete: object) -> None:
     """Raise UsageError unless `complete` can be called like a CompletionFunction."""
-    called = COMPLETION_SIGNATURE
+    signature = COMPLETION_SIGNATURE
     if not callable(complete):
-        raise UsageError(f"{called}; {type(complete).__name__} is not callable")
-    check_not_async(complete, called)
+        raise UsageError(f"{signature}; {type(complete).__name__} is not callable")
+    check_not_async(complete, signature)
     try:
         inspect.signature(complete).bind([], schema=None, max_tokens=None)
     except ValueError:
         return  # a built-in without a signature
     except TypeError as error:
-        raise UsageError(f"{called}; accept these arguments, or add **options") from error
+        raise UsageError(f"{signature}; accept these arguments, or add **options") from error

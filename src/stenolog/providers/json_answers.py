@@ -9,9 +9,9 @@ import json
 import re
 from typing import Any, Final
 
-_MAX_CHARACTERS: Final = 1_000_000
+_MAX_ANSWER_CHARACTERS: Final = 1_000_000
 
-# Limits of the work for a text full of broken objects.
+# These constants limit the work for a text full of broken objects.
 _MAX_TRIES: Final = 64
 """Maximum number of opening braces at which an object is parsed."""
 _MAX_WASTED_CHARACTERS: Final = 1_000_000
@@ -19,11 +19,11 @@ _MAX_WASTED_CHARACTERS: Final = 1_000_000
 
 _MAX_DEPTH: Final = 60
 
-_THINKING: Final = re.compile(r"<(think|thinking|reasoning)>.*?(</\1>|\Z)", re.DOTALL | re.I)
-_SPACE: Final = re.compile(r"(?:\s|//[^\n]*(?=\n)|/\*.*?\*/)*", re.DOTALL)
-_WORD: Final = re.compile(r"[A-Za-z_$][\w$-]*")
-_NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_UNFINISHED_NUMBER: Final = re.compile(r"[-+.\d][-+.\deE]*\Z")
+_THINKING_TAGS: Final = re.compile(r"<(think|thinking|reasoning)>.*?(</\1>|\Z)", re.DOTALL | re.I)
+_SPACE_PATTERN: Final = re.compile(r"(?:\s|//[^\n]*(?=\n)|/\*.*?\*/)*", re.DOTALL)
+_WORD_PATTERN: Final = re.compile(r"[A-Za-z_$][\w$-]*")
+_NUMBER_PATTERN: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_UNFINISHED_NUMBER_PATTERN: Final = re.compile(r"[-+.\d][-+.\deE]*\Z")
 _LITERALS: Final = {"true": True, "false": False, "null": None, "none": None, "undefined": None}
 _CLOSING_QUOTES: Final = {
     '"': '"',
@@ -42,29 +42,29 @@ def read_object(text: object) -> dict[str, Any] | None:
     """
     if not isinstance(text, str):
         return None
-    start = text[:_MAX_CHARACTERS]
-    outside_thinking = _longest_object(_THINKING.sub("", start))
-    if outside_thinking is not None or "<" not in start:
-        return outside_thinking
-    # A model that never closes its thinking may have put the answer inside the thinking.
-    return _longest_object(start)
+    limited_text = text[:_MAX_ANSWER_CHARACTERS]
+    answer_object = _longest_object(_THINKING_TAGS.sub("", limited_text))
+    if answer_object is not None or "<" not in limited_text:
+        return answer_object
+    # A model that never closes its thinking tag may have put the answer after the tag.
+    return _longest_object(limited_text)
 
 
 def _longest_object(text: str) -> dict[str, Any] | None:
-    best: dict[str, Any] | None = None
-    best_size = wasted_characters = 0
-    place = text.find("{")
+    longest: dict[str, Any] | None = None
+    longest_size = wasted_characters = 0
+    position = text.find("{")
     for _ in range(_MAX_TRIES):
-        if place < 0 or wasted_characters > _MAX_WASTED_CHARACTERS:
+        if position < 0 or wasted_characters > _MAX_WASTED_CHARACTERS:
             break
-        value, end = _parse_strictly(text, place) or _parse_tolerantly(text, place)
+        value, end = _parse_strictly(text, position) or _parse_tolerantly(text, position)
         if value is None:
-            wasted_characters += end - place
-            end = place + 1
-        elif end - place > best_size:
-            best, best_size = value, end - place
-        place = text.find("{", end)
-    return best
+            wasted_characters += end - position
+            end = position + 1
+        elif end - position > longest_size:
+            longest, longest_size = value, end - position
+        position = text.find("{", end)
+    return longest
 
 
 def _parse_strictly(text: str, position: int) -> tuple[dict[str, Any], int] | None:
@@ -77,18 +77,18 @@ def _parse_strictly(text: str, position: int) -> tuple[dict[str, Any], int] | No
 
 def _parse_tolerantly(text: str, position: int) -> tuple[dict[str, Any] | None, int]:
     """Return the object, or None if it cannot be repaired, and the end of the parsed text."""
-    reader = _TolerantParser(text, position)
+    parser = _TolerantParser(text, position)
     try:
-        value = reader.parse_object(0)
-    except _Broken:
-        return None, reader.place
-    return value, reader.place
+        value = parser.parse_object(0)
+    except _NotRepairable:
+        return None, parser.position
+    return value, parser.position
 
 
 _DECODER: Final = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 
-class _Broken(Exception):
+class _NotRepairable(Exception):
     """The text cannot be repaired to JSON."""
 
 
@@ -99,116 +99,116 @@ class _CutOff(Exception):
 class _TolerantParser:
     """A parser of one object that accepts the common mistakes of models."""
 
-    def __init__(self, text: str, place: int) -> None:
+    def __init__(self, text: str, position: int) -> None:
         self.text = text
-        self.place = place
+        self.position = position
 
     def parse_object(self, depth: int) -> dict[str, Any]:
-        self.place += 1
+        self.position += 1
         values: dict[str, Any] = {}
         try:
             while self._has_next_item("}"):
                 name = self._parse_name()
                 if self._peek() != ":":
-                    raise _Broken
-                self.place += 1
+                    raise _NotRepairable
+                self.position += 1
                 values[name] = self._parse_value(depth + 1)
         except _CutOff:
-            self.place = len(self.text)
+            self.position = len(self.text)
         return values
 
     def _parse_list(self, depth: int) -> list[Any]:
-        self.place += 1
+        self.position += 1
         values: list[Any] = []
         try:
             while self._has_next_item("]"):
                 values.append(self._parse_value(depth + 1))
         except _CutOff:
-            self.place = len(self.text)
+            self.position = len(self.text)
         return values
 
     def _has_next_item(self, closing: str) -> bool:
         """Whether another item follows. Missing and extra commas are accepted."""
         while (char := self._peek()) == ",":
-            self.place += 1
+            self.position += 1
         if char == closing:
-            self.place += 1
+            self.position += 1
             return False
-        # A bracket of an outer level: the closing bracket of this level was omitted.
+        # Before a bracket of an outer level, the closing bracket of this level was omitted.
         return char not in "]}"
 
     def _peek(self) -> str:
         """Return the next character that is not space or comment. Raises _CutOff at the end."""
-        match = _SPACE.match(self.text, self.place)
-        self.place = match.end() if match else self.place
-        if self.place >= len(self.text):
+        match = _SPACE_PATTERN.match(self.text, self.position)
+        self.position = match.end() if match else self.position
+        if self.position >= len(self.text):
             raise _CutOff
-        return self.text[self.place]
+        return self.text[self.position]
 
     def _parse_name(self) -> str:
         return self._parse_quoted() if self._peek() in _CLOSING_QUOTES else self._parse_word()
 
     def _parse_word(self) -> str:
-        match = _WORD.match(self.text, self.place)
+        match = _WORD_PATTERN.match(self.text, self.position)
         if match is None:
-            raise _Broken
-        self.place = match.end()
+            raise _NotRepairable
+        self.position = match.end()
         return match[0]
 
     def _parse_value(self, depth: int) -> Any:
         char = self._peek()
         if depth > _MAX_DEPTH:
-            raise _Broken
+            raise _NotRepairable
         if char == "{":
             return self.parse_object(depth)
         if char == "[":
             return self._parse_list(depth)
         if char in _CLOSING_QUOTES:
             return self._parse_quoted()
-        if _UNFINISHED_NUMBER.match(self.text, self.place):
+        if _UNFINISHED_NUMBER_PATTERN.match(self.text, self.position):
             raise _CutOff
-        if match := _NUMBER.match(self.text, self.place):
-            self.place = match.end()
+        if match := _NUMBER_PATTERN.match(self.text, self.position):
+            self.position = match.end()
             return _parse_number(match[0])
         word = self._parse_word().lower()
-        if self.place >= len(self.text):
+        if self.position >= len(self.text):
             raise _CutOff
         if word not in _LITERALS and word not in ("nan", "infinity"):
-            raise _Broken
+            raise _NotRepairable
         return _LITERALS.get(word)
 
     def _parse_quoted(self) -> str:
-        closing = _CLOSING_QUOTES[self.text[self.place]]
-        self.place += 1
-        parts: list[str] = []
+        closing = _CLOSING_QUOTES[self.text[self.position]]
+        self.position += 1
+        characters: list[str] = []
         while True:
-            if self.place >= len(self.text):
+            if self.position >= len(self.text):
                 raise _CutOff
-            char = self.text[self.place]
-            self.place += 1
+            char = self.text[self.position]
+            self.position += 1
             if char == closing:
-                return "".join(parts)
-            parts.append(self._parse_escape() if char == "\\" else char)
+                return "".join(characters)
+            characters.append(self._parse_escape() if char == "\\" else char)
 
     def _parse_escape(self) -> str:
-        if self.place >= len(self.text):
+        if self.position >= len(self.text):
             raise _CutOff
-        char = self.text[self.place]
-        self.place += 1
+        char = self.text[self.position]
+        self.position += 1
         if char != "u":
             return _ESCAPES.get(char, char)
-        digits = self.text[self.place : self.place + 4]
+        digits = self.text[self.position : self.position + 4]
         if len(digits) < 4:
             raise _CutOff
         if not re.fullmatch(r"[0-9a-fA-F]{4}", digits):
             return "\\u"
-        self.place += 4
+        self.position += 4
         code = int(digits, 16)
         # A surrogate pair becomes one character; a lone surrogate is replaced.
-        follow = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.place)
-        if 0xD800 <= code < 0xDC00 and follow:
-            self.place = follow.end()
-            return chr(0x10000 + ((code - 0xD800) << 10) + (int(follow[1], 16) - 0xDC00))
+        low_half = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.position)
+        if 0xD800 <= code < 0xDC00 and low_half:
+            self.position = low_half.end()
+            return chr(0x10000 + ((code - 0xD800) << 10) + (int(low_half[1], 16) - 0xDC00))
         return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)
 
 

@@ -104,7 +104,7 @@ class LocalModel:
         chat = self._chat
         if chat is not None:
             await chat.close()
-        await asyncio.to_thread(self._unload)
+        await asyncio.to_thread(self._unload_server)
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,7 +127,7 @@ class LocalModel:
                 )
             return self._chat
 
-    def _unload(self) -> None:
+    def _unload_server(self) -> None:
         with self._loading:
             # The server stops when it is no longer referenced.
             self._server = self._chat = None
@@ -143,8 +143,7 @@ class LocalModel:
         params.hostnames = ["127.0.0.1"]
         params.port = 0
         params.api_keys = [key]
-        # The slots endpoint and the web page would show conversations to other users of this
-        # machine.
+        # The slots endpoint and the web page would show conversations to other local users.
         params.endpoint_slots = params.ui = False
         params.cache_ram_mib = _CACHE_MIB
         params.verbosity = -1

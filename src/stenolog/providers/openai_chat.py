@@ -1,7 +1,7 @@
 """A client for OpenAI-compatible servers: OpenAI, OpenRouter, Ollama, vLLM, llama.cpp.
 
-A request is retried as long as no part of its answer was passed on. After that, a failure is raised
-to the reader, because half an answer cannot be withdrawn.
+A request is retried as long as no part of its answer was passed on. A later failure is raised to
+the reader, because half an answer cannot be withdrawn.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from stenolog.tokens import message_tokens, tools_tokens
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
-_CONNECT_SECONDS: Final = 10.0
+_CONNECT_TIMEOUT_SECONDS: Final = 10.0
 _MAX_EVENT_SIZE: Final = 16 * 2**20
 _MAX_ANSWER_SIZE: Final = 64 * 2**20
 _EVENT_OVERHEAD: Final = 64
@@ -43,7 +43,7 @@ _MIN_CHECKED_TOKENS: Final = 1_000
 """Tokens above which a reported prompt count is compared with the estimate."""
 _MIN_SECRET_LENGTH: Final = 8
 """Minimum length of a header value that is treated as a secret, and replaced inside of words."""
-_SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
+_SECRET_HEADER_NAME: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 """Names of headers whose value is a secret, whatever its length."""
 _END_WAIT_SECONDS: Final = 0.1
 """Seconds to wait for the end of a response; only then can its connection be used again."""
@@ -84,10 +84,10 @@ class OpenAIChat:
         self._first_byte_timeout = first_byte_timeout
         self._retry_limits = RetryLimits(
             retries=retries,
-            # On this machine a retry would only add to the load that makes the server slow.
+            # A retry would only add to the load that makes a server on this machine slow.
             retries_after_silence=0 if self._url.host in LOOPBACK_HOSTS else 1,
             backoff=backoff,
-            longest=longest_wait,
+            max_delay=longest_wait,
         )
         self._extra = dict(extra or {})
         self._quirks = ServerQuirks()
@@ -121,23 +121,23 @@ class OpenAIChat:
         )
         attempts = 0
         while True:
-            sent = self._quirks.apply_changes(request)
-            yielded = False
+            sent_request = self._quirks.apply_changes(request)
+            has_yielded = False
             attempts += 1
             try:
-                async with aclosing(self._send_once(encode_request(sent))) as deltas:
+                async with aclosing(self._send_once(encode_request(sent_request))) as deltas:
                     async for delta in deltas:
-                        yielded = True
-                        yield _without_implausible_usage(delta, sent)
+                        has_yielded = True
+                        yield _without_implausible_usage(delta, sent_request)
             except RequestError as error:
                 failure = error.failure
             else:
                 return
-            if yielded:
+            if has_yielded:
                 self._give_up(failure, attempts)
-            notice = self._quirks.learn_from(sent, failure)
+            notice = self._quirks.learn_from(sent_request, failure)
             if notice is None:
-                await self._wait(failure, attempts)
+                await self._wait_to_retry(failure, attempts)
                 continue
             # Do not count this attempt: the error says how the request must change.
             attempts -= 1
@@ -156,7 +156,7 @@ class OpenAIChat:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _wait(self, failure: Failure, attempts: int) -> None:
+    async def _wait_to_retry(self, failure: Failure, attempts: int) -> None:
         now, chance = datetime.now(UTC), random.random()
         seconds = seconds_to_wait(
             failure, self._retry_limits, attempts=attempts, now=now, random_fraction=chance
@@ -171,8 +171,8 @@ class OpenAIChat:
         if not is_temporary(failure):
             raise ModelRefused(message)
         retry_hint = f"; Retry-After: {failure.retry_after}" if failure.retry_after else ""
-        times = f" (after {attempts} tries)" if attempts > 1 else ""
-        raise ModelUnavailable(f"{message}{retry_hint}{times}")
+        attempts_text = f" (after {attempts} tries)" if attempts > 1 else ""
+        raise ModelUnavailable(f"{message}{retry_hint}{attempts_text}")
 
     def _describe_failure(self, failure: Failure) -> str:
         address = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}{self._url.path}"
@@ -191,10 +191,10 @@ class OpenAIChat:
             async with asyncio.timeout_at(deadline):
                 response = await self._send_request(body)
         except TimeoutError:
-            silence = _silence_failure(self._first_byte_timeout)
-            raise RequestError(Failure(silence, silent=True)) from None
+            description = _silence_text(self._first_byte_timeout)
+            raise RequestError(Failure(description, silent=True)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise RequestError(Failure(_connection_failure("cannot be reached", error))) from error
+            raise RequestError(Failure(_connection_text("cannot be reached", error))) from error
         try:
             await self._check_status(response)
             content_type = response.headers.get("content-type", "").partition(";")[0]
@@ -230,7 +230,7 @@ class OpenAIChat:
             # Connections belong to the event loop that opened them.
             self._loop = loop
             self._client = httpx2.AsyncClient(
-                timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+                timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_SECONDS),
                 # Servers on this machine are reached without a proxy.
                 trust_env=self._url.host not in LOOPBACK_HOSTS,
                 # Loading certificates takes a tenth of a second, and plain HTTP does not need them.
@@ -248,8 +248,8 @@ class OpenAIChat:
         if 300 <= status < 400:
             location = str(response.headers.get("location", ""))[:500]
             failure = Failure(f"answered {status}, so base_url has moved to {location!r}", 400)
-        later = str(response.headers.get("retry-after", ""))[:100]
-        raise RequestError(Failure(failure.description, failure.status, later))
+        retry_after = str(response.headers.get("retry-after", ""))[:100]
+        raise RequestError(Failure(failure.description, failure.status, retry_after))
 
     async def _read_events(
         self, response: httpx2.Response, reader: ChunkReader, deadline: float
@@ -268,11 +268,11 @@ class OpenAIChat:
                 if reader.finished:
                     # The answer is complete; only the usage may be missing.
                     return
-                silent = isinstance(error, TimeoutError)
-                broken = _connection_failure("broke off", error)
-                reason = _silence_failure(timeout) if silent else broken
+                is_silent = isinstance(error, TimeoutError)
+                description = _connection_text("broke off", error)
+                reason = _silence_text(timeout) if is_silent else description
                 raise RequestError(
-                    Failure(f"{reason}: the answer is incomplete", silent=silent)
+                    Failure(f"{reason}: the answer is incomplete", silent=is_silent)
                 ) from error
             # Events without data count, too.
             size += len(event.data) + _EVENT_OVERHEAD
@@ -290,8 +290,8 @@ class OpenAIChat:
     async def _read_body(self, response: httpx2.Response, max_bytes: int, *, truncate: bool) -> str:
         """Return the body as text.
 
-        A body that is longer than `max_bytes` or breaks off is cut with `truncate`, and otherwise
-        raises RequestError.
+        With `truncate`, a body that breaks off or is longer than `max_bytes` is cut. Otherwise such
+        a body raises RequestError.
         """
         body = bytearray()
         try:
@@ -305,9 +305,9 @@ class OpenAIChat:
                         break
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             if not truncate:
-                silent = isinstance(error, TimeoutError)
-                reason = _connection_failure("broke off", error)
-                raise RequestError(Failure(reason, silent=silent)) from error
+                is_silent = isinstance(error, TimeoutError)
+                reason = _connection_text("broke off", error)
+                raise RequestError(Failure(reason, silent=is_silent)) from error
         if len(body) > max_bytes and not truncate:
             raise RequestError(Failure("sent more data than an answer can have", 400))
         return body[:max_bytes].decode("utf-8", "replace")
@@ -340,8 +340,8 @@ def _request_headers(key: str, extra_headers: Mapping[str, str]) -> dict[str, st
     for name, value in headers.items():
         # The HTTP library would include the complete value in its error.
         if not value.isascii() or not value.isprintable():
-            what = "the key" if value.endswith(key) and key else f"the header {name!r}"
-            raise UsageError(f"{what} contains characters that HTTP headers do not allow")
+            subject = "the key" if value.endswith(key) and key else f"the header {name!r}"
+            raise UsageError(f"{subject} contains characters that HTTP headers do not allow")
     return headers | {"Content-Type": "application/json"}
 
 
@@ -349,7 +349,7 @@ def _secret_pattern(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
     """Return a pattern for texts that errors must not contain: the key, and secrets in headers."""
     secret_texts = {key}
     for name, value in headers.items():
-        if _SECRET_HEADER.search(name):
+        if _SECRET_HEADER_NAME.search(name):
             # The server may quote the secret without a scheme such as `Bearer`.
             secret_texts |= {value, value.split()[-1] if value.strip() else ""}
         elif len(value) >= _MIN_SECRET_LENGTH:
@@ -367,19 +367,19 @@ def _without_implausible_usage(delta: Delta, sent: Mapping[str, Any]) -> Delta:
     usage = delta.usage
     if usage is None or not usage.prompt:
         return delta
-    expected = sum(map(message_tokens, sent["messages"])) + tools_tokens(sent.get("tools") or ())
-    if expected <= _MIN_CHECKED_TOKENS or 2 * usage.prompt >= expected:
+    estimate = sum(map(message_tokens, sent["messages"])) + tools_tokens(sent.get("tools") or ())
+    if estimate <= _MIN_CHECKED_TOKENS or 2 * usage.prompt >= estimate:
         return delta
-    # The server has truncated the prompt, or reports only tokens that it had not cached. Used as
-    # the size of the request, the count would let later requests exceed the model's context.
+    # The server has truncated the prompt, or reports only tokens that it had not cached.
+    # With this count as the size of a request, later requests could exceed the model's context.
     return replace(delta, usage=replace(usage, prompt=0, cached=0))
 
 
-def _silence_failure(seconds: float) -> str:
+def _silence_text(seconds: float) -> str:
     return f"was silent for {seconds:g} s"
 
 
-def _connection_failure(description: str, error: Exception) -> str:
+def _connection_text(description: str, error: Exception) -> str:
     message = str(error).strip()
     return f"{description} ({type(error).__name__}{': ' + message if message else ''})"
 

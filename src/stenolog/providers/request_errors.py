@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stenolog.lazy_loading import lazy_pattern
 
-_MAX_CHARACTERS: Final = 2_000
+_MAX_LENGTH: Final = 2_000
 _MAX_DEPTH: Final = 4
 _ECHO_FIELDS: Final = frozenset({"input", "body", "request", "messages", "prompt"})
 """Fields in which servers repeat the request, which is not a message of the server."""
@@ -54,7 +54,7 @@ class RetryLimits(Struct, frozen=True, kw_only=True):
     """Maximum number of retries after silence: each retry makes a slow server start over."""
     backoff: float = 0.5
     """Seconds before the first retry. Each later delay is twice as long."""
-    longest: float = 60.0
+    max_delay: float = 60.0
     """Maximum delay in seconds, whatever the server asks for."""
 
 
@@ -74,14 +74,14 @@ def seconds_to_wait(
         return None
     requested_delay = read_retry_after(failure.retry_after, now)
     if requested_delay is not None:
-        return requested_delay if requested_delay <= limits.longest else None
+        return requested_delay if requested_delay <= limits.max_delay else None
     doubled_delay = limits.backoff * 2.0 ** min(attempts - 1, 30)
-    return min(doubled_delay * (0.5 + random_fraction / 2), limits.longest)
+    return min(doubled_delay * (0.5 + random_fraction / 2), limits.max_delay)
 
 
 def is_temporary(failure: Failure) -> bool:
     """Whether the same request may succeed later: the server was busy, broken or cut off."""
-    if _PERMANENT_ERROR.search(failure.description):
+    if _PERMANENT_ERROR_PATTERN.search(failure.description):
         return False
     status = failure.status
     return (
@@ -91,10 +91,10 @@ def is_temporary(failure: Failure) -> bool:
     )
 
 
-# Some servers report with status 500, or inside of the stream, that a request is too long. One
-# server reports with 429 that the account is empty, or that one request exceeds the limit per
-# minute. Retrying never helps.
-_PERMANENT_ERROR: Final = lazy_pattern(
+# Some servers report with status 500, or inside of the stream, that a request is too long.
+# One server uses 429 for an empty account, or for a request above the limit per minute.
+# Retrying such a request never helps.
+_PERMANENT_ERROR_PATTERN: Final = lazy_pattern(
     r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
     r"|insufficient_quota|request too large",
     re.IGNORECASE | re.DOTALL,
@@ -108,12 +108,12 @@ def read_retry_after(value: str, now: datetime) -> float | None:
         seconds = float(value)
     except ValueError:
         try:
-            until = parsedate_to_datetime(value)
+            retry_time = parsedate_to_datetime(value)
         except (ValueError, TypeError, IndexError, OverflowError):
             return None
         # Dates in HTTP are in UTC.
-        until = until if until.tzinfo else until.replace(tzinfo=UTC)
-        seconds = (until - now).total_seconds()
+        retry_time = retry_time if retry_time.tzinfo else retry_time.replace(tzinfo=UTC)
+        seconds = (retry_time - now).total_seconds()
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
@@ -136,7 +136,7 @@ def failure_of(answer: Any) -> Failure | None:
 def failure_of_response(status: int, body: str) -> Failure:
     """Return the failure for a response with this status and body, with the server's message."""
     message = error_message(body)
-    # `no body`: the wording of most clients, which `read_overflow` looks for.
+    # `read_overflow` looks for `no body`, the wording of most clients.
     text = f"answered {status}: {message}" if message else f"answered {status} (no body)"
     return Failure(text, status)
 
@@ -154,8 +154,8 @@ def error_message(body: str) -> str:
     return _describe_error(error)
 
 
-# ASCII: otherwise "\u017f" counts as a form of "s".
-_SKIPPED_ELEMENT: Final = lazy_pattern(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
+# Without re.ASCII, "\u017f" would count as a form of "s".
+_SKIPPED_ELEMENT_PATTERN: Final = lazy_pattern(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
 _CLOSING_TAGS: Final = {
     name: lazy_pattern(f"</{name}>", re.IGNORECASE | re.ASCII) for name in ("script", "style")
 }
@@ -164,18 +164,18 @@ _CLOSING_TAGS: Final = {
 def _without_tags(html: str) -> str:
     """Replace tags, scripts and styles by spaces, in linear time."""
     pieces, at = list[str](), 0
-    never_closed: set[str] = set()
+    unclosed_names: set[str] = set()
     while (start := html.find("<", at)) >= 0:
         pieces += [html[at:start], " "]
         end = -1
-        skipped = _SKIPPED_ELEMENT.match(html, start)
-        name = "" if skipped is None else skipped[1].lower()
-        if name and name not in never_closed:
-            closing = _CLOSING_TAGS[name].search(html, start)
-            if closing is not None:
-                end = closing.end() - 1
+        element = _SKIPPED_ELEMENT_PATTERN.match(html, start)
+        name = "" if element is None else element[1].lower()
+        if name and name not in unclosed_names:
+            closing_tag = _CLOSING_TAGS[name].search(html, start)
+            if closing_tag is not None:
+                end = closing_tag.end() - 1
             else:
-                never_closed.add(name)
+                unclosed_names.add(name)
         if end < 0:
             end = html.find(">", start)
         if end < 0:
@@ -190,8 +190,8 @@ def _describe_error(error: Any) -> str:
     if not isinstance(error, Mapping):
         return _shorten(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
     message = error.get("message")
-    others = {name: value for name, value in error.items() if name != "message" or not message}
-    details = ", ".join(_list_fields(others, depth=0))
+    fields = {name: value for name, value in error.items() if name != "message" or not message}
+    details = ", ".join(_list_fields(fields, depth=0))
     text = message if isinstance(message, str) else json.dumps(message) if message else ""
     return _shorten(f"{text} ({details})" if text and details else text or details)
 
@@ -211,8 +211,8 @@ def _list_fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
 
 
 def _shorten(text: str) -> str:
-    text = " ".join(_ECHOED_INPUT.sub(r"\1…", text[: 4 * _MAX_CHARACTERS]).split())
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
+    text = " ".join(_ECHOED_INPUT.sub(r"\1…", text[: 4 * _MAX_LENGTH]).split())
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
 
 def _find_status(error: Any) -> int:
@@ -225,8 +225,8 @@ def _find_status(error: Any) -> int:
             value = int(value[:4])
         if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
             return value
-    kinds = f"{error.get('type')} {error.get('code')}".lower()
-    return next((status for word, status in _STATUS_BY_WORD.items() if word in kinds), 0)
+    type_and_code = f"{error.get('type')} {error.get('code')}".lower()
+    return next((status for word, status in _STATUS_BY_WORD.items() if word in type_and_code), 0)
 
 
 _STATUS_BY_WORD: Final = {
@@ -242,7 +242,7 @@ _STATUS_BY_WORD: Final = {
 }
 
 
-_NUMBER: Final = r"(\d[\d,_]*)"
+_NUMBER_PATTERN: Final = r"(\d[\d,_]*)"
 
 
 class ContextOverflow(Struct, frozen=True, kw_only=True):
@@ -252,11 +252,12 @@ class ContextOverflow(Struct, frozen=True, kw_only=True):
     """Context size of the model in tokens, if the error contains it."""
 
 
-# Each pattern includes the words around the limit, if the server states it. By server: OpenAI and
-# compatible APIs (vLLM, OpenRouter, DeepSeek, Azure), Anthropic, llama.cpp, Ollama, Gemini, LM
-# Studio, Mistral, Text Generation Inference, SGLang, xAI, Bedrock, Cohere, Moonshot, Copilot.
-_TOO_LONG_ERRORS: Final = [
-    lazy_pattern(pattern.replace("#", _NUMBER), re.IGNORECASE)
+# Each pattern includes the words around the limit, if the server states the limit.
+# Some patterns are for OpenAI and compatible APIs (vLLM, OpenRouter, DeepSeek, Azure).
+# Other patterns are for Anthropic, llama.cpp, Ollama, Gemini, LM Studio, Mistral and SGLang.
+# Further patterns are for Text Generation Inference, xAI, Bedrock, Cohere, Moonshot and Copilot.
+_OVERFLOW_PATTERNS: Final = [
+    lazy_pattern(pattern.replace("#", _NUMBER_PATTERN), re.IGNORECASE)
     for pattern in (
         r"maximum context length(?: of| is|\s*\(|:)?\s*# ?tokens",
         r"maximum context length(?: of| is|\s*\(|:)?\s*\(?#",
@@ -298,7 +299,7 @@ _TOO_LONG_ERRORS: Final = [
         r"context window exceeds limit",
     )
 ]
-_OTHER_ERRORS: Final = [
+_NO_OVERFLOW_PATTERNS: Final = [
     lazy_pattern(pattern, re.IGNORECASE)
     for pattern in (
         r"rate.?limit",
@@ -321,9 +322,9 @@ def is_overflow(error: BaseException) -> bool:
 def read_overflow(error: BaseException) -> ContextOverflow | None:
     """Return the overflow that an error reports, or None if the error has another cause."""
     text = "\n".join(_error_texts(error))
-    if any(pattern.search(text) for pattern in _OTHER_ERRORS):
+    if any(pattern.search(text) for pattern in _NO_OVERFLOW_PATTERNS):
         return None
-    matches = [match for pattern in _TOO_LONG_ERRORS if (match := pattern.search(text))]
+    matches = [match for pattern in _OVERFLOW_PATTERNS if (match := pattern.search(text))]
     if not matches:
         return None
     llama_cpp_limit = re.search(r"n_ctx['\"]?\s*[:=(]\s*(\d+)", text)
@@ -338,17 +339,17 @@ def _parse_number(number: str | None) -> int | None:
 
 
 def _error_texts(error: BaseException) -> Iterator[str]:
-    """Yield the texts of an error and its causes, from all fields that clients use for them."""
-    current: BaseException | None = error
+    """Yield the texts of an error and its causes, from all fields in which clients put texts."""
+    cause: BaseException | None = error
     for _ in range(5):
-        if current is None:
+        if cause is None:
             return
-        yield str(current)
+        yield str(cause)
         for name in ("message", "code", "body"):
-            value: Any = getattr(current, name, None)
+            value: Any = getattr(cause, name, None)
             if isinstance(value, str | dict):
                 yield str(value)
-        text = getattr(getattr(current, "response", None), "text", None)
+        text = getattr(getattr(cause, "response", None), "text", None)
         if isinstance(text, str):
             yield text
-        current = current.__cause__
+        cause = cause.__cause__

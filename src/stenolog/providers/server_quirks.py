@@ -41,8 +41,8 @@ def request_body(
     if tools:
         body["tools"] = [dict(tool) for tool in tools]
     if schema is not None:
-        shape = {"name": "answer", "schema": dict(schema), "strict": _is_strict(schema)}
-        body["response_format"] = {"type": "json_schema", "json_schema": shape}
+        json_schema = {"name": "answer", "schema": dict(schema), "strict": _is_strict(schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
     return body
@@ -93,8 +93,8 @@ def _is_strict(schema: Any) -> bool:
 # --- fallbacks ------------------------------------------------------------------------------------
 
 
-NO_TOOLS: Final = "this model does not support tools; it answers without them"
-_REJECTED_STATUSES: Final = frozenset({400, 404, 415, 422, 501})
+NO_TOOLS_NOTICE: Final = "this model does not support tools; it answers without them"
+_REJECTION_STATUSES: Final = frozenset({400, 404, 415, 422, 501})
 _CALL_FIELDS: Final = ("id", "type", "function", "custom")
 
 
@@ -111,7 +111,7 @@ class ServerQuirks:
             changed_body = quirk.change(changed_body)
         return changed_body
 
-    def learn_from(self, sent: Mapping[str, Any], failure: Failure) -> str | None:
+    def learn_from(self, request: Mapping[str, Any], failure: Failure) -> str | None:
         """Learn a change from a failure, and return its note for the user, which may be empty.
 
         Return None if no known change matches the failure and changes the request.
@@ -121,7 +121,7 @@ class ServerQuirks:
                 name not in self._learned_quirks
                 and failure.status in quirk.statuses
                 and quirk.pattern.search(failure.description)
-                and quirk.change(dict(sent)) != sent
+                and quirk.change(dict(request)) != request
             ):
                 self._learned_quirks[name] = quirk
                 return quirk.notice
@@ -132,7 +132,7 @@ class _Quirk(Struct, frozen=True, kw_only=True):
     pattern: re.Pattern[str]
     """Pattern of the server messages for this rejection."""
     change: Callable[[Body], Body]
-    statuses: frozenset[int] = _REJECTED_STATUSES
+    statuses: frozenset[int] = _REJECTION_STATUSES
     notice: str = ""
 
 
@@ -144,21 +144,21 @@ def _with_newer_limit(body: Body) -> Body:
     """Replace `max_tokens` by the field that newer models of OpenAI require."""
     if "max_tokens" not in body:
         return body
-    changed = _without_field("max_tokens", body)
-    return {**changed, "max_completion_tokens": body["max_tokens"]}
+    changed_body = _without_field("max_tokens", body)
+    return {**changed_body, "max_completion_tokens": body["max_tokens"]}
 
 
 def _without_tools(body: Body) -> Body:
     """Remove tools, and rewrite earlier calls and results as text, which any model can read."""
-    unwanted = ("tools", "tool_choice", "parallel_tool_calls")
-    changed = {name: value for name, value in body.items() if name not in unwanted}
+    tool_fields = ("tools", "tool_choice", "parallel_tool_calls")
+    changed_body = {name: value for name, value in body.items() if name not in tool_fields}
     messages: list[Mapping[str, Any]] = []
-    before = ""
+    last_role = ""
     for message in body["messages"]:
         role = message.get("role")
         if role == "tool":
             text = f"[the tool answered: {_content_text(message.get('content'))}]"
-            if before == "tool":
+            if last_role == "tool":
                 # Many chat templates require user and assistant messages to alternate.
                 text = f"{messages.pop()['content']}\n{text}"
             messages.append({"role": "user", "content": text})
@@ -167,8 +167,8 @@ def _without_tools(body: Body) -> Body:
             messages.append({"role": role, "content": "\n".join(filter(None, texts))})
         else:
             messages.append(message)
-        before = role
-    return {**changed, "messages": messages}
+        last_role = role
+    return {**changed_body, "messages": messages}
 
 
 def _call_as_text(call: Mapping[str, Any]) -> str:
@@ -178,31 +178,31 @@ def _call_as_text(call: Mapping[str, Any]) -> str:
 
 
 def _with_plain_calls(body: Body) -> Body:
-    """Remove fields of calls that only the server that made them knows."""
+    """Remove the fields of tool calls that only some servers know."""
 
-    def plain(call: Mapping[str, Any]) -> Body:
+    def keep_known_fields(call: Mapping[str, Any]) -> Body:
         return {name: value for name, value in call.items() if name in _CALL_FIELDS}
 
-    return _map_calls(body, plain)
+    return _map_calls(body, keep_known_fields)
 
 
 def _with_short_ids(body: Body) -> Body:
-    """Replace ids by nine letters and digits.
+    """Replace the ids of tool calls by nine letters and digits.
 
     The same id gives the same result in every request.
     """
 
-    def short(call: Mapping[str, Any]) -> Body:
+    def shorten_id(call: Mapping[str, Any]) -> Body:
         return {**call, "id": _short_id(call.get("id"))}
 
-    changed = _map_calls(body, short)
+    changed_body = _map_calls(body, shorten_id)
     messages = [
         {**message, "tool_call_id": _short_id(message["tool_call_id"])}
         if "tool_call_id" in message
         else message
-        for message in changed["messages"]
+        for message in changed_body["messages"]
     ]
-    return {**changed, "messages": messages}
+    return {**changed_body, "messages": messages}
 
 
 def _short_id(id: Any) -> str:
@@ -234,7 +234,7 @@ def _content_text(content: Any) -> str:
     return "\n".join(str(part["text"]) for part in texts)
 
 
-_UNKNOWN_FIELD: Final = (
+_UNKNOWN_FIELD_PATTERN: Final = (
     r"(?:unknown|unrecogni|unexpected|unsupported|additional|extra|not permitted)"
 )
 _QUIRKS: Final = {
@@ -263,12 +263,12 @@ _QUIRKS: Final = {
         ),
         change=_without_tools,
         # llama.cpp reports this rejection with status 500. Other errors with 500 are retried.
-        statuses=_REJECTED_STATUSES | {500},
-        notice=NO_TOOLS,
+        statuses=_REJECTION_STATUSES | {500},
+        notice=NO_TOOLS_NOTICE,
     ),
     "call fields": _Quirk(
         pattern=re.compile(
-            rf"extra_content|{_UNKNOWN_FIELD}.{{0,80}}tool_calls|tool_calls.{{0,80}}{_UNKNOWN_FIELD}",
+            rf"extra_content|{_UNKNOWN_FIELD_PATTERN}.{{0,80}}tool_calls|tool_calls.{{0,80}}{_UNKNOWN_FIELD_PATTERN}",
             re.I | re.S,
         ),
         change=_with_plain_calls,

@@ -1,4 +1,4 @@
-"""Parser of the stream of an OpenAI-compatible server. It does no I/O.
+"""Parser, without I/O, of the stream of an OpenAI-compatible server.
 
 Servers differ in how they send tool calls, reasoning and usage. All known differences are handled
 here, so that readers of deltas see one format.
@@ -11,9 +11,9 @@ from typing import Any, Final
 from stenolog.providers.chat_model import Delta, TextBuffer, ToolCallDelta, Usage
 from stenolog.providers.request_errors import Failure, RequestError, failure_of
 
-DONE: Final = "[DONE]"
-# A whole sentence must not fit: the text of an answer must not look like a message of the server.
-_MAX_EXCERPT: Final = 12
+DONE_MARKER: Final = "[DONE]"
+# An excerpt is too short for a sentence, so that an answer does not look like a server's message.
+_MAX_EXCERPT_LENGTH: Final = 12
 """Maximum number of characters of malformed data that an error shows."""
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 _CALL_FIELDS: Final = ("index", "id", "type", "function")
@@ -33,12 +33,12 @@ class ChunkReader:
         self.finished = False
         """Whether the server sent a finish reason."""
         self._usage: Usage | None = None
-        self._calls = _Calls(new_id)
+        self._calls = _CallParser(new_id)
         self._half_character = ""
 
     def read_event(self, data: str) -> Delta | None:
         """Parse one event; return None if it adds nothing to the answer."""
-        if data.strip() == DONE:
+        if data.strip() == DONE_MARKER:
             self.done = True
             return None
         if not data.strip():
@@ -76,15 +76,15 @@ class ChunkReader:
             if not isinstance(choice, dict):
                 raise _malformed_error("chunk", data)
             if choice.get("index") in (0, None):
-                return self._choice(choice, field, data)
+                return self._parse_choice(choice, field, data)
         return None
 
-    def _choice(self, choice: Mapping[str, Any], field: str, data: str) -> Delta | None:
+    def _parse_choice(self, choice: Mapping[str, Any], field: str, data: str) -> Delta | None:
         message = choice.get(field) or {}
         if not isinstance(message, dict):
             raise _malformed_error("chunk", data)
-        listed = message.get("tool_calls") or []
-        if not isinstance(listed, list) or not all(isinstance(call, dict) for call in listed):
+        deltas = message.get("tool_calls") or []
+        if not isinstance(deltas, list) or not all(isinstance(call, dict) for call in deltas):
             raise _malformed_error("chunk", data)
         text, thinking = _text_and_reasoning(message.get("content"))
         text += _text_or_empty(message.get("refusal"))
@@ -92,16 +92,16 @@ class ChunkReader:
         finish = "" if self.finished else _text_or_empty(choice.get("finish_reason"))
         self.finished = self.finished or bool(finish)
         delta = Delta(
-            text=self._whole_characters(text),
+            text=self._complete_characters(text),
             reasoning=_fix_surrogates(next(reasonings, thinking)),
             details=_reasoning_details(message.get("reasoning_details")),
-            calls=tuple(self._calls.parse_part(call) for call in listed),
+            calls=tuple(self._calls.parse_part(call) for call in deltas),
             finish=finish,
         )
-        return delta if delta != _EMPTY else None
+        return delta if delta != _EMPTY_DELTA else None
 
-    def _whole_characters(self, text: str) -> str:
-        """Return the text, keeping half a surrogate pair at its end for the next piece."""
+    def _complete_characters(self, text: str) -> str:
+        """Return the text, except half a surrogate pair at its end, kept for the next piece."""
         if not text:
             return ""
         text = self._half_character + text
@@ -111,16 +111,16 @@ class ChunkReader:
         return _fix_surrogates(text[:-1] if self._half_character else text)
 
 
-_EMPTY: Final = Delta()
+_EMPTY_DELTA: Final = Delta()
 
 
-class _Calls:
-    """Assignment of parts to calls. Servers send an index, an id, or neither."""
+class _CallParser:
+    """Parser of parts of tool calls. Servers identify a call by an index, an id, or not at all."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
         self._ids: list[str] = []
-        """The server's id, or empty text, by our index."""
+        """Id from the server by our index; empty if the server sent no id."""
         self._arguments: list[TextBuffer] = []
         self._index_by_id: dict[str, int] = {}
         """Our index by the server's id."""
@@ -182,7 +182,7 @@ def decode_json(data: str, source: str) -> Any:
 
 
 def _malformed_error(source: str, data: str) -> RequestError:
-    excerpt = data if len(data) <= _MAX_EXCERPT else f"{data[:_MAX_EXCERPT]}…"
+    excerpt = data if len(data) <= _MAX_EXCERPT_LENGTH else f"{data[:_MAX_EXCERPT_LENGTH]}…"
     return RequestError(
         Failure(f"sent a malformed {source} of {len(data):,} characters: {excerpt!r}")
     )
@@ -204,8 +204,8 @@ def _text_and_reasoning(content: Any) -> tuple[str, str]:
 
 
 def _reasoning_details(value: Any) -> tuple[dict[str, Any], ...]:
-    listed = value if isinstance(value, list) else ()
-    return tuple(_make_storable(detail) for detail in listed if isinstance(detail, dict))
+    details = value if isinstance(value, list) else ()
+    return tuple(_make_storable(detail) for detail in details if isinstance(detail, dict))
 
 
 def _parse_usage(value: Any) -> Usage | None:
@@ -247,8 +247,8 @@ def _fix_surrogates(text: str) -> str:
 def _make_storable(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value without parts that stores reject; empty if it cannot be encoded."""
     try:
-        written = json.dumps(value, ensure_ascii=False)
-        decoded = json.loads(_fix_surrogates(written), parse_constant=lambda _: None)
+        encoded = json.dumps(value, ensure_ascii=False)
+        decoded = json.loads(_fix_surrogates(encoded), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
     return decoded if isinstance(decoded, dict) else {}

@@ -14,30 +14,30 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.settings import values
-from stenolog.settings.file import Path, dotted, quoted_text
+from stenolog.settings.file import KeyPath, join_path, quote_text
 from stenolog.settings.values import ADDRESS_FIELDS, SECRET_FIELDS, Settings
 
 ANY_NAME: Final = "NAME"
 """Placeholder in a path for a name that the user chooses."""
 NAMED_TABLES: Final = ("models", "agents", "webhooks", "retention")
 """Tables that contain tables with user-chosen names."""
-FIELD_ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
+FIELD_ALIASES: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
-"""Path of the field for each path that other programs use."""
-RENAMED_FIELDS: Final[Mapping[Path, Path]] = MappingProxyType(
+"""Path of a field, by the path that other programs use for the same setting."""
+RENAMED_FIELDS: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
     {("gateway", "patience"): ("gateway", "shutdown_timeout")}
 )
 """New paths of renamed fields. The error for an old path names the new path."""
 
-_NOT_SETTINGS: Final = (("keys",), ("agent", "routes"))
+_IGNORED_PATHS: Final = (("keys",), ("agent", "routes"))
 """Paths of fields in the value classes that are not settings."""
 
 
 class Field(Struct, frozen=True, kw_only=True):
     """A setting: its path, its type and its purpose."""
 
-    path: Path
+    path: KeyPath
     type: Any
     default: Any
     text: str
@@ -59,59 +59,59 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def all_fields() -> Mapping[Path, Field]:
+def all_fields() -> Mapping[KeyPath, Field]:
     """Return all fields by path, in the order of the config file."""
     return MappingProxyType({field.path: field for field in _struct_fields(Settings, ())})
 
 
 @cache
-def section_paths() -> frozenset[Path]:
+def section_paths() -> frozenset[KeyPath]:
     """Return the paths of all tables that contain fields."""
     fields = [*all_fields(), *FIELD_ALIASES]
     return frozenset(path[:end] for path in fields for end in range(1, len(path)))
 
 
-def field_path(path: Path) -> Path:
+def field_path(path: KeyPath) -> KeyPath:
     """Return the path in the table of fields, with NAME for a name that the user chose."""
     return (path[0], ANY_NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED_TABLES else path
 
 
-def find_field(path: Path) -> Field | None:
+def find_field(path: KeyPath) -> Field | None:
     """Return the field at this path or alias, or None."""
     return all_fields().get(field_path(FIELD_ALIASES.get(path, path)))
 
 
-def fields_of(path: Path) -> list[Field]:
+def fields_of(path: KeyPath) -> list[Field]:
     """Return the direct fields of a table."""
     return [field for field in all_fields().values() if field.path[:-1] == field_path(path)]
 
 
-def unknown_setting_text(path: Path) -> str:
+def unknown_setting_text(path: KeyPath) -> str:
     """Return the error text for an unknown path, with the closest name or all known names."""
     *parents, name = path
     if renamed := RENAMED_FIELDS.get(field_path(path)):
         new_path = (renamed[0], path[1], *renamed[2:]) if ANY_NAME in renamed else renamed
-        return f"renamed to {dotted(new_path)}; use the new name"
+        return f"renamed to {join_path(new_path)}; use the new name"
     table = field_path(path)[:-1]
     if len(table) == 1 and table[0] in NAMED_TABLES:
         fields = [field.path[-1] for field in fields_of(path)]
-        example = "model" if "model" in fields else fields[0]
-        return f"set a field of it, such as {dotted(path)}.{example}"
+        example_field = "model" if "model" in fields else fields[0]
+        return f"set a field of it, such as {join_path(path)}.{example_field}"
     known_names = {
         known_path[len(table)]
         for known_path in [*all_fields(), *(FIELD_ALIASES if table else ())]
         if len(known_path) > len(table) and known_path[: len(table)] == table
     }
-    closest = difflib.get_close_matches(name.lower(), sorted(known_names), n=1)
-    if closest:
-        return f"unknown setting; did you mean {dotted((*parents, closest[0]))}?"
-    elsewhere = [field.name for field in all_fields().values() if field.path[-1] == name]
-    if elsewhere:
-        return f"unknown setting; did you mean {' or '.join(elsewhere)}?"
+    matches = difflib.get_close_matches(name.lower(), sorted(known_names), n=1)
+    if matches:
+        return f"unknown setting; did you mean {join_path((*parents, matches[0]))}?"
+    same_names = [field.name for field in all_fields().values() if field.path[-1] == name]
+    if same_names:
+        return f"unknown setting; did you mean {' or '.join(same_names)}?"
     return f"unknown setting; known ones are {', '.join(sorted(known_names))}"
 
 
-def section_class(path: Path) -> type[Struct]:
+def find_table_class(path: KeyPath) -> type[Struct]:
     """Return the class for the value of a table."""
     struct: Any = Settings
     for part in field_path(path):
@@ -122,23 +122,23 @@ def section_class(path: Path) -> type[Struct]:
     return section
 
 
-def _struct_fields(struct: type[Struct], path: Path) -> Iterator[Field]:
+def _struct_fields(struct: type[Struct], path: KeyPath) -> Iterator[Field]:
     texts = field_texts(values)[struct.__name__]
-    tables: list[Iterator[Field]] = []
+    sub_tables: list[Iterator[Field]] = []
     for item in msgspec.structs.fields(struct):
         item_path = (*path, item.name)
         named_struct = _struct_in_mapping(item.type)
-        if item_path in _NOT_SETTINGS:
+        if item_path in _IGNORED_PATHS:
             continue
         if named_struct is not None:
-            tables.append(_struct_fields(named_struct, (*item_path, ANY_NAME)))
+            sub_tables.append(_struct_fields(named_struct, (*item_path, ANY_NAME)))
         elif isinstance(item.type, type) and issubclass(item.type, Struct):
-            tables.append(_struct_fields(item.type, item_path))
+            sub_tables.append(_struct_fields(item.type, item_path))
         else:
             text = texts[item.name]
             yield Field(path=item_path, type=item.type, default=item.default, text=text)
     # In TOML, the values of a table come before its sub-tables.
-    yield from chain.from_iterable(tables)
+    yield from chain.from_iterable(sub_tables)
 
 
 def _struct_in_mapping(hint: Any) -> type[Struct] | None:
@@ -206,7 +206,7 @@ def to_toml(value: Any) -> str:
         case int() | float():
             return repr(value)
         case str():
-            return quoted_text(value)
+            return quote_text(value)
         case tuple() | list():
             return f"[{', '.join(map(to_toml, value))}]"
         case Mapping():
@@ -218,10 +218,10 @@ def to_toml(value: Any) -> str:
 def commented_file() -> str:
     """Return a config file with all fields, defaults and descriptions.
 
-    The unchanged file sets nothing, because every line is a comment.
+    The unchanged file sets nothing, because every value is commented out.
     """
     lines = [_FILE_HEADER]
-    section: Path = ()
+    section: KeyPath = ()
     for field in all_fields().values():
         if field.path[0] == "agents" and (
             len(field.path) > 3 or field.path[-1] not in _AGENT_FIELDS
@@ -234,7 +234,7 @@ def commented_file() -> str:
     return "\n".join(lines)
 
 
-def _section_header(section: Path) -> list[str]:
+def _section_header(section: KeyPath) -> list[str]:
     kind = section[0]
     if len(section) > 1 and kind in _EXAMPLE_NAMES:
         return [_SECTION_COMMENTS[kind], f"#[{kind}.{_EXAMPLE_NAMES[kind]}]\n"]

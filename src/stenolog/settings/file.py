@@ -16,25 +16,25 @@ from stenolog.errors import Problem, WrongSettings
 # Names and texts in TOML syntax, as errors and the config file show them.
 
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def dotted(path: Path) -> str:
+def join_path(path: KeyPath) -> str:
     """Return a path with dots. Names that are not plain words are quoted."""
-    return ".".join(part if _BARE_KEY.fullmatch(part) else quoted_text(part) for part in path)
+    return ".".join(part if _BARE_KEY.fullmatch(part) else quote_text(part) for part in path)
 
 
-def quoted_text(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a text in TOML syntax.
 
     Control characters are escaped, so that terminals ignore them.
     """
-    return f'"{"".join(map(_escaped, text))}"'
+    return f'"{"".join(map(_escape_character, text))}"'
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character in '"\\':
         return f"\\{character}"
     if character.isprintable():
@@ -47,7 +47,7 @@ def _escaped(character: str) -> str:
 # --- file ---------------------------------------------------------------------------------------
 
 
-PREFIX: Final = "STENO_"
+VARIABLE_PREFIX: Final = "STENO_"
 """Prefix of all environment variables of stenolog."""
 CONFIG_VARIABLE: Final = "STENO_CONFIG"
 
@@ -65,12 +65,12 @@ class FileContent(Struct, frozen=True, kw_only=True):
 
     file: File
     table: dict[str, Any]
-    lines: dict[Path, int]
+    lines: dict[KeyPath, int]
     """First line of each value and each table, by path."""
     is_shared: bool = False
     """Whether users other than the owner may read the file."""
 
-    def source(self, path: Path) -> str:
+    def source(self, path: KeyPath) -> str:
         """Return `FILE:LINE` of a value, or of the table that contains it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
@@ -94,10 +94,10 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
 def has_file_or_variables(environment: Mapping[str, str]) -> bool:
     """Whether there is a config file or a variable of stenolog.
 
-    Otherwise all settings have their defaults. Code that needs only one setting calls this fast
-    check first.
+    Without file and variables, all settings have their defaults. Code that needs only one setting
+    calls this fast check first.
     """
-    if any(name.startswith(PREFIX) for name in environment):
+    if any(name.startswith(VARIABLE_PREFIX) for name in environment):
         return True
     try:
         config_path(None, environment).stat()
@@ -127,8 +127,8 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileConten
     except FileNotFoundError:
         if config is None and not environment.get(CONFIG_VARIABLE):
             return None
-        origin = "" if config is not None else f" (from {CONFIG_VARIABLE})"
-        raise _wrong_settings(str(file), f"there is no such file{origin}") from None
+        hint = "" if config is not None else f" (from {CONFIG_VARIABLE})"
+        raise _wrong_settings(str(file), f"there is no such file{hint}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _wrong_settings(str(file), f"it cannot be read: {reason}") from error
@@ -137,14 +137,13 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileConten
     return FileContent(file=file, table=table, lines=start_lines(text), is_shared=is_shared)
 
 
-def start_lines(text: str) -> dict[Path, int]:
+def start_lines(text: str) -> dict[KeyPath, int]:
     """Return the line in which each value and each table of this TOML starts.
 
     tomllib does not report lines. But a value always ends at the end of a line, and an incomplete
-    value is not valid. So this function adds lines after each value until the text is valid TOML
-    again.
+    value is not valid. So this function adds lines to a statement until the statement is valid.
     """
-    line_numbers: dict[Path, int] = {}
+    line_numbers: dict[KeyPath, int] = {}
     lines = text.split("\n")
     begin, header = 0, ""
     while begin < len(lines):
@@ -166,7 +165,7 @@ def start_lines(text: str) -> dict[Path, int]:
     return line_numbers
 
 
-def _all_paths(table: Mapping[str, Any], parent_path: Path = ()) -> Iterator[Path]:
+def _all_paths(table: Mapping[str, Any], parent_path: KeyPath = ()) -> Iterator[KeyPath]:
     for name, value in table.items():
         yield (*parent_path, name)
         if isinstance(value, dict) and len(parent_path) < _MAX_DEPTH:
@@ -200,7 +199,7 @@ def _parse_toml(file: File, text: str) -> dict[str, Any]:
 
 def _long_number_problem(file: File, text: str) -> Problem:
     """Return the problem of a text with a number that has more digits than Python reads."""
-    shortened = _LONG_NUMBER.sub("0", text)
+    short_text = _LONG_NUMBER.sub("0", text)
     for match in _LONG_NUMBER.finditer(text):
         before, after = text[: match.start()], _LONG_NUMBER.sub("0", text[match.end() :])
         try:
@@ -209,7 +208,7 @@ def _long_number_problem(file: File, text: str) -> Problem:
         except ValueError:
             line = before.count("\n") + 1
             starts = [
-                (start, path) for path, start in start_lines(shortened).items() if start <= line
+                (start, path) for path, start in start_lines(short_text).items() if start <= line
             ]
             field = ".".join(max(starts, default=(0, ()))[1])
             digits = sum(map(str.isdigit, match[0]))

@@ -20,39 +20,39 @@ from stenolog.settings.fields import (
     field_path,
     fields_of,
     find_field,
-    section_class,
+    find_table_class,
     section_paths,
     unknown_setting_text,
 )
 from stenolog.settings.file import (
-    PREFIX,
+    VARIABLE_PREFIX,
     FileContent,
-    Path,
+    KeyPath,
     config_path,
-    dotted,
     expand_home,
+    join_path,
     read_file,
 )
 from stenolog.settings.validation import InvalidValue, check_value, has_surrogates
 from stenolog.settings.values import Settings, masked_value
 
 # --- environment ----------------------------------------------------------------------------------
-# `STENO_AGENT__MAX_ITERATIONS` is `agent.max_iterations`. Two underscores replace the dot, because
-# field names contain single underscores.
+# The variable `STENO_AGENT__MAX_ITERATIONS` sets `agent.max_iterations`.
+# Two underscores replace the dot, because field names contain single underscores.
 
 
-DOT: Final = "__"
+DOT_REPLACEMENT: Final = "__"
 _T = TypeVar("_T")
 
-_BOOLEANS: Final = {
+_BOOLEAN_WORDS: Final = {
     "true": True, "yes": True, "on": True, "1": True,
     "false": False, "no": False, "off": False, "0": False,
 }  # fmt: skip
 
 
-def variable_of(path: Path) -> str:
+def variable_of(path: KeyPath) -> str:
     """Return the variable that sets a field."""
-    return PREFIX + DOT.join(path).upper().replace("-", "_")
+    return VARIABLE_PREFIX + DOT_REPLACEMENT.join(path).upper().replace("-", "_")
 
 
 def parse_value(field: Field, text: str) -> object:
@@ -61,21 +61,21 @@ def parse_value(field: Field, text: str) -> object:
         return text
     match inspect.type_info(field.type):
         case inspect.BoolType():
-            return _BOOLEANS.get(text.strip().lower(), text)
+            return _BOOLEAN_WORDS.get(text.strip().lower(), text)
         case inspect.IntType():
-            return _parse_or_text(int, text)
+            return _parse_or_keep(int, text)
         case inspect.FloatType():
-            return _parse_or_text(float, text)
+            return _parse_or_keep(float, text)
         case inspect.VarTupleType() if not text.strip().startswith("["):
             return [part.strip() for part in text.split(",") if part.strip()]
         case inspect.VarTupleType() | inspect.DictType():
-            return _parse_or_text(_parse_toml, text)
+            return _parse_or_keep(_parse_toml, text)
     return text
 
 
-def _parse_or_text(read: Callable[[str], _T], text: str) -> _T | str:
+def _parse_or_keep(parse: Callable[[str], _T], text: str) -> _T | str:
     try:
-        return read(text.strip())
+        return parse(text.strip())
     except (ValueError, RecursionError):
         return text
 
@@ -93,8 +93,8 @@ def variable_form(name: str) -> str:
 
 
 # --- layers ---------------------------------------------------------------------------------------
-# The layers of settings: the values of file, environment and flags, checked field by field. A later
-# layer overrides an earlier layer, and an additional agent overrides `agent` in the same way.
+# A layer has the values of the file, the environment or the flags, checked field by field.
+# A later layer overrides an earlier layer, and an additional agent overrides `agent`.
 # Problems are collected, so that all of them are reported at once.
 
 
@@ -102,10 +102,10 @@ FLAGS_SOURCE: Final = "the command line"
 
 _MAIN_AGENT: Final = "main"
 _VALID_NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
-_PAIRS: Final = {
+_FIELD_PAIRS: Final = {
     "system": "system_file", "key": "key_env", "token": "token_env", "secret": "secret_env",
 }  # fmt: skip
-_ALTERNATIVES: Final = _PAIRS | {second: first for first, second in _PAIRS.items()}
+_ALTERNATIVES: Final = _FIELD_PAIRS | {second: first for first, second in _FIELD_PAIRS.items()}
 """Pairs of fields with the same meaning. The field that was set last counts."""
 _MAX_PROMPT_BYTES: Final = 1_048_576
 
@@ -123,17 +123,17 @@ class SettingValue(Struct, frozen=True, kw_only=True):
     """Folder at which a relative path in the value starts; None for the current folder."""
 
 
-Layer = dict[Path, SettingValue]
+Layer = dict[KeyPath, SettingValue]
 
 
 def merge_layers(base: Layer, override: Layer) -> Layer:
     """Merge two layers. A field in `override` also removes the field with the same meaning."""
-    remaining = {
+    kept_base = {
         path: entry
         for path, entry in base.items()
         if not ((alternative := _alternative(path)) in override and override[alternative].value)
     }
-    return {**remaining, **override}
+    return {**kept_base, **override}
 
 
 class LayerReader:
@@ -142,7 +142,7 @@ class LayerReader:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.names: dict[str, set[str]] = {kind: set() for kind in NAMED_TABLES}
-        self._sources: dict[Path, str] = {}
+        self._sources: dict[KeyPath, str] = {}
         """Source that first defined each setting."""
 
     # --- the layers --------------------------------------------------------------------------
@@ -160,12 +160,12 @@ class LayerReader:
     def read_environment_layer(self, variables: Mapping[str, str]) -> Layer:
         """Return the layer of the environment. Call `read_file_layer` first: it finds the names."""
         layer: Layer = {}
-        for variable in sorted(name for name in variables if name.startswith(PREFIX)):
-            name, text = variable.removeprefix(PREFIX), variables[variable]
-            if DOT not in name:
+        for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
+            name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]
+            if DOT_REPLACEMENT not in name:
                 self._check_underscores(variable, name)
                 continue
-            path = self._match_names(tuple(part.lower() for part in name.split(DOT)))
+            path = self._match_names(tuple(part.lower() for part in name.split(DOT_REPLACEMENT)))
             field = find_field(path)
             if field is None:
                 self._add_problem(variable, path, unknown_setting_text(path))
@@ -181,11 +181,11 @@ class LayerReader:
         if section not in {path[0] for path in all_fields()}:
             return
         matches = [path for path in all_fields() if "_".join(path).upper() == name]
-        suggestion = variable_of(matches[0]) if matches else f"{PREFIX}{section.upper()}{DOT}NAME"
+        suggestion = variable_of(matches[0] if matches else (section, "NAME"))
         reason = f"unknown setting; did you mean {suggestion}? (two underscores replace the dot)"
         self.problems.append(Problem(source=variable, reason=reason))
 
-    def _match_names(self, path: Path) -> Path:
+    def _match_names(self, path: KeyPath) -> KeyPath:
         """Return the path with a user-chosen name as the config file spells it.
 
         Variables ignore case and dashes.
@@ -210,8 +210,8 @@ class LayerReader:
         return layer
 
     def _walk_fields(
-        self, file: FileContent, table: Mapping[str, Any], parent_path: Path
-    ) -> Iterable[tuple[Path, object]]:
+        self, file: FileContent, table: Mapping[str, Any], parent_path: KeyPath
+    ) -> Iterable[tuple[KeyPath, object]]:
         """Yield the fields of a table and its sub-tables.
 
         Unknown fields are recorded as problems.
@@ -223,13 +223,13 @@ class LayerReader:
             elif field_path(path) not in section_paths():
                 self._add_problem(file.source(path), path, unknown_setting_text(path))
             elif not isinstance(value, dict):
-                self._add_problem(file.source(path), path, f"must be a table: [{dotted(path)}]")
+                self._add_problem(file.source(path), path, f"must be a table: [{join_path(path)}]")
             else:
                 self._record_name(path, file.source(path))
                 yield from self._walk_fields(file, value, path)
 
     def _add_value(
-        self, layer: Layer, path: Path, value: object, *, source: str, folder: File | None = None
+        self, layer: Layer, path: KeyPath, value: object, *, source: str, folder: File | None = None
     ) -> None:
         """Check a value and add it to the layer. `path` is the path of an existing field."""
         self._record_name(path, source)
@@ -242,13 +242,13 @@ class LayerReader:
         except InvalidValue as wrong:
             self._add_problem(source, path, str(wrong))
 
-    def _record_name(self, path: Path, source: str) -> None:
+    def _record_name(self, path: KeyPath, source: str) -> None:
         if len(path) > 1 and path[0] in NAMED_TABLES:
             self.names[path[0]].add(path[1])
             self._sources.setdefault(path[:2], source)
 
-    def _add_problem(self, source: str, path: Path, reason: str) -> None:
-        self.problems.append(Problem(source=source, field=dotted(path), reason=reason))
+    def _add_problem(self, source: str, path: KeyPath, reason: str) -> None:
+        self.problems.append(Problem(source=source, field=join_path(path), reason=reason))
 
     def _resolve_duplicates(self, layer: Layer) -> None:
         """Resolve aliases, and reject two fields with the same meaning in one layer."""
@@ -258,7 +258,7 @@ class LayerReader:
                 continue
             value = layer.setdefault(path, alias_value)
             if value.value != alias_value.value:
-                reason = f"contradicts {dotted(path)} ({value.source}); remove one of them"
+                reason = f"contradicts {join_path(path)} ({value.source}); remove one of them"
                 self._add_problem(alias_value.source, alias, reason)
         for path, entry in layer.items():
             alternative = _alternative(path)
@@ -266,14 +266,14 @@ class LayerReader:
             is_set = alternative in layer and bool(layer[alternative].value)
             if entry.value and alternative > path and is_set:
                 source = layer[alternative].source
-                reason = f"set either this or {dotted(alternative)} ({source}), not both"
+                reason = f"set either this or {join_path(alternative)} ({source}), not both"
                 self._add_problem(entry.source, path, reason)
 
     # --- checks across values ------------------------------------------------------------------
 
     def check_names(self) -> None:
         """Reject names that are invalid or too similar."""
-        forms: dict[Path, str] = {}
+        forms: dict[KeyPath, str] = {}
         for kind in NAMED_TABLES:
             for name in sorted(self.names[kind]):
                 path = (kind, name)
@@ -292,30 +292,30 @@ class LayerReader:
 
     def check_routes(self, layer: Layer) -> None:
         """Reject a route that two agents have."""
-        routes: dict[str, Path] = {}
+        routes: dict[str, KeyPath] = {}
         for path, entry in layer.items():
             if field_path(path) != ("agents", "NAME", "routes"):
                 continue
             for route in entry.value:
                 other = routes.setdefault(route, path)
                 if other != path:
-                    reason = f"{route} is also in {dotted(other)} ({layer[other].source})"
+                    reason = f"{route} is also in {join_path(other)} ({layer[other].source})"
                     self._add_problem(entry.source, path, reason)
 
     def check_reserves(self, layer: Layer) -> None:
-        """Reject a reserve that leaves no tokens of the context."""
+        """Reject a reserve that leaves no tokens for the request."""
         for path, entry in layer.items():
             if path[-2:] != ("context", "reserve"):
                 continue
-            default = all_fields()["agent", "max_context_tokens"].default
+            default_limit = all_fields()["agent", "max_context_tokens"].default
             limit_entry = layer.get((*path[:-2], "max_context_tokens"))
-            limit = default if limit_entry is None else limit_entry.value
+            limit = default_limit if limit_entry is None else limit_entry.value
             if entry.value >= limit:
                 reason = f"must be less than max_context_tokens ({limit:,}), not {entry.value:,}"
                 self._add_problem(entry.source, path, reason)
 
     def read_prompts(self, layer: Layer) -> None:
-        """Replace the system prompt by the text of each system_file."""
+        """Read each system_file, and set the system prompt to its text."""
         for path, entry in list(layer.items()):
             if path[-1] != "system_file" or not entry.value:
                 continue
@@ -346,22 +346,22 @@ def _read_prompt(file: File) -> str:
     return text
 
 
-def _alternative(path: Path) -> Path:
+def _alternative(path: KeyPath) -> KeyPath:
     """Return the path of the field with the same meaning, or a path that no field has."""
     return (*path[:-1], _ALTERNATIVES.get(path[-1], ""))
 
 
-def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
+def with_inherited_values(layer: Layer, agents: Iterable[str]) -> Layer:
     """Return the layer with the values that each additional agent inherits from `agent`."""
     complete_layer = dict(layer)
     for name in agents:
-        inherited = {
-            ("agents", name, *path[1:]): SettingValue(value=entry.value, source=dotted(path))
+        inherited_layer = {
+            ("agents", name, *path[1:]): SettingValue(value=entry.value, source=join_path(path))
             for path, entry in layer.items()
             if path[0] == "agent"
         }
         agent_layer = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
-        complete_layer.update(merge_layers(inherited, agent_layer))
+        complete_layer.update(merge_layers(inherited_layer, agent_layer))
     return complete_layer
 
 
@@ -409,7 +409,7 @@ def load_effective(
     reader.check_names()
     reader.check_routes(layer)
     reader.read_prompts(layer)
-    layer = with_inherited(layer, sorted(reader.names["agents"]))
+    layer = with_inherited_values(layer, sorted(reader.names["agents"]))
     reader.check_reserves(layer)
     if reader.problems:
         raise WrongSettings(reader.problems)
@@ -418,7 +418,7 @@ def load_effective(
         file=config_path(config, variables) if file is None else file.file,
         file_exists=file is not None,
         values=MappingProxyType(_effective_values(layer, reader.names)),
-        warnings=tuple(_warnings(file, file_layer)),
+        warnings=tuple(_file_warnings(file, file_layer)),
     )
 
 
@@ -435,25 +435,25 @@ def _build_settings(
         for kind in NAMED_TABLES
     }
     named_variables = {entry.value for path, entry in layer.items() if path[-1] in _VARIABLE_FIELDS}
-    keys = {
+    key_variables = {
         name: value
         for name, value in variables.items()
         if value and (name.endswith("_API_KEY") or name in {*_SERVER_VARIABLES, *named_variables})
     }
-    return Settings(**single_tables, **named_tables, keys=MappingProxyType(keys))
+    return Settings(**single_tables, **named_tables, keys=MappingProxyType(key_variables))
 
 
-def _build(layer: Layer, path: Path) -> Any:
+def _build(layer: Layer, path: KeyPath) -> Any:
     """Return the value of a table, including its sub-tables."""
     values: dict[str, Any] = {}
-    for field in struct_fields(section_class(path)):
+    for field in struct_fields(find_table_class(path)):
         inner_path = (*path, field.name)
         if field_path(inner_path) in section_paths():
             values[field.name] = _build(layer, inner_path)
         elif inner_path in layer:
             value = layer[inner_path].value
             values[field.name] = MappingProxyType(value) if isinstance(value, dict) else value
-    return section_class(path)(**values)
+    return find_table_class(path)(**values)
 
 
 def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, SettingValue]:
@@ -464,11 +464,11 @@ def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[
             path = (*section, field.path[-1])
             entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT_SOURCE)
             value = masked_value(field.path[-1], entry.value)
-            values[dotted(path)] = SettingValue(value=value, source=entry.source)
+            values[join_path(path)] = SettingValue(value=value, source=entry.source)
     return values
 
 
-def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:
+def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[KeyPath]:
     for section in dict.fromkeys(path[:-1] for path in all_fields()):
         if section[0] not in NAMED_TABLES:
             yield section
@@ -477,13 +477,13 @@ def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:
             yield (section[0], name, *section[2:])
 
 
-def _warnings(file: FileContent | None, layer: Layer) -> Iterable[str]:
+def _file_warnings(file: FileContent | None, layer: Layer) -> Iterable[str]:
     """Yield warnings about a file that other users can read."""
     if file is None or not file.is_shared:
         return
     for path, entry in layer.items():
         if masked_value(path[-1], entry.value) != entry.value:
             yield (
-                f"{file.file} contains {dotted(path)} and can be read by other users; run: "
+                f"{file.file} contains {join_path(path)} and can be read by other users; run: "
                 f"chmod 600 {file.file}"
             )

@@ -1,7 +1,7 @@
 """Selects the configured model, or the first model that is available on this machine.
 
 The order is: configured model, known API keys in the environment, Ollama on this machine, local
-weights. Each source is used only if the earlier sources have no model. The result is a value.
+weights. Each source is used only if the earlier sources have no model. No model is opened.
 """
 
 import json
@@ -23,11 +23,11 @@ from stenolog.providers.chat_model import ChatModel
 # Ollama silently truncates longer requests, so the size must be known before the first request.
 
 
-DEFAULT_TOKENS: Final = 4_096
+DEFAULT_CONTEXT_TOKENS: Final = 4_096
 """Ollama's default context size in tokens on most machines."""
 _CONTEXT_VARIABLE: Final = "OLLAMA_CONTEXT_LENGTH"
 _MAX_RESPONSE_BYTES: Final = 4 * 2**20
-_NUM_CTX: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
+_NUM_CTX_PATTERN: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 
 
 def context_size(address: str, model: str, *, environment: Mapping[str, str]) -> int:
@@ -39,25 +39,25 @@ def context_size(address: str, model: str, *, environment: Mapping[str, str]) ->
     response = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
     details = response if isinstance(response, dict) else {}
     parameters, model_info = details.get("parameters"), details.get("model_info")
-    num_ctx = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
+    num_ctx = _NUM_CTX_PATTERN.search(parameters) if isinstance(parameters, str) else None
     setting = environment.get(_CONTEXT_VARIABLE, "").strip()
     tokens = (
         (int(num_ctx[1]) if num_ctx else 0)
-        # Ask only if the server answered before.
+        # Ask for the loaded size only if the server answered the first request.
         or (_loaded_tokens(address, model) if response is not None else 0)
         or (int(setting) if setting.isascii() and setting.isdigit() and len(setting) < 10 else 0)
-        or DEFAULT_TOKENS
+        or DEFAULT_CONTEXT_TOKENS
     )
-    lengths = model_info.items() if isinstance(model_info, dict) else ()
-    maximums = [_size_or_0(value) for name, value in lengths if name.endswith(".context_length")]
-    return min([tokens, *filter(None, maximums)])
+    fields = model_info.items() if isinstance(model_info, dict) else ()
+    max_sizes = [_size_or_0(value) for name, value in fields if name.endswith(".context_length")]
+    return min([tokens, *filter(None, max_sizes)])
 
 
 def ask_ollama(
     address: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float
 ) -> Any:
     """Return the response of Ollama's native API, or None without a response."""
-    # Imported late: slow, and commands without a model do not need it.
+    # This import is slow, and commands without a model do not need it.
     from urllib.request import ProxyHandler, Request, build_opener
 
     data = None if body is None else json.dumps(body).encode()
@@ -150,7 +150,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name for status lines. The same text as a setting selects this model."""
+        """Name for status lines. A setting with this text selects this model."""
         if self.provider == SCRIPTED:
             return SCRIPTED
         if self.provider == LOCAL:
@@ -236,11 +236,11 @@ class _Finder(Struct, frozen=True):
             return self._choose_on_ollama(model_name, reason)
         if provider_name in _PROVIDERS_BY_NAME:
             return self._choose_at(_PROVIDERS_BY_NAME[provider_name], model_name, key_name, reason)
-        forms = ", ".join(
+        names = ", ".join(
             (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _PROVIDERS_BY_NAME))
         )
         raise UsageError(
-            f"unknown model {name!r}; use one of {forms}, http://HOST/v1#NAME, or set base_url"
+            f"unknown model {name!r}; use one of {names}, http://HOST/v1#NAME, or set base_url"
         )
 
     def find_by_key(self) -> Choice | None:
@@ -263,7 +263,7 @@ class _Finder(Struct, frozen=True):
     def _choose_at(self, provider: Provider, model: str, key_name: str, reason: str) -> Choice:
         base_url = provider.base_url
         if provider.name == "openai":
-            # The variable that OpenAI's own clients use.
+            # OpenAI's own clients use this variable.
             base_url = self.environment.get("OPENAI_BASE_URL", "").strip() or base_url
         return Choice(
             provider=provider.name,

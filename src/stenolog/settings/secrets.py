@@ -10,12 +10,11 @@ _PATH_PREFIXES: Final = ("jsonl:", "local:", "memory:", "sqlite:")
 """Prefixes of paths, in which @ and : have no special meaning."""
 _HOST: Final = re.compile(r"(?:\[[^\]@/?#]*\]|[^:@/?#]*)(?::\d*)?(?=[/?#]|$)")
 """Pattern of a host with an optional port and without a user, up to the path."""
-# The pattern is anchored at the start of a name, so that each name is read once, whatever its
-# length.
+# The pattern is anchored at the start of a name, so that each name is read only once.
 _PARAMETER_NAME: Final = re.compile(r"(?<![^\s/?&#=])[^\s/?&#=]++(?==)")
 _SECRET_NAME: Final = re.compile("pass|pwd|key|token|secret|auth|cred", re.IGNORECASE)
 _WEB_VALUE: Final = re.compile("[^&#]*+")
-# In other addresses # does not end a value: it may be part of a password.
+# Outside of web addresses, # may be part of a password and does not end a value.
 _OTHER_VALUE: Final = re.compile("[^&]*+")
 
 
@@ -46,16 +45,16 @@ def _mask_values(text: str, value_pattern: re.Pattern[str]) -> str:
     """Hide the value after each `name=` whose name suggests a secret, in linear time."""
     pieces, position = list[str](), 0
     for name in _PARAMETER_NAME.finditer(text):
-        begin = name.end() + 1
+        value_start = name.end() + 1
         if name.start() >= position and _SECRET_NAME.search(name[0]):
-            pieces += [text[position:begin], HIDDEN]
-            match = value_pattern.match(text, begin)
-            position = match.end() if match else begin
+            pieces += [text[position:value_start], HIDDEN]
+            match = value_pattern.match(text, value_start)
+            position = match.end() if match else value_start
     return "".join([*pieces, text[position:]])
 
 
 def _mask_password(rest: str, *, end_characters: str) -> str:
-    """Return the text after the scheme. The password, or a lone user, is masked."""
+    """Mask the password, or a lone user, in the text after the scheme."""
     end = next((index for index, letter in enumerate(rest) if letter in end_characters), len(rest))
     if "@" not in rest[:end]:
         if "@" not in rest or _HOST.match(rest):

@@ -18,14 +18,14 @@ from stenolog.stores.open_store import parse_address
 
 _MAX_SHOWN_LENGTH: Final = 60
 """Maximum number of characters of a wrong value that an error shows."""
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_USER_TEXT: Final = (
     "the address of a server must not contain a user or password; put the key in an environment "
     "variable and name it in key_env"
 )
-_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
-MIN_SECRET: Final = 16
-_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
+MIN_SECRET_LENGTH: Final = 16
+_HEADER_NAME_PATTERN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class InvalidValue(Exception):
@@ -42,15 +42,15 @@ def check_value(field: Field, value: object) -> Any:
     if isinstance(value, str) and has_surrogates(value):
         raise InvalidValue("this is not UTF-8 text")
     try:
-        converted = msgspec.convert(value, field.type)
+        converted_value = msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
         raise InvalidValue(
             f"must be {describe_type(field)}{_describe_wrong_value(field, value)}"
         ) from error
     check = _VALUE_CHECKS.get(field.path[-1])
-    if check is not None and converted:
-        check(converted)
-    return converted
+    if check is not None and converted_value:
+        check(converted_value)
+    return converted_value
 
 
 def describe_type(field: Field) -> str:
@@ -140,8 +140,8 @@ def _check_zone(value: str) -> None:
         names = zoneinfo.available_timezones()
         if not names:
             raise InvalidValue("this machine has no time zone data; install tzdata") from error
-        closest = difflib.get_close_matches(value, sorted(names), n=1)
-        advice = f"; did you mean {closest[0]}?" if closest else ", such as Europe/Zurich"
+        matches = difflib.get_close_matches(value, sorted(names), n=1)
+        advice = f"; did you mean {matches[0]}?" if matches else ", such as Europe/Zurich"
         raise InvalidValue(f"must be the name of a time zone{advice}") from error
 
 
@@ -165,25 +165,25 @@ def _check_key(value: str) -> None:
 
 def _check_variable(value: str) -> None:
     # The value is not shown, because it may be the key itself by mistake.
-    if not _VARIABLE.fullmatch(value):
+    if not _VARIABLE_PATTERN.fullmatch(value):
         raise InvalidValue("must be the name of an environment variable, such as OPENAI_API_KEY")
 
 
 def _check_headers(value: Mapping[str, str]) -> None:
     for name, text in value.items():
-        if not _HEADER.fullmatch(name):
+        if not _HEADER_NAME_PATTERN.fullmatch(name):
             raise InvalidValue(f"{to_toml(name)} is not a valid header name")
         if not text.isprintable():
             raise InvalidValue(f"the value of {name} contains a control character")
 
 
 def _check_secret(value: str) -> None:
-    if len(value) < MIN_SECRET:
-        raise InvalidValue(f"must have at least {MIN_SECRET} characters")
+    if len(value) < MIN_SECRET_LENGTH:
+        raise InvalidValue(f"must have at least {MIN_SECRET_LENGTH} characters")
 
 
 def _check_host(value: str) -> None:
-    if not _HOST.fullmatch(value):
+    if not _HOST_PATTERN.fullmatch(value):
         raise InvalidValue(
             "must be a host name or an address such as 127.0.0.1, without http:// and port"
         )

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
-from stenolog.agent.turn import INTERRUPTED_MARK, REPEATED_CALLS
+from stenolog.agent.turn import INTERRUPTED_MARK, SAME_CALLS_TEXT
 from stenolog.agent.turn_events import (
     ModelCalled,
     SaveFailed,
@@ -385,7 +385,7 @@ def test_repeated_identical_calls_end_the_turn(tmp_path: Path) -> None:
         script = [called("add", '{"a": 1, "b": 1}', f"c{number}") for number in range(20)]
         async with agent_loop("jsonl", tmp_path, script, tools=[add]) as loop:
             answer = await say(loop, "go")
-            assert answer.text == REPEATED_CALLS
+            assert answer.text == SAME_CALLS_TEXT
             assert roles(loop).count("tool") == 3
             assert await loop.resume(KEY) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from stenolog.agent.tools import (
     ToolContext,
-    as_tools,
+    collect_tools,
     now,
     read_arguments,
     recall,
@@ -125,7 +125,7 @@ def test_functions_without_a_schema_are_rejected(function: Callable[..., Any], w
 
 def test_duplicate_tool_names_are_rejected() -> None:
     with pytest.raises(UsageError, match="two tools called 'now'"):
-        as_tools([now, recall, tool(name="now")(lambda: None)])
+        collect_tools([now, recall, tool(name="now")(lambda: None)])
 
 
 @pytest.mark.parametrize(

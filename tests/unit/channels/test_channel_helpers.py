@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stenolog.agent.scheduler import CLOSING_TEXT
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import AllowList, IncomingMessage, is_local
-from stenolog.channels.delivery import MAX_OWED, DeliveryMark, owed_mark, read_mark
+from stenolog.channels.delivery import MAX_OWED, DeliveryMark, make_owed_mark, read_mark
 from stenolog.channels.inbox import ChatMove, read_move, session_of, text_for_user
 from stenolog.channels.telegram import Offsets
 from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, is_signed, signature
@@ -164,7 +164,9 @@ def test_a_damaged_move_still_names_the_session_that_a_chat_continues_in(damage:
 def test_delivery_mark_is_read_back_and_invalid_marks_are_ignored() -> None:
     mark = DeliveryMark(seq=4, state="sending", origin={"channel": "telegram", "chat": 1})
     assert read_mark({"delivery": msgspec.to_builtins(mark)}) == mark
-    assert read_mark({"delivery": msgspec.to_builtins(owed_mark(mark, 4))}) == owed_mark(mark, 4)
+    assert read_mark({"delivery": msgspec.to_builtins(make_owed_mark(mark, 4))}) == make_owed_mark(
+        mark, 4
+    )
     for told in (None, 4, {}, {"seq": "4"}, {"seq": 4, "mark": "lost", "origin": {}}):
         assert read_mark({"delivery": told}) is None
 
@@ -172,7 +174,7 @@ def test_delivery_mark_is_read_back_and_invalid_marks_are_ignored() -> None:
 def test_number_of_owed_answers_is_limited_to_the_newest() -> None:
     mark = DeliveryMark(seq=99, state="sending", origin={})
     for seq in range(MAX_OWED + 5):
-        mark = owed_mark(mark, seq)
+        mark = make_owed_mark(mark, seq)
     assert mark.owed == list(range(5, MAX_OWED + 5))
 
 

@@ -56,7 +56,7 @@ async def _recovered(folder: Path) -> list[str]:
     """Return the texts that a new process sends during recovery."""
     app, claims = _App(), Claims()
     async with agent_loop("jsonl", folder, []) as loop:
-        await Delivery(loop, app, claims).recover()
+        await Delivery(loop, app, claims).recover_answers()
     await claims.close()
     return app.sent
 
@@ -313,7 +313,7 @@ def test_delivery_cancelled_before_sending_is_left_to_the_next_start(
         await asyncio.wait([delivering])
         assert delivering.cancelled()
         assert mark(loop)["owed"] == [2]
-        await delivery.recover()
+        await delivery.recover_answers()
         await claims.close()
         assert app.sent == ["The answer."]
 
@@ -526,7 +526,7 @@ def test_delivery_in_progress_in_another_gateway_is_left_to_it(
         another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
         async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
             async with another.hold_claim(delivery_claim(None, KEY)):
-                recovering = asyncio.create_task(Delivery(loop, app, own).recover())
+                recovering = asyncio.create_task(Delivery(loop, app, own).recover_answers())
                 await until_it_holds(lambda: own.looks > 1 or recovering.done())
                 assert mark(loop) == sending
                 assert app.sent == []
@@ -551,7 +551,7 @@ def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Path) ->
             asyncio.timeout(20),
         ):
             delivery = Delivery(loop, _App(), own)
-            recovering = asyncio.create_task(delivery.recover())
+            recovering = asyncio.create_task(delivery.recover_answers())
             await until_it_holds(lambda: own.looks > 0)
             delivery.stop_recovering()
             await recovering

@@ -160,7 +160,7 @@ def test_owed_answer_is_sent_by_the_source_and_not_by_its_forks(
             process.store.fork(KEY, FORK)
             process.store.fork(KEY, "research")
         async with _process(store, tmp_path) as process:
-            await process.delivery.recover()
+            await process.delivery.recover_answers()
             assert process.app.sent == ["answer to: question 2"]
             for key in (FORK, "research"):
                 assert MARK_FIELD not in process.store.info(key).meta
@@ -194,7 +194,7 @@ def test_unanswered_message_is_resumed_and_delivered_by_the_source_and_not_by_it
     async def main() -> None:
         async with _process(store, tmp_path, script=script, tools=[pay]) as process:
             assert [one.key for one in await process.loop.resume()] == [KEY]
-            await process.delivery.recover()
+            await process.delivery.recover_answers()
             assert process.app.sent == ["It is paid."]
             assert [one.to_dict() for one in process.store.get_history(FORK)] == [body]
 

@@ -23,11 +23,11 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSING_TEXT, TAKEN_OVER_TEXT
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.webhook import (
-    BODY_SECONDS,
-    HEADER,
     MAX_BODY_BYTES,
+    MAX_BODY_SECONDS,
     MAX_PENDING_BODIES,
     MAX_SIGNATURE_AGE_SECONDS,
+    SIGNATURE_HEADER,
     PendingBodies,
     Webhook,
     is_signed,
@@ -76,7 +76,7 @@ class Hook:
         given = {"sender": "alice", "text": "hello", "id": "1", **fields}
         body = json.dumps(given).encode() if raw is None else raw
         signed = signature(secret, body, at=int(time.time() if at is None else at))
-        headers = {HEADER: signed if header is None else header}
+        headers = {SIGNATURE_HEADER: signed if header is None else header}
         return await self.client.post(f"{self.url}/webhooks/{name}", content=body, headers=headers)
 
 
@@ -314,7 +314,7 @@ def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: P
             told = await hook.post(raw=b"x" * (MAX_BODY_BYTES + 1))
             assert told.status_code == 413
             try:
-                headers = {HEADER: signature(SECRET, b"", at=int(time.time()))}
+                headers = {SIGNATURE_HEADER: signature(SECRET, b"", at=int(time.time()))}
                 url = f"{hook.url}/webhooks/ci"
                 streamed = await hook.client.post(url, content=endless(), headers=headers)
             except httpx2.WriteError:
@@ -375,7 +375,7 @@ class _Receives(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         status = self.server.statuses.pop(0) if self.server.statuses else 200
         if status == 200:
-            signed = is_signed(SECRET, body, self.headers[HEADER], now=time.time())
+            signed = is_signed(SECRET, body, self.headers[SIGNATURE_HEADER], now=time.time())
             self.server.got.append((json.loads(body), signed))
         self.send_response(status)
         self.send_header("Content-Length", "0")
@@ -441,7 +441,7 @@ def _slow_head(name: str = "ci") -> bytes:
     """Return the head of a message that looks signed and has no body."""
     return (
         f"POST /webhooks/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
-        f"{HEADER}: {signature('guessed', b'', at=int(time.time()))}\r\n\r\n"
+        f"{SIGNATURE_HEADER}: {signature('guessed', b'', at=int(time.time()))}\r\n\r\n"
     ).encode()
 
 
@@ -494,8 +494,8 @@ def test_body_must_arrive_within_5_seconds(tmp_path: Path, monkeypatch: pytest.M
             async with _connections(port, 1, _slow_head()) as [(reader, _)]:
                 assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
 
-    assert BODY_SECONDS == 5.0
-    assert PendingBodies.__init__.__defaults__ == (MAX_PENDING_BODIES, BODY_SECONDS)
+    assert MAX_BODY_SECONDS == 5.0
+    assert PendingBodies.__init__.__defaults__ == (MAX_PENDING_BODIES, MAX_BODY_SECONDS)
     monkeypatch.setattr(PendingBodies.__init__, "__defaults__", (MAX_PENDING_BODIES, 0.01))
     asyncio.run(scenario())
 

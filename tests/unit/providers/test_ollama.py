@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.settings.model_selection import DEFAULT_TOKENS, context_size
+from stenolog.settings.model_selection import DEFAULT_CONTEXT_TOKENS, context_size
 
 LLAMA = {"general.architecture": "llama", "llama.context_length": 131_072}
 
@@ -57,11 +57,11 @@ def loaded(length: Any, *, name: str = "llama:latest") -> Any:
 
 
 def test_default_context_without_an_answer(address: str) -> None:
-    assert context_size("http://127.0.0.1:1", "llama", environment={}) == DEFAULT_TOKENS
-    assert context_size("http://[wrong", "llama", environment={}) == DEFAULT_TOKENS
-    assert context(address, None) == DEFAULT_TOKENS
+    assert context_size("http://127.0.0.1:1", "llama", environment={}) == DEFAULT_CONTEXT_TOKENS
+    assert context_size("http://[wrong", "llama", environment={}) == DEFAULT_CONTEXT_TOKENS
+    assert context(address, None) == DEFAULT_CONTEXT_TOKENS
     # The size that the model was trained for is not the size in use.
-    assert context(address, {"model_info": LLAMA}) == DEFAULT_TOKENS
+    assert context(address, {"model_info": LLAMA}) == DEFAULT_CONTEXT_TOKENS
 
 
 def test_model_setting_precedes_the_loaded_context(address: str) -> None:
@@ -70,14 +70,14 @@ def test_model_setting_precedes_the_loaded_context(address: str) -> None:
     assert context(address, {"parameters": 'stop "x"\nnum_ctx    16384\ntop_k 1'}, now) == 16_384
     assert context(address, {"parameters": 'stop "num_ctx 5"'}, now) == 32_768
     assert context(address, {}, loaded({"context_length": 8_192}, name="llama")) == 8_192
-    assert context(address, {}, loaded({})) == DEFAULT_TOKENS
+    assert context(address, {}, loaded({})) == DEFAULT_CONTEXT_TOKENS
 
 
 def test_environment_is_used_if_ollama_reports_nothing(address: str) -> None:
     assert context(address, {}, said=" 64000 ") == 64_000
     assert context(address, {}, loaded({"context_length": 8_192}), said="64000") == 8_192
     for strange in ("much", "-5", "²", "0", "9" * 5_000):
-        assert context(address, {}, said=strange) == DEFAULT_TOKENS
+        assert context(address, {}, said=strange) == DEFAULT_CONTEXT_TOKENS
 
 
 def test_context_is_limited_to_the_model_maximum(address: str) -> None:
@@ -87,7 +87,10 @@ def test_context_is_limited_to_the_model_maximum(address: str) -> None:
 
 @pytest.mark.parametrize("strange", [[], "x", 7, {"parameters": 7, "model_info": []}])
 def test_malformed_answers_are_ignored(address: str, strange: Any) -> None:
-    assert context(address, strange, strange) == DEFAULT_TOKENS
-    assert context(address, {}, {"models": strange}) == DEFAULT_TOKENS
+    assert context(address, strange, strange) == DEFAULT_CONTEXT_TOKENS
+    assert context(address, {}, {"models": strange}) == DEFAULT_CONTEXT_TOKENS
     odd = {"model_info": {"x.context_length": strange}}
-    assert context(address, odd, loaded({"context_length": str(strange)})) in (DEFAULT_TOKENS, 7)
+    assert context(address, odd, loaded({"context_length": str(strange)})) in (
+        DEFAULT_CONTEXT_TOKENS,
+        7,
+    )

@@ -21,7 +21,7 @@ from stenolog.providers import openai_chat
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer, Usage
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.request_errors import read_overflow
-from stenolog.providers.server_quirks import NO_TOOLS
+from stenolog.providers.server_quirks import NO_TOOLS_NOTICE
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import OVERFLOWS, ScriptedResponse
 from stenolog.testing.scripted_model import tool_call
@@ -530,7 +530,7 @@ def test_model_without_tools_answers_without_them_with_one_notice(
         await model.close()
         return [notice for notice in found if notice]
 
-    assert asyncio.run(notices()) == [NO_TOOLS]
+    assert asyncio.run(notices()) == [NO_TOOLS_NOTICE]
     assert asyncio.run(notices()) == []
     assert ["tools" in sent for sent in server.requests] == [True, False, False]
     assert "tool_choice" not in server.requests[1]

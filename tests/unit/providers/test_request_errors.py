@@ -20,7 +20,7 @@ from stenolog.providers.request_errors import (
 )
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
-PATIENCE = RetryLimits(retries=4, backoff=0.5, longest=60.0)
+PATIENCE = RetryLimits(retries=4, backoff=0.5, max_delay=60.0)
 
 
 def waits(failure: Failure, *, tried: int = 1, chance: float = 1.0) -> float | None:
@@ -66,7 +66,7 @@ def test_delays_double_up_to_a_limit_with_jitter() -> None:
     failure = Failure("was busy", 503)
     assert [waits(failure, tried=tried) for tried in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 4, None]
     assert waits(failure, tried=3, chance=0) == 1.0
-    patience = RetryLimits(retries=100, backoff=1, longest=30)
+    patience = RetryLimits(retries=100, backoff=1, max_delay=30)
     waited = seconds_to_wait(failure, patience, attempts=99, now=NOW, random_fraction=1)
     assert waited == 30
 

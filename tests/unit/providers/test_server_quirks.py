@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stenolog.providers.request_errors import Failure
-from stenolog.providers.server_quirks import NO_TOOLS, ServerQuirks
+from stenolog.providers.server_quirks import NO_TOOLS_NOTICE, ServerQuirks
 from stenolog.testing.scripted_model import tool_call
 from stenolog.testing.strict_requests import find_fault
 from support.model_requests import messages, tool
@@ -35,7 +35,7 @@ def test_calls_and_results_become_text_without_tools() -> None:
     parts = [{"type": "text", "text": "I look."}, {"type": "image_url", "image_url": {}}]
     sent = request(*called("a", "b"), said, *messages("again"), *called("c", content=parts))
     fallbacks = ServerQuirks()
-    assert fallbacks.learn_from(sent, NO_TOOL) == NO_TOOLS
+    assert fallbacks.learn_from(sent, NO_TOOL) == NO_TOOLS_NOTICE
     made = fallbacks.apply_changes(sent)
     assert made == {
         "model": "m",
@@ -96,7 +96,7 @@ def test_quirks_are_learned_once_and_only_if_they_change_the_request() -> None:
     fallbacks = ServerQuirks()
     assert fallbacks.learn_from({"messages": messages("x")}, NO_TOOL) is None
     assert fallbacks.learn_from(request(), Failure(NO_TOOL.description, 503)) is None
-    assert fallbacks.learn_from(request(), Failure(NO_TOOL.description, 500)) == NO_TOOLS
+    assert fallbacks.learn_from(request(), Failure(NO_TOOL.description, 500)) == NO_TOOLS_NOTICE
     assert fallbacks.learn_from(request(), NO_TOOL) is None
     assert fallbacks.learn_from(request(), NOT_9) is None
 

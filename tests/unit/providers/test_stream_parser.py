@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stenolog.providers.chat_model import Delta, StreamedAnswer, ToolCallDelta, Usage
 from stenolog.providers.request_errors import RequestError
-from stenolog.providers.stream_parser import ChunkReader, _Calls
+from stenolog.providers.stream_parser import ChunkReader, _CallParser
 
 
 def reader() -> ChunkReader:
@@ -315,7 +315,7 @@ def test_many_pieces_are_joined_once() -> None:
 
 
 def test_pieces_of_a_call_are_joined_when_read() -> None:
-    found = _Calls(lambda: "new")
+    found = _CallParser(lambda: "new")
     for piece in ("{", "}"):
         function = {"name": "", "arguments": Piece(piece)}
         assert found.parse_part({"index": 0, "function": function}).index == 0
