@@ -30,6 +30,7 @@ from stenolog.cli.workspace import (
     Location,
     damage_lines,
     find_session,
+    find_session_to_read,
     location_options,
     messages_are,
     open_read_only,
@@ -136,6 +137,8 @@ def export_command(
     markdown  a document for reading
     html      a self-contained page without scripts; #m12 links to message 12
 
+    The start or end of KEY is enough if only one session matches. stderr then names the session.
+
     Hidden messages are exported only with --all. A page of html also has those that a summary
     replaced, behind a divider, unless they are more than 10,000 messages or 20 MB.
 
@@ -176,7 +179,7 @@ def export_command(
     if output is not None and not force and os.path.lexists(output):
         raise _exists_already(output)
     with open_read_only(where) as store:
-        info = find_session(store, key)
+        info = find_session_to_read(store, key)
         if form == "html" and full is None:
             # Imported late: slow, and only needed for pages.
             from stenolog.gateway.viewer.export_page import read_shared_messages

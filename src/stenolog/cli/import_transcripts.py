@@ -172,11 +172,13 @@ class TranscriptsCommand:
     def _summary(self, *, dry_run: bool) -> str:
         changed = self._changed_reports()
         added_count = sum(report.added for report in changed)
+        # A transcript that was found twice has two reports.
+        session_count = len({report.key for report in changed})
         verb = "Would import" if dry_run else "Imported"
-        parts = [f"{verb} {plural(added_count, 'message')} in {plural(len(changed), 'session')}"]
+        parts = [f"{verb} {plural(added_count, 'message')} in {plural(session_count, 'session')}"]
         if replaced_count := sum(report.changed for report in changed):
             parts.append(f"{plural(replaced_count, 'changed message')} replaced an older version")
-        if unchanged_count := len(self._reports) - len(changed):
+        if unchanged_count := len({report.key for report in self._reports}) - session_count:
             parts.append(f"{plural(unchanged_count, 'session')} without new messages")
         if size := sum(sum(report.left_out.values()) for report in self._reports):
             words = "of system prompts, tool schemas and other records left out"

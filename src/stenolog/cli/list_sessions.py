@@ -1,5 +1,6 @@
 """`steno list`: list the sessions of a workspace."""
 
+import re
 import shlex
 import sys
 import time
@@ -13,7 +14,7 @@ import click
 from msgspec.structs import replace
 
 from stenolog.catalog import Catalog, open_catalog
-from stenolog.catalog.entries import Entry, Page, Sort, State
+from stenolog.catalog.entries import Entry, Page, SessionFilter, Sort, State
 from stenolog.cli.options import json_option, prefix_option, tag_option
 from stenolog.cli.output import (
     TimeType,
@@ -142,6 +143,13 @@ _MAX_LISTED_NAMES: Final = 8
     type=click.Choice(["idle", "running", "interrupted"]),
     help="Only sessions in this state.",
 )
+@click.option("--failed", is_flag=True, help="Only sessions in which a call of a tool failed.")
+@click.option(
+    "--program", metavar="NAME", help="Only sessions imported from this program, such as codex."
+)
+@click.option(
+    "--project", metavar="TEXT", help="Only sessions of this folder: its path, or its name."
+)
 @click.option(
     "--since",
     type=TimeType(),
@@ -165,6 +173,9 @@ def list_command(
     prefix: str,
     tag: str | None,
     state: State | None,
+    failed: bool,
+    program: str | None,
+    project: str | None,
     since: datetime | None,
     sort: Sort | None,
     limit: int | None,
@@ -194,6 +205,7 @@ def list_command(
     \b
     Examples:
       steno list --since 7d --sort cost
+      steno list --failed --project .
       steno list | cut -f 1,6
 
     Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
@@ -205,6 +217,9 @@ def list_command(
             prefix=prefix,
             tag=tag,
             state=state,
+            failed=failed or None,
+            program=program,
+            project=project if project is None else _find_project(catalog, project),
             since=since,
             sort=sort or ("newest" if as_table else "changed"),
             limit=limit or (_TERMINAL_LIMIT if as_table else _NO_LIMIT),
@@ -214,9 +229,25 @@ def list_command(
         _print_sessions_table(page.entries)
     else:
         print_rows(page.entries, fields=_session_fields, cells=_session_cells, as_json=as_json)
-    unfiltered = not (prefix or tag or state or since)
+    unfiltered = not (prefix or tag or state or failed or program or project or since)
     print_notices(_remarks(page, where, unfiltered=unfiltered, sort=sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
+
+
+def _find_project(catalog: Catalog, text: str) -> str:
+    """Return the project with this path or name. Raises UsageError if several have the name."""
+    groups = catalog.projects(SessionFilter(), size=1, limit=_NO_LIMIT).projects
+    paths = [project.group.value for project in groups]
+    for path in (text, str(Path(text).absolute())):
+        if path in paths:
+            return path
+    named = sorted(path for path in paths if re.split(r"[\\/]", path)[-1] == text)
+    if len(named) > 1:
+        listed = ", ".join(map(one_line, named[:_MAX_LISTED_NAMES]))
+        raise click.UsageError(
+            f"{len(named):,} projects are named {one_line(text)!r}: {listed}. Use a whole path."
+        )
+    return named[0] if named else text
 
 
 def _remarks(page: Page, where: Location, *, unfiltered: bool, sort: Sort | None) -> Iterator[str]:

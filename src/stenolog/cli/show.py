@@ -25,6 +25,7 @@ from stenolog.cli.workspace import (
     damage_lines,
     find_session,
     find_session_or_none,
+    find_session_to_read,
     location_options,
     messages_are,
     open_read_only,
@@ -62,6 +63,8 @@ def show_command(
 
     KEY:SEQ shows one message and its neighbours, including hidden messages. `steno search` prints
     results in this form. KEY:SEQ is the same as KEY --at SEQ.
+
+    The start or end of KEY is enough if only one session matches. stderr then names the session.
 
     In a terminal, Markdown is formatted, tool results are shortened, and long output is paged
     ($PAGER, otherwise less). Without a terminal the output is plain text. Control characters are
@@ -112,7 +115,7 @@ def _find_message(store: Store, name: str, at: int | None) -> tuple[SessionInfo,
         info = None if find_session_or_none(store, name) else find_session_or_none(store, key)
         if info is not None:
             return info, int(seq)
-    return find_session(store, name), at
+    return find_session_to_read(store, name), at
 
 
 def _neighbours(store: Store, info: SessionInfo, at: int) -> list[Message]:
@@ -195,6 +198,8 @@ _EXIT_CTRL_C: Final = 128 + 2
 def tail_command(key: str, follow: bool, last: int, as_json: bool, where: Location) -> int:
     """Show the last messages of the session KEY, and new messages with -f.
 
+    The start or end of KEY is enough if only one session matches. stderr then names the session.
+
     With -f, each message is shown as soon as any process stores it, until you press Ctrl-C or the
     session is deleted.
 
@@ -224,6 +229,7 @@ def _last_messages(store: Store, key: str, last: int) -> tuple[SessionInfo, list
 
     Reads again if another process deleted and created the session in the meantime.
     """
+    key = find_session_to_read(store, key).key
     while True:
         info = find_session(store, key)
         messages = store.get_history(info.key, last=last)

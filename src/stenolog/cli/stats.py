@@ -27,7 +27,7 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.workspace import (
     Location,
-    find_session,
+    find_session_to_read,
     location_options,
     open_existing,
     open_read_only,
@@ -90,6 +90,8 @@ def stats_command(
     Counts all sessions, or the session KEY, including hidden and archived messages. Messages that a
     fork copied are counted once.
 
+    The start or end of KEY is enough if only one session matches. stderr then names the session.
+
     input_tokens, output_tokens and cached_tokens (part of the input) are numbers that the providers
     reported; the scripted model reports estimates. estimated_tokens is for messages without such
     numbers, each counted once. The cost in US dollars needs the package genai-prices.
@@ -112,7 +114,7 @@ def stats_command(
         store = stack.enter_context(open_read_only(where))
         progress = None if since or until else _open_progress(stack, where)
         if key is not None:
-            keys = [find_session(store, key).key]
+            keys = [find_session_to_read(store, key).key]
         else:
             keys = _all_keys(store, where, prefix)
         with show_progress("Counting", len(keys), enabled=len(keys) > 1) as step:

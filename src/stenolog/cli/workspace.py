@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.cli.output import one_line
+from stenolog.cli.output import one_line, plural, print_notice
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import SessionsLocation, check_workspace, locate_sessions
 from stenolog.stores.base import Store, find_info
@@ -39,6 +39,8 @@ PROGRAM_NAMES: Final = {
     "open-webui": "Open WebUI",
 }
 """Names of programs in messages, by their names as arguments."""
+_MAX_LISTED_KEYS: Final = 5
+"""Maximum number of similar keys listed in the error for an unknown key."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -231,13 +233,48 @@ def open_existing(where: Location, *, read_only: bool) -> Store:
 
 
 def find_session(store: Store, name: str) -> "SessionInfo":
-    """Return the session with this key or alias. Raises ClickException if there is no session."""
+    """Return the session with this key or alias. Raises ClickException if there is no session.
+
+    Commands that change a session use this function: they need the whole key.
+    """
     session = find_session_or_none(store, name)
     if session is None:
-        raise click.ClickException(
-            f"There is no session {one_line(name)!r}. `steno list` lists the sessions."
-        )
+        raise _unknown_session(name, _similar_keys(store, name), " This command needs a whole key.")
     return session
+
+
+def find_session_to_read(store: Store, name: str) -> "SessionInfo":
+    """Return the session with this key or alias, or the only one whose key starts or ends with it.
+
+    Only for commands that change nothing. Raises ClickException.
+    """
+    session = find_session_or_none(store, name)
+    if session is None:
+        keys = _similar_keys(store, name)
+        if len(keys) != 1:
+            raise _unknown_session(name, keys)
+        session = store.info(keys[0])
+        print_notice(f"Session {one_line(session.key)}")
+    return session
+
+
+def _similar_keys(store: Store, part: str) -> list[str]:
+    """Return the keys that start or end with this text."""
+    return [key for key in store.list_sessions() if key.startswith(part) or key.endswith(part)]
+
+
+def _unknown_session(
+    name: str, similar_keys: Sequence[str], advice: str = ""
+) -> click.ClickException:
+    text = f"There is no session {one_line(name)!r}."
+    if not similar_keys:
+        return click.ClickException(f"{text} `steno list` lists the sessions.")
+    count = len(similar_keys)
+    verbs = "starts or ends" if count == 1 else "start or end"
+    lines = [f"{text}{advice} {plural(count, 'key')} {verbs} with it:"]
+    lines += [f"  {one_line(key)}" for key in similar_keys[:_MAX_LISTED_KEYS]]
+    lines += [f"  … and {count - _MAX_LISTED_KEYS:,} more"] if count > _MAX_LISTED_KEYS else []
+    return click.ClickException("\n".join(lines))
 
 
 def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":
