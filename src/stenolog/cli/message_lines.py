@@ -133,6 +133,8 @@ class MessageRenderer:
         """Create a renderer. `tools` shows tool calls and results completely."""
         self._console = terminal_console(styled=color)
         self._verbose = tools
+        self._tool_names: dict[str, str] = {}
+        """Name of the tool of each call, by the id of the call."""
 
     def conversation_lines(
         self, summary: str, messages: Iterable[Message], at: int | None
@@ -153,7 +155,8 @@ class MessageRenderer:
         for part in read_message(fields):
             yield from self._part_lines(part, fields, cause)
         for name, value in unread_fields(fields).items():
-            if name != FIELD and name not in PROGRAM_FIELDS:
+            is_in_head = name == "name" and fields.get("role") == "tool"
+            if name != FIELD and name not in PROGRAM_FIELDS and not is_in_head:
                 yield from self._field_lines(name, value)
         yield ""
 
@@ -170,6 +173,8 @@ class MessageRenderer:
                 if text := part.text.strip():
                     yield from self._render_styled(text, "dim italic")
             case ToolCall():
+                if part.id is not None and part.name != UNNAMED:
+                    self._tool_names[part.id] = part.name
                 yield from self._call_lines(part)
             case ToolResult():
                 yield from self._result_lines(part, failed=part.is_error or has_failed(fields))
@@ -197,8 +202,12 @@ class MessageRenderer:
 
         role = fields.get("role", "message")
         colour = _COLOURS.get(role, "") if isinstance(role, str) else ""
+        tool_name = ""
+        if role == "tool":
+            name = fields.get("name") or self._tool_names.get(str(fields.get("tool_call_id")))
+            tool_name = f" {one_line(printable(name))}" if isinstance(name, str) else ""
         head = Text(
-            _head_text(message, role),
+            f"{_head_text(message, role)}{tool_name}",
             style=f"bold {colour}{' reverse' if is_marked else ''}".strip(),
         )
         details = [_time_and_visibility(message, format_local_time(message.at))]

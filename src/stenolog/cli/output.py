@@ -212,9 +212,14 @@ def terminal_console(*, styled: bool = True) -> "Console":
     """Return a console for stdout. Without `styled` it prints neither colours nor bold text."""
     # Imported late: slow, and only needed in a terminal.
     from rich.console import Console
+    from rich.theme import Theme
 
     color_system: Literal["auto"] | None = "auto" if styled else None
-    return Console(color_system=color_system, highlight=False, emoji=False, markup=False)
+    # By default, rich prints inline code on black, also in a light terminal.
+    theme = Theme({"markdown.code": "bold cyan"})
+    return Console(
+        color_system=color_system, highlight=False, emoji=False, markup=False, theme=theme
+    )
 
 
 def render_lines(
@@ -270,26 +275,27 @@ def show_import_progress(byte_count: int) -> Iterator[Callable[[float], None]]:
     if byte_count < _MIN_PROGRESS_BYTES or not sys.stderr.isatty():
         yield lambda _: None
         return
-    with click.progressbar(length=byte_count, label="Importing", file=sys.stderr) as bar:
-        total_read = 0.0
-
-        def advance(bytes_read: float) -> None:
-            nonlocal total_read
-            total_read += bytes_read
-            bar.update(int(total_read) - bar.pos)
-
-        yield advance
+    with progress_bar(percent=True) as bar:
+        task = bar.add_task("Importing", total=byte_count)
+        yield lambda bytes_read: bar.advance(task, bytes_read)
 
 
-def progress_bar(*extra_columns: str) -> "Progress":
+def progress_bar(*extra_columns: str, percent: bool = False) -> "Progress":
     """Return a progress bar on stderr that disappears at the end.
 
-    `extra_columns` are formats of further columns.
+    `extra_columns` are formats of further columns. `percent`: show a percentage instead of counts.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    state_column = TaskProgressColumn() if percent else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), state_column)
     console = Console(stderr=True, highlight=False)
     return Progress(*columns, *map(TextColumn, extra_columns), console=console, transient=True)
 

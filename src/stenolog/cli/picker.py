@@ -251,7 +251,11 @@ class Picker:
         choices = self.choices
         channel_text = "all channels" if choices.all_channels else f"channel {choices.channel}"
         count = f"{len(choices.matches):,}{'' if choices.is_loaded else '+'}"
-        return [("class:head", "Resume a session"), ("class:dim", f"  {channel_text} · {count}")]
+        noun = "session" if count == "1" else "sessions"
+        return [
+            ("class:head", "Resume a session"),
+            ("class:dim", f"  {channel_text} · {count} {noun}"),
+        ]
 
     def session_rows(self, width: int, height: int) -> "StyleAndTextTuples":
         """Return the part of the list around the selection, one line per session."""
@@ -278,7 +282,8 @@ class Picker:
             return []
         hit = self.choices.hits.get(entry.key)
         text = f"[{hit.seq}] {hit.role}: {hit.snippet}" if hit is not None else entry.prompt
-        key_line = _fit_width(f"  {one_line(entry.key)} · ≈{entry.tokens:,} tokens", width - 1)
+        counts = f"{plural(entry.visible, 'message')} · ≈{entry.tokens:,} tokens"
+        key_line = _fit_width(f"  {one_line(entry.key)} · {counts}", width - 1)
         return [
             (
                 "class:dim",

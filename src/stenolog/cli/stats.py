@@ -330,7 +330,9 @@ def _draw_groups(
     names = {by: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
     if by == "session":
         title_style = {"no_wrap": True, "overflow": "ellipsis", "min_width": 16, "ratio": 1}
-        key_style = {"overflow": "fold", "max_width": max(16, console.width // 3)}
+        max_width = max(16, console.width // 3)
+        key_width = min(max_width, max((len(cells[0]) for cells, _ in rows), default=0))
+        key_style = {"overflow": "fold", "min_width": key_width, "max_width": max_width}
         names = {"title": title_style, "session": key_style}
         for (name, _), (cells, _) in zip(shown_groups, rows, strict=True):
             cells.insert(0, one_line(printable(titles.get(name, ""))))

@@ -268,7 +268,7 @@ def _unknown_session(
 ) -> click.ClickException:
     text = f"There is no session {one_line(name)!r}."
     if not similar_keys:
-        return click.ClickException(f"{text} `steno list` lists the sessions.")
+        return click.ClickException(f"{text} `steno list{location_hint()}` lists the sessions.")
     count = len(similar_keys)
     verbs = "starts or ends" if count == 1 else "start or end"
     lines = [f"{text}{advice} {plural(count, 'key')} {verbs} with it:"]
