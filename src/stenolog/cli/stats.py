@@ -58,6 +58,8 @@ _COLUMNS: Final = {
     "estimated_tokens": "estimated",
 }
 """Attribute of Counts for each column and JSON field."""
+_NUMBERS_WIDTH: Final = 56
+"""Width of the columns with numbers and bars in the table of --by session."""
 _TABLES: Final = ("days", "models", "channels")
 """JSON fields that are not in the output with --by."""
 
@@ -329,10 +331,11 @@ def _draw_groups(
     rows = [([one_line(name) or "-"], counts) for name, counts in shown_groups]
     names = {by: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
     if by == "session":
-        title_style = {"no_wrap": True, "overflow": "ellipsis", "min_width": 16, "ratio": 1}
-        max_width = max(16, console.width // 3)
-        key_width = min(max_width, max((len(cells[0]) for cells, _ in rows), default=0))
-        key_style = {"overflow": "fold", "min_width": key_width, "max_width": max_width}
+        longest_key = max((len(cells[0]) for cells, _ in rows), default=0)
+        key_width = min(longest_key, max(16, console.width // 3))
+        key_style = {"overflow": "fold", "min_width": key_width, "max_width": key_width}
+        title_width = max(12, console.width - key_width - _NUMBERS_WIDTH)
+        title_style = {"no_wrap": True, "overflow": "ellipsis", "max_width": title_width}
         names = {"title": title_style, "session": key_style}
         for (name, _), (cells, _) in zip(shown_groups, rows, strict=True):
             cells.insert(0, one_line(printable(titles.get(name, ""))))
@@ -343,7 +346,7 @@ def _draw_groups(
         rows,
         numbers=("messages", "input", "output", *(("cost",) if has_cost else ())),
         bar_length=lambda counts: counts.dollars if has_cost else counts.tokens,
-        bar_width={"min_width": 6, "max_width": 24},
+        bar_width={"min_width": 6, "max_width": 10 if by == "session" else 24},
         bar_color="green",
     )
     if len(groups) > len(shown_groups):
