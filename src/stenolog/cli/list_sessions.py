@@ -131,7 +131,7 @@ _NO_LIMIT: Final = 1 << 62
 _FOREIGN_SUFFIX: Final = ".json"
 """Suffix of session files of other programs."""
 _MAX_LISTED_NAMES: Final = 8
-"""Maximum number of other agents or namespaces listed."""
+"""Maximum number of names listed in a remark or error."""
 
 
 @click.command("list")
@@ -143,7 +143,7 @@ _MAX_LISTED_NAMES: Final = 8
     type=click.Choice(["idle", "running", "interrupted"]),
     help="Only sessions in this state.",
 )
-@click.option("--failed", is_flag=True, help="Only sessions in which a call of a tool failed.")
+@click.option("--failed", is_flag=True, help="Only sessions with a failed tool call.")
 @click.option(
     "--program", metavar="NAME", help="Only sessions imported from this program, such as codex."
 )
@@ -241,13 +241,14 @@ def _find_project(catalog: Catalog, text: str) -> str:
     for path in (text, str(Path(text).absolute())):
         if path in paths:
             return path
-    named = sorted(path for path in paths if re.split(r"[\\/]", path)[-1] == text)
-    if len(named) > 1:
-        listed = ", ".join(map(one_line, named[:_MAX_LISTED_NAMES]))
+    matches = sorted(path for path in paths if re.split(r"[\\/]", path)[-1] == text)
+    if len(matches) > 1:
+        match_list = ", ".join(map(one_line, matches[:_MAX_LISTED_NAMES]))
         raise click.UsageError(
-            f"{len(named):,} projects are named {one_line(text)!r}: {listed}. Use a whole path."
+            f"{len(matches):,} projects are named {one_line(text)!r}: {match_list}. "
+            "Use a whole path."
         )
-    return named[0] if named else text
+    return matches[0] if matches else text
 
 
 def _remarks(page: Page, where: Location, *, unfiltered: bool, sort: Sort | None) -> Iterator[str]:
@@ -269,9 +270,9 @@ def _remarks(page: Page, where: Location, *, unfiltered: bool, sort: Sort | None
     if hint:
         yield error_sentence(hint)
     elif unfiltered and page.after is None:
-        yield from _other_files(where, listed=len(page.entries))
+        yield from _other_file_remarks(where, listed=len(page.entries))
     if unfiltered and (not page.entries or (where.agent is None and where.namespace is None)):
-        yield from _other_namespaces(other_namespaces(where.workspace))
+        yield from _other_namespace_remarks(other_namespaces(where.workspace))
 
 
 def _transcripts_hint(where: Location) -> str:
@@ -289,7 +290,7 @@ def _store_name(where: Location) -> str:
     return f"in {where.display_name}"
 
 
-def _other_namespaces(others: OtherNamespaces) -> Iterator[str]:
+def _other_namespace_remarks(others: OtherNamespaces) -> Iterator[str]:
     """Yield the other agents and namespaces that have sessions, and the option to list them."""
     for names, kind in ((others.agents, "agent"), (others.namespaces, "namespace")):
         listed_names = names[:_MAX_LISTED_NAMES]
@@ -301,7 +302,7 @@ def _other_namespaces(others: OtherNamespaces) -> Iterator[str]:
             yield f"{len(names):,} {kind}s have their own sessions: {options}{more}"
 
 
-def _other_files(where: Location, *, listed: int) -> Iterator[str]:
+def _other_file_remarks(where: Location, *, listed: int) -> Iterator[str]:
     """Yield remarks about files in the session folder that were not listed."""
     place = where.place
     is_folder = parse_address(place.where).engine == "jsonl"

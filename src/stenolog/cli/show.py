@@ -80,15 +80,15 @@ def show_command(
         if at is None:
             messages = store.get_history(info.key, full=full)
         else:
-            messages = _neighbours(store, info, at)
+            messages = _message_and_neighbours(store, info, at)
             earlier = [message for message in messages if message.seq < at]
             summary, hidden = "", 0
         if as_json:
             click.echo(json_text(_session_fields(store, info, messages)))
         elif sys.stdout.isatty():
-            page = MessageRenderer(color=uses_color(), tools=tools)
-            start = len(list(page.conversation_lines("", earlier, None)))
-            lines = page.conversation_lines(summary, messages, at)
+            renderer = MessageRenderer(color=uses_color(), tools=tools)
+            start = len(list(renderer.conversation_lines("", earlier, None)))
+            lines = renderer.conversation_lines(summary, messages, at)
             _print_lines(lines, paged=not no_pager, skipped_lines=start)
         else:
             if summary:
@@ -118,7 +118,7 @@ def _find_message(store: Store, name: str, at: int | None) -> tuple[SessionInfo,
     return find_session_to_read(store, name), at
 
 
-def _neighbours(store: Store, info: SessionInfo, at: int) -> list[Message]:
+def _message_and_neighbours(store: Store, info: SessionInfo, at: int) -> list[Message]:
     """Return a message and its neighbours. Raises ClickException if there is no such message."""
     nearby = store.get_history(info.key, after=max(0, at - 1 - 4 * _NEIGHBOUR_COUNT), full=True)
     preceding = [message for message in nearby if message.seq < at][-_NEIGHBOUR_COUNT:]
@@ -160,7 +160,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 def _print_lines(lines: Iterator[str], *, paged: bool, skipped_lines: int) -> None:
     """Print lines, through a pager if they do not fit on the screen.
 
-    If the pager is less, it starts after `skipped_lines` lines.
+    If the pager is `less`, it starts after `skipped_lines` lines.
     """
     first_lines = list(islice(lines, max(1, shutil.get_terminal_size().lines - 1))) if paged else []
     next_line = next(lines, None) if paged else None
@@ -246,5 +246,5 @@ def _message_printer(*, as_json: bool) -> Callable[[Message], None]:
         return lambda message: click.echo(json_text(message_fields(message)))
     if not sys.stdout.isatty():
         return print_message
-    page = MessageRenderer(color=uses_color())
-    return lambda message: click.echo("\n".join(page.message_lines(message)))
+    renderer = MessageRenderer(color=uses_color())
+    return lambda message: click.echo("\n".join(renderer.message_lines(message)))

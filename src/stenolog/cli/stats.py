@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from stenolog.memory.consolidation import ConsolidationProgress
 
 SCRIPTED_MODEL: Final = "scripted"
-"""Name of the model without a provider, the same as in `settings.model_selection`."""
-_MAX_DAYS: Final = 30
-"""Maximum number of days drawn."""
-_COLUMNS: Final = {
+"""Name of the scripted model, the same as in `settings.model_selection`."""
+_MAX_ROWS: Final = 30
+"""Maximum number of rows in a table of the terminal."""
+_COUNT_COLUMNS: Final = {
     "messages": "messages",
     "input_tokens": "prompt",
     "output_tokens": "answer",
@@ -60,7 +60,7 @@ _COLUMNS: Final = {
 """Attribute of Counts for each column and JSON field."""
 _NUMBERS_WIDTH: Final = 56
 """Width of the columns with numbers and bars in the table of --by session."""
-_TABLES: Final = ("days", "models", "channels")
+_TABLE_FIELDS: Final = ("days", "models", "channels")
 """JSON fields that are not in the output with --by."""
 
 
@@ -133,7 +133,7 @@ def stats_command(
                             add_usage(usage, progress.usage(info.uid))
                             totals.add_side_calls(name, side_counts(usage, totals.price))
                 except (NoSuchSession, ForeignLog):
-                    pass  # deleted since it was listed, or a file of another program
+                    pass  # The session was just deleted, or the file is of another program.
                 except StenologError as error:
                     problems[name] = str(error)
                 step()
@@ -246,7 +246,7 @@ def _report_rows(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
 
 
 def _text_row(kind: str, name: str, counts: Counts) -> str:
-    numbers = (str(getattr(counts, attribute)) for attribute in _COLUMNS.values())
+    numbers = (str(getattr(counts, attribute)) for attribute in _COUNT_COLUMNS.values())
     return "\t".join((kind, one_line(name) or "-", *numbers))
 
 
@@ -276,7 +276,7 @@ def _report_fields(
 
 
 def _count_fields(counts: Counts) -> dict[str, int]:
-    sums = {column: getattr(counts, name) for column, name in _COLUMNS.items()}
+    sums = {column: getattr(counts, name) for column, name in _COUNT_COLUMNS.items()}
     return {**sums, "answers": counts.answers}
 
 
@@ -308,7 +308,7 @@ def _group_fields(
         }
         for name, counts in groups
     ]
-    other_fields = {name: value for name, value in fields.items() if name not in _TABLES}
+    other_fields = {name: value for name, value in fields.items() if name not in _TABLE_FIELDS}
     return {**other_fields, "by": by, "rows": rows}
 
 
@@ -326,7 +326,7 @@ def _draw_groups(
     from rich.text import Text
 
     console = terminal_console(styled=uses_color())
-    shown_groups = groups[-_MAX_DAYS:] if by == "day" else groups[:_MAX_DAYS]
+    shown_groups = groups[-_MAX_ROWS:] if by == "day" else groups[:_MAX_ROWS]
     has_cost = any(counts.priced for _, counts in shown_groups)
     rows = [([one_line(name) or "-"], counts) for name, counts in shown_groups]
     names = {by: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
@@ -377,15 +377,15 @@ def _draw_tables(totals: Totals, cost: Cost | None) -> None:
             _draw_table(
                 console,
                 {kind: {"no_wrap": True, "max_width": max(10, console.width // 3)}},
-                rows[-_MAX_DAYS:] if kind == "day" else rows,
+                rows[-_MAX_ROWS:] if kind == "day" else rows,
                 numbers=("messages", "tokens", *(("cost",) if total.priced else ())),
                 bar_length=lambda counts: counts.tokens,
                 bar_width={"min_width": 10, "max_width": 40},
                 bar_color=color,
             )
             console.print()
-        if kind == "day" and len(rows) > _MAX_DAYS:
-            note = f"Showing the last {_MAX_DAYS} days with messages. Use --json for all.\n"
+        if kind == "day" and len(rows) > _MAX_ROWS:
+            note = f"Showing the last {_MAX_ROWS} days with messages. Use --json for all.\n"
             console.print(Text(note, style="dim"))
 
 

@@ -96,7 +96,7 @@ def workspace_option(
 ) -> _Command:
     """Add `--workspace` to a command. Wrong settings raise `error_type`."""
 
-    def resolve(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
+    def resolve_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
         if value is not None:
             return value
         # With DIR given, the settings are not needed, even if they are wrong.
@@ -107,9 +107,9 @@ def workspace_option(
         except click.ClickException as error:
             raise error_type(error.message) from error
 
-    return click.option("-w", "--workspace", metavar="DIR", callback=resolve, help=WORKSPACE_HELP)(
-        command
-    )
+    return click.option(
+        "-w", "--workspace", metavar="DIR", callback=resolve_workspace, help=WORKSPACE_HELP
+    )(command)
 
 
 def _workspace_in_settings(agent: str | None) -> str:
@@ -239,7 +239,9 @@ def find_session(store: Store, name: str) -> "SessionInfo":
     """
     session = find_session_or_none(store, name)
     if session is None:
-        raise _unknown_session(name, _similar_keys(store, name), " This command needs a whole key.")
+        raise _unknown_session_error(
+            name, _similar_keys(store, name), " This command needs a whole key."
+        )
     return session
 
 
@@ -252,7 +254,7 @@ def find_session_to_read(store: Store, name: str) -> "SessionInfo":
     if session is None:
         keys = _similar_keys(store, name)
         if len(keys) != 1:
-            raise _unknown_session(name, keys)
+            raise _unknown_session_error(name, keys)
         session = store.info(keys[0])
         print_notice(f"Session {one_line(session.key)}")
     return session
@@ -263,7 +265,7 @@ def _similar_keys(store: Store, part: str) -> list[str]:
     return [key for key in store.list_sessions() if key.startswith(part) or key.endswith(part)]
 
 
-def _unknown_session(
+def _unknown_session_error(
     name: str, similar_keys: Sequence[str], advice: str = ""
 ) -> click.ClickException:
     text = f"There is no session {one_line(name)!r}."
