@@ -169,7 +169,7 @@ def test_list_sorts_and_shows_the_cost(steno: Steno, in_terminal: InTerminal) ->
 def test_list_filters_by_failed_tool_call_program_and_project(steno: Steno) -> None:
     result = {"role": "tool", "tool_call_id": "1", "content": "x", "stenolog": {"failed": True}}
     here = str(Path.cwd())
-    folders = {"c:1": "/srv/billing", "c:2": "/home/ada/billing", "c:3": "/srv/site", "c:4": here}
+    folders = {"c:1": "/srv/billing", "c:2": "/opt/billing", "c:3": "/srv/site", "c:4": here}
     with open_store("workspace") as store:
         for key, folder in folders.items():
             store.add_message(key, "user", "hello")
@@ -186,7 +186,7 @@ def test_list_filters_by_failed_tool_call_program_and_project(steno: Steno) -> N
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", "No matching sessions.\n")
     both = steno("list", "--project", "billing")
     assert (both.exit_code, both.stdout) == (2, "")
-    assert "2 projects are named 'billing': /home/ada/billing, /srv/billing" in both.stderr
+    assert "2 projects are named 'billing': /opt/billing, /srv/billing" in both.stderr
 
 
 def test_title_cannot_control_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
