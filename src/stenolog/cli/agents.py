@@ -41,6 +41,7 @@ SENDER: Final = "default"
 SHUTDOWN_SECONDS: Final = 10.0
 """Seconds that a running turn may take to finish when the program ends."""
 _NOTICE_SECONDS: Final = 0.7
+"""Seconds of waiting for turns after which the user is told about them."""
 _CANCEL_SECONDS: Final = 3.0
 """Maximum seconds to wait after all running turns were cancelled."""
 EXIT_NOT_SAVED: Final = 3
@@ -111,23 +112,23 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
     closed again.
     """
 
-    def open_one(spec: AgentSpec) -> AgentInstance:
+    def open_from_spec(spec: AgentSpec) -> AgentInstance:
         model = _require_model(settings, options.model or spec.model)
         if options.workspace is not None and spec.sessions != IN_MEMORY:
             spec = replace(spec, sessions=options.workspace)
         return _open_instance(settings, spec, model)
 
-    return _open_all(specs_of(settings, channel=channel), open_one)
+    return _open_all_agents(specs_of(settings, channel=channel), open_from_spec)
 
 
-def _open_all(
-    specs: Iterable[AgentSpec], open_one: Callable[[AgentSpec], AgentInstance]
+def _open_all_agents(
+    specs: Iterable[AgentSpec], open_from_spec: Callable[[AgentSpec], AgentInstance]
 ) -> list[AgentInstance]:
     """Open several agents. If one of them cannot be opened, close the others."""
     instances: list[AgentInstance] = []
     try:
         for spec in specs:
-            instances.append(open_one(spec))
+            instances.append(open_from_spec(spec))
     except BaseException:
         for agent in instances:
             agent.close_stores()
@@ -154,7 +155,7 @@ def open_viewer(spec: AgentSpec, store: Store, *, heads: ReadHeads) -> AgentInst
 def open_viewers(options: Options, settings: Settings, cache: Path) -> list[AgentInstance]:
     """Open read-only the sessions of all agents that the settings define. Raises StenologError."""
 
-    def open_one(spec: AgentSpec) -> AgentInstance:
+    def open_from_spec(spec: AgentSpec) -> AgentInstance:
         place = locate_sessions(options.workspace or spec.sessions, spec.id)
         address = parse_address(place.where)
         is_url = address.engine == "postgresql"
@@ -169,7 +170,7 @@ def open_viewers(options: Options, settings: Settings, cache: Path) -> list[Agen
             spec = replace(spec, sessions=options.workspace)
         return open_viewer(spec, store, heads=store.heads)
 
-    return _open_all(specs_of(settings, channel=CHANNEL), open_one)
+    return _open_all_agents(specs_of(settings, channel=CHANNEL), open_from_spec)
 
 
 def session_model(opened: OpenAgent, key: str) -> ChatModel:

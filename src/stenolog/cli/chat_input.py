@@ -298,7 +298,7 @@ class InputLine:
             keys.add(*names, filter=is_typing)(lambda _: self._buffer.insert_text("\n"))
 
         @keys.add("c-d", filter=is_typing & Condition(lambda: not self._buffer.text))
-        def _(press: KeyPressEvent) -> None:
+        def leave_chat(press: KeyPressEvent) -> None:
             press.app.exit(result=LeaveRequest())
 
         keys.add("c-z")(lambda press: press.app.suspend_to_background())

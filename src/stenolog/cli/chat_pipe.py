@@ -45,9 +45,10 @@ from stenolog.cli.output import error_sentence, printable, sentence
 from stenolog.errors import StenologError
 from stenolog.sessions.keys import cli_sender
 
-_SEQUENCE_START: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
+_CONTROL_SEQUENCE_START: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
 _MAX_HELD_LENGTH: Final = 256
-_BACKQUOTED: Final = re.compile(r"`([^`\n]+)`")
+"""Maximum number of characters held back as a control sequence that may be incomplete."""
+_BACKQUOTED_TEXT: Final = re.compile(r"`([^`\n]+)`")
 
 
 class SafeStream:
@@ -64,7 +65,7 @@ class SafeStream:
         text, self._held_text = self._held_text + text, ""
         printable_lines: list[str] = []
         position = 0
-        while (match := _SEQUENCE_START.search(text, position)) is not None:
+        while (match := _CONTROL_SEQUENCE_START.search(text, position)) is not None:
             start = match.start()
             line_end = text.find("\n", start)
             if line_end < 0:
@@ -151,7 +152,9 @@ class TurnPrinter:
         self._print_text(self._safe_stream.end())
         if not self._last_output and answer.outcome not in ("failed", "interrupted"):
             text = printable(answer.text)
-            self._print_text(_BACKQUOTED.sub(r"\1", text) if answer.outcome == "command" else text)
+            self._print_text(
+                _BACKQUOTED_TEXT.sub(r"\1", text) if answer.outcome == "command" else text
+            )
         if self._last_output and not self._last_output.endswith("\n"):
             self._print_text("\n")
         if self._output_error is not None:
@@ -159,7 +162,7 @@ class TurnPrinter:
         self._print_notice(
             outcome_text(answer, is_reported=self._interruption_reported, is_last=self._is_last)
         )
-        if not self._is_last:  # otherwise the end of the process reports them
+        if not self._is_last:  # `close_agent` reports the unsaved messages of the last turn
             self._print_notice(self._unsaved.describe_unreported())
         self.has_reported_loss = is_unanswered_and_lost(answer)
         if self._verbose and answer.outcome in ("answered", "interrupted"):
@@ -249,7 +252,7 @@ async def _wait_readable(descriptor: int) -> None:
     try:
         loop.add_reader(descriptor, ready.set)
     except PermissionError:
-        return  # a file, or /dev/null: reading never blocks
+        return  # stdin is a file or /dev/null: reading never blocks
     try:
         await ready.wait()
     finally:

@@ -142,7 +142,7 @@ def is_interruption_notice(event: Notice) -> bool:
 
 
 def is_unanswered_and_lost(answer: Answer) -> bool:
-    """Whether the store caused the failure, so that `SaveFailed` has already reported it."""
+    """Whether the message was lost because of the store, which `SaveFailed` has reported."""
     return not answer.saved and isinstance(answer.error, StoreUnavailable)
 
 
@@ -165,7 +165,7 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
         case "failed" if isinstance(answer.error, NoSuchSession):
             return "This session was deleted by another process, and your message with it."
         case "failed" if is_last and is_unanswered_and_lost(answer):
-            return "So your question was not answered. Ask again when this problem is fixed."
+            return "Your question was not answered. Ask again when the problem is fixed."
         case "failed" if not answer.saved:
             advice = (
                 "Your question was not saved; ask again." if is_last else "Use /retry to try again."
@@ -319,7 +319,7 @@ class TurnScreen:
     def show_event(self, event: Event) -> None:
         """Show an event."""
         if not self._counts_this_turn and isinstance(event, ModelCalled):
-            # Not earlier: the status counts the previous turn until this turn's first request.
+            # Until its first request, the status line shows the counts of the previous turn.
             self._counts_this_turn = True
             self._status.start_turn()
         self._status.count_event(event)
@@ -375,8 +375,10 @@ class TurnScreen:
         if unsaved := self._unsaved.describe_unreported():
             self._show_notice(f"! {unsaved}", _ERROR_STYLE)
         if answer.outcome in ("answered", "interrupted"):
-            took = short_time(self._clock() - self._started_at)
-            self._show_lines("status", self._format_lines(f"{self._status.text()} · {took}", "dim"))
+            turn_time = short_time(self._clock() - self._started_at)
+            self._show_lines(
+                "status", self._format_lines(f"{self._status.text()} · {turn_time}", "dim")
+            )
         self._show([""])
         self._is_finished = True
 

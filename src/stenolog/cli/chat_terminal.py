@@ -321,7 +321,7 @@ class TerminalChat:
         must_wait = any(other.command_name for other in (entry, *self._entries))
         entry.is_waiting = self.is_busy
         if not entry.is_waiting:
-            self._show_finished(entry)
+            self._show_entry_text(entry)
         entry.task = asyncio.create_task(self._run_entry(entry, previous if must_wait else None))
         self._entries.append(entry)
         self.line.request_repaint()
@@ -332,7 +332,7 @@ class TerminalChat:
                 await asyncio.wait([previous_task])
             entry.is_begun = True
             if entry.command_name:
-                self._show_finished(entry)
+                self._show_entry_text(entry)
             inbound = InboundMessage(key=self.key, content=entry.text, sender=cli_sender(self.key))
             answer = await self._opened.loop.handle(
                 inbound,
@@ -341,10 +341,10 @@ class TerminalChat:
                 all_sessions=True,
             )
         except StenologError as error:
-            self._show_finished(entry)
+            self._show_entry_text(entry)
             entry.screen.show_note(error_sentence(error))
         else:
-            self._show_finished(entry)
+            self._show_entry_text(entry)
             self._show_answer(entry, answer)
         finally:
             self._entries.remove(entry)
@@ -379,11 +379,11 @@ class TerminalChat:
     def _show_event(self, entry: _Entry, event: Event) -> None:
         if isinstance(event, ModelCalled):
             entry.is_requested = True
-            self._show_finished(entry)
+            self._show_entry_text(entry)
         entry.screen.show_event(event)
         self.line.request_repaint()
 
-    def _show_finished(self, entry: _Entry) -> None:
+    def _show_entry_text(self, entry: _Entry) -> None:
         if not entry.is_shown:
             entry.is_shown = True
             self.show_notice(user_line(entry.text), "bold")

@@ -22,7 +22,7 @@ from stenolog.settings.values import Settings
 from stenolog.stores.disk import create_private_folder
 
 _MAX_VALUE_LENGTH: Final = 200
-"""Maximum number of characters shown of a text. --json shows the complete text."""
+"""Maximum number of characters printed of a value. --json prints complete values."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

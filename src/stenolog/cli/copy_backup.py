@@ -261,7 +261,7 @@ def _verify_backup(folder: str, *, as_json: bool) -> int:
     with _show_copy_progress() as on_progress:
         check = verify(folder, on_progress=on_progress)
     if as_json:
-        click.echo(json_text(_check_fields(check), indent=2))
+        click.echo(json_text(_backup_check_fields(check), indent=2))
     else:
         _print_lines(_finding_lines(check))
         status = f"finished at {check.taken}" if check.taken else "interrupted; run it again"
@@ -277,7 +277,11 @@ def _restore_backup(folder: str, workspace: str, *, as_json: bool) -> int:
     problems = chain.from_iterable(result.problems for result in report.namespaces.values())
     newer_count = sum(problem.newer for problem in problems)
     if as_json:
-        fields = {**report_fields(report), "newer": newer_count, "backup": _check_fields(check)}
+        fields = {
+            **report_fields(report),
+            "newer": newer_count,
+            "backup": _backup_check_fields(check),
+        }
         click.echo(json_text(fields, indent=2))
     else:
         _print_lines(_finding_lines(check))
@@ -296,7 +300,7 @@ def _finding_lines(check: BackupCheck) -> list[str]:
     ]
 
 
-def _check_fields(check: BackupCheck) -> dict[str, Any]:
+def _backup_check_fields(check: BackupCheck) -> dict[str, Any]:
     return {
         "sessions": check.sessions,
         "messages": check.messages,

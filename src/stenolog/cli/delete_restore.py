@@ -44,7 +44,7 @@ from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Trashed
 
 _MAX_LINES_LISTED: Final = 20
-"""Maximum number of sessions listed before the question."""
+"""Maximum number of sessions listed before the user is asked to confirm."""
 
 
 # --- delete ----------------------------------------------------------------------------------
@@ -105,6 +105,10 @@ def _trash_fields(session: Trashed) -> dict[str, Any]:
         "messages": session.count,
         "deleted": session.deleted,
     }
+
+
+def _trash_cells(session: Trashed) -> Sequence[object]:
+    return session.key, session.uid, session.count, format_time(session.deleted)
 
 
 def print_first_lines(head: str, lines: Sequence[str]) -> None:
@@ -180,7 +184,7 @@ def _print_trash(key: str | None, *, as_json: bool, where: Location) -> None:
         print_rows(
             sessions,
             fields=_trash_fields,
-            cells=lambda one: (one.key, one.uid, one.count, format_time(one.deleted)),
+            cells=_trash_cells,
             as_json=as_json,
         )
 

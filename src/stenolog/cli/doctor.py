@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
 
 WARNING_DAYS: Final = 7
-"""Number of days before the deletion of a transcript from which the doctor warns."""
+"""The doctor warns of transcripts that will be deleted within this number of days."""
 
 
 class CheckFailed(click.ClickException):
@@ -105,7 +105,11 @@ def doctor_command(
         report = replace(report, findings=(*report.findings, *findings))
         notes = []
         if verbose or (sys.stderr.isatty() and not as_json):
-            notes = [*check_notes(place), *_mixed_notes(place), *_expiring_notes(place)]
+            notes = [
+                *check_notes(place),
+                *_hints_about_mixed_notes(place),
+                *_hints_about_expiring_transcripts(place),
+            ]
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
@@ -125,7 +129,7 @@ def doctor_command(
     return 1 if report.findings else 0
 
 
-def _mixed_notes(place: str) -> list[CheckNote]:
+def _hints_about_mixed_notes(place: str) -> list[CheckNote]:
     """Return hints about memory notes of older versions that no session recalls."""
     # Imported late: needed only if notes are printed.
     from stenolog.memory.mixed_scopes import mixed_scopes
@@ -147,7 +151,7 @@ def _mixed_notes(place: str) -> list[CheckNote]:
     ]
 
 
-def _expiring_notes(place: str) -> list[CheckNote]:
+def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
     """Return a hint about transcripts that Claude Code deletes soon and that are not imported."""
     # Imported late: needed only if notes are printed.
     from stenolog.transfer.transcripts.claude_code import ClaudeCode

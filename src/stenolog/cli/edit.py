@@ -99,13 +99,13 @@ class _TagCommand(click.Command):
         end = args.index("--") if "--" in args else len(args)
         option_names = {name for param in self.get_params(ctx) for name in param.opts}
         words = [
-            f"{_REMOVAL_MARK}{word}" if _is_removal(word) and word not in option_names else word
+            f"{_REMOVAL_MARK}{word}" if _is_tag_removal(word) and word not in option_names else word
             for word in args[:end]
         ]
         return super().parse_args(ctx, words + args[end:])
 
 
-def _is_removal(word: str) -> bool:
+def _is_tag_removal(word: str) -> bool:
     return len(word) > 1 and word[0] == "-" and word[1] != "-"
 
 
@@ -408,7 +408,7 @@ def _archive_session(store: Store, key: str, *, dry_run: bool, is_only: bool) ->
     problem = None
     try:
         if dry_run:
-            result["archived"] = _count_archivable(store, key)
+            result["archived"] = _count_archivable_messages(store, key)
         else:
             report = store.compact(key)
             result |= {name: getattr(report, name) for name in _COLUMNS[1:]}
@@ -420,7 +420,7 @@ def _archive_session(store: Store, key: str, *, dry_run: bool, is_only: bool) ->
     return {**result, "dry_run": dry_run, "problem": problem}
 
 
-def _count_archivable(store: Store, key: str) -> int:
+def _count_archivable_messages(store: Store, key: str) -> int:
     info = store.info(key)
     if info.floor <= info.archived:
         return 0

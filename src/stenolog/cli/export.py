@@ -30,6 +30,7 @@ from stenolog.cli.workspace import (
     Location,
     damage_lines,
     find_session,
+    find_session_to_read,
     location_options,
     messages_are,
     open_read_only,
@@ -136,6 +137,8 @@ def export_command(
     markdown  a document for reading
     html      a self-contained page without scripts; #m12 links to message 12
 
+    In a terminal, the start or end of KEY is enough if only one session matches.
+
     Hidden messages are exported only with --all. An html page also has the messages that a summary
     replaced, behind a divider, unless these are more than 10,000 messages or 20 MB.
 
@@ -174,9 +177,9 @@ def export_command(
             problems = _export_all(store, folder, form, redactor, since, prefix, as_json=as_json)
         return EXIT_PARTIAL if problems else 0
     if output is not None and not force and os.path.lexists(output):
-        raise _exists_already(output)
+        raise _file_exists_error(output)
     with open_read_only(where) as store:
-        info = find_session(store, key)
+        info = find_session_to_read(store, key)
         if form == "html" and full is None:
             # Imported late: slow, and only needed for pages.
             from stenolog.gateway.viewer.export_page import read_shared_messages
@@ -279,7 +282,7 @@ def _export_all(
                     _write_file(path, _render_pieces(form, info, messages, redactor))
                     exported.append(session)
             except (NoSuchSession, ForeignLog):
-                pass  # deleted since it was listed, or a file of another program
+                pass  # The session was just deleted, or the file is of another program.
             except StenologError as error:
                 problems[key] = str(error)
             step()
@@ -305,18 +308,18 @@ def _prepare_folder(folder: Path, form: ExportFormat, *, force: bool) -> None:
         if form == "html" and not force and os.path.lexists(index):
             with index.open("rb") as file:
                 if _GENERATOR_TAG not in file.read(2_000):
-                    raise _exists_already(str(index))
+                    raise _file_exists_error(str(index))
     except OSError as error:
-        raise _cannot_write(f"to {folder}", error) from error
+        raise _write_error(f"to {folder}", error) from error
 
 
 def _remove_link(path: Path) -> None:
-    """Remove a link with the name of an exported file. Writing would overwrite its target."""
+    """Remove a symbolic link at this path, because writing would overwrite its target."""
     if path.is_symlink():
         try:
             path.unlink()
         except OSError as error:
-            raise _cannot_write(str(path), error) from error
+            raise _write_error(str(path), error) from error
 
 
 def _describe_session(
@@ -353,11 +356,11 @@ def _render_index(sessions: Sequence[_ExportedSession]) -> Iterator[bytes]:
 # --- output ----------------------------------------------------------------------------------
 
 
-def _exists_already(path: str) -> click.ClickException:
+def _file_exists_error(path: str) -> click.ClickException:
     return click.ClickException(f"{one_line(path)} exists already. Use --force to overwrite it.")
 
 
-def _cannot_write(place: str, error: OSError) -> click.ClickException:
+def _write_error(place: str, error: OSError) -> click.ClickException:
     return click.ClickException(f"Cannot write {one_line(place)}: {error.strerror}")
 
 
@@ -389,7 +392,7 @@ def _new_file(path: Path) -> Iterator[int]:
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise _cannot_write(str(path), error) from error
+        raise _write_error(str(path), error) from error
     try:
         yield descriptor
         os.fsync(descriptor)

@@ -86,7 +86,7 @@ class _SourceType(click.Path):
         super().__init__(exists=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        is_missing = not os.path.lexists(value)  # True also for a name that is too long
+        is_missing = not os.path.lexists(value)  # also True if the name is too long for a file
         if is_missing and value in NEEDED_PATHS:
             text = f"{value} has no usual place; name the {NEEDED_PATHS[value]}"
             self.fail(f"{text}: steno import --from {value} PATH", param, ctx)
@@ -386,12 +386,12 @@ def _key_map(
         return keys
     source_keys: list[str] = []
 
-    def collect(key: str) -> str:
+    def collect_key(key: str) -> str:
         source_keys.append(key)
         return key
 
     # Check the keys before writing: a typing error would create sessions with wrong keys.
-    import_all(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=collect)
+    import_all(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=collect_key)
     for pair in option_map.unmatched(source_keys):
         names = ", ".join(map(one_line, source_keys[:MAX_LISTED_KEYS]))
         more = ", …" if len(source_keys) > MAX_LISTED_KEYS else ""

@@ -64,7 +64,7 @@ class TranscriptsCommand:
         """Return the transcripts that exist."""
         files: list[TranscriptFile] = []
         try:
-            # One by one: files that were found before an error are imported.
+            # Added one by one, so that files found before an error are imported.
             for file in self._reader.find(self._path):
                 files.append(file)
         except (NotASession, OSError) as error:
@@ -87,7 +87,7 @@ class TranscriptsCommand:
             self._add_reports(batch.reports)
         self._print_rows(as_json=as_json)
         print_notices(self._problems)
-        print_notice(self._summary(dry_run=dry_run))
+        print_notice(self._summary_text(dry_run=dry_run))
         if self._problems:
             return EXIT_PARTIAL
         return 0 if self._reports else 1
@@ -134,7 +134,7 @@ class TranscriptsCommand:
         if as_json or not sys.stdout.isatty():
             print_rows(
                 self._reports if as_json else changed,
-                fields=self._fields,
+                fields=self._report_fields,
                 cells=lambda report: (report.key, report.added, report.messages),
                 as_json=as_json,
             )
@@ -157,7 +157,7 @@ class TranscriptsCommand:
     def _changed_reports(self) -> list[TranscriptReport]:
         return [report for report in self._reports if report.added or report.changed]
 
-    def _fields(self, report: TranscriptReport) -> dict[str, Any]:
+    def _report_fields(self, report: TranscriptReport) -> dict[str, Any]:
         return {
             "key": report.key,
             "program": self._program,
@@ -169,14 +169,16 @@ class TranscriptsCommand:
             "problems": report.problems,
         }
 
-    def _summary(self, *, dry_run: bool) -> str:
+    def _summary_text(self, *, dry_run: bool) -> str:
         changed = self._changed_reports()
         added_count = sum(report.added for report in changed)
+        # A transcript that was found twice has two reports.
+        session_count = len({report.key for report in changed})
         verb = "Would import" if dry_run else "Imported"
-        parts = [f"{verb} {plural(added_count, 'message')} in {plural(len(changed), 'session')}"]
+        parts = [f"{verb} {plural(added_count, 'message')} in {plural(session_count, 'session')}"]
         if replaced_count := sum(report.changed for report in changed):
             parts.append(f"{plural(replaced_count, 'changed message')} replaced an older version")
-        if unchanged_count := len(self._reports) - len(changed):
+        if unchanged_count := len({report.key for report in self._reports}) - session_count:
             parts.append(f"{plural(unchanged_count, 'session')} without new messages")
         if size := sum(sum(report.left_out.values()) for report in self._reports):
             words = "of system prompts, tool schemas and other records left out"

@@ -1,5 +1,6 @@
 """`steno list`: list the sessions of a workspace."""
 
+import re
 import shlex
 import sys
 import time
@@ -13,7 +14,7 @@ import click
 from msgspec.structs import replace
 
 from stenolog.catalog import Catalog, open_catalog
-from stenolog.catalog.entries import Entry, Page, Sort, State
+from stenolog.catalog.entries import Entry, Page, SessionFilter, Sort, State
 from stenolog.cli.options import json_option, prefix_option, tag_option
 from stenolog.cli.output import (
     TimeType,
@@ -130,7 +131,7 @@ _NO_LIMIT: Final = 1 << 62
 _FOREIGN_SUFFIX: Final = ".json"
 """Suffix of session files of other programs."""
 _MAX_LISTED_NAMES: Final = 8
-"""Maximum number of other agents or namespaces listed."""
+"""Maximum number of names listed in a remark or error."""
 
 
 @click.command("list")
@@ -141,6 +142,13 @@ _MAX_LISTED_NAMES: Final = 8
     "--state",
     type=click.Choice(["idle", "running", "interrupted"]),
     help="Only sessions in this state.",
+)
+@click.option("--failed", is_flag=True, help="Only sessions with a failed tool call.")
+@click.option(
+    "--program", metavar="NAME", help="Only sessions imported from this program, such as codex."
+)
+@click.option(
+    "--project", metavar="TEXT", help="Only sessions of this folder: its path, or its name."
 )
 @click.option(
     "--since",
@@ -165,6 +173,9 @@ def list_command(
     prefix: str,
     tag: str | None,
     state: State | None,
+    failed: bool,
+    program: str | None,
+    project: str | None,
     since: datetime | None,
     sort: Sort | None,
     limit: int | None,
@@ -194,6 +205,7 @@ def list_command(
     \b
     Examples:
       steno list --since 7d --sort cost
+      steno list --failed --project .
       steno list | cut -f 1,6
 
     Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
@@ -205,6 +217,9 @@ def list_command(
             prefix=prefix,
             tag=tag,
             state=state,
+            failed=failed or None,
+            program=program,
+            project=project if project is None else _find_project(catalog, project),
             since=since,
             sort=sort or ("newest" if as_table else "changed"),
             limit=limit or (_TERMINAL_LIMIT if as_table else _NO_LIMIT),
@@ -214,9 +229,26 @@ def list_command(
         _print_sessions_table(page.entries)
     else:
         print_rows(page.entries, fields=_session_fields, cells=_session_cells, as_json=as_json)
-    unfiltered = not (prefix or tag or state or since)
+    unfiltered = not (prefix or tag or state or failed or program or project or since)
     print_notices(_remarks(page, where, unfiltered=unfiltered, sort=sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
+
+
+def _find_project(catalog: Catalog, text: str) -> str:
+    """Return the project with this path or name. Raises UsageError if several have the name."""
+    groups = catalog.projects(SessionFilter(), size=1, limit=_NO_LIMIT).projects
+    paths = [project.group.value for project in groups]
+    for path in (text, str(Path(text).absolute())):
+        if path in paths:
+            return path
+    matches = sorted(path for path in paths if re.split(r"[\\/]", path)[-1] == text)
+    if len(matches) > 1:
+        match_list = ", ".join(map(one_line, matches[:_MAX_LISTED_NAMES]))
+        raise click.UsageError(
+            f"{len(matches):,} projects are named {one_line(text)!r}: {match_list}. "
+            "Use a whole path."
+        )
+    return matches[0] if matches else text
 
 
 def _remarks(page: Page, where: Location, *, unfiltered: bool, sort: Sort | None) -> Iterator[str]:
@@ -238,9 +270,9 @@ def _remarks(page: Page, where: Location, *, unfiltered: bool, sort: Sort | None
     if hint:
         yield error_sentence(hint)
     elif unfiltered and page.after is None:
-        yield from _other_files(where, listed=len(page.entries))
+        yield from _other_file_remarks(where, listed=len(page.entries))
     if unfiltered and (not page.entries or (where.agent is None and where.namespace is None)):
-        yield from _other_namespaces(other_namespaces(where.workspace))
+        yield from _other_namespace_remarks(other_namespaces(where.workspace))
 
 
 def _transcripts_hint(where: Location) -> str:
@@ -258,7 +290,7 @@ def _store_name(where: Location) -> str:
     return f"in {where.display_name}"
 
 
-def _other_namespaces(others: OtherNamespaces) -> Iterator[str]:
+def _other_namespace_remarks(others: OtherNamespaces) -> Iterator[str]:
     """Yield the other agents and namespaces that have sessions, and the option to list them."""
     for names, kind in ((others.agents, "agent"), (others.namespaces, "namespace")):
         listed_names = names[:_MAX_LISTED_NAMES]
@@ -270,7 +302,7 @@ def _other_namespaces(others: OtherNamespaces) -> Iterator[str]:
             yield f"{len(names):,} {kind}s have their own sessions: {options}{more}"
 
 
-def _other_files(where: Location, *, listed: int) -> Iterator[str]:
+def _other_file_remarks(where: Location, *, listed: int) -> Iterator[str]:
     """Yield remarks about files in the session folder that were not listed."""
     place = where.place
     is_folder = parse_address(place.where).engine == "jsonl"

@@ -54,7 +54,7 @@ _DETAIL_STYLE: Final = "not bold not reverse dim default"
 _INTERRUPTED: Final = "[interrupted]"
 """Text at the end of an interrupted answer, which tells the model about the interruption."""
 _MAX_VALUE_LENGTH: Final = 400
-"""Maximum number of characters shown of a field, except of the content."""
+"""Maximum number of characters shown of a field other than the content."""
 _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 _MAX_TOOL_LINES: Final = 12
 """Maximum number of lines of a block in a terminal."""
@@ -72,7 +72,7 @@ def print_message(message: Message) -> None:
     cause = interruption(fields)
     for name in fields.keys() & {FIELD, *PROGRAM_FIELDS}:
         del fields[name]
-    click.secho(_head_text(message, fields.pop("role", "message")), bold=True, nl=False)
+    click.secho(_message_header(message, fields.pop("role", "message")), bold=True, nl=False)
     click.secho(f" · {_time_and_visibility(message, format_time(message.at))}", dim=True, nl=True)
     for text in _paragraphs(fields.pop("content", None)):
         click.echo(printable(_mark_interrupted(text, cause) if cause else text))
@@ -81,7 +81,7 @@ def print_message(message: Message) -> None:
     click.echo()
 
 
-def _head_text(message: Message, role: Any) -> str:
+def _message_header(message: Message, role: Any) -> str:
     return printable(f"[{message.seq}] {role if isinstance(role, str) else json.dumps(role)}")
 
 
@@ -133,6 +133,8 @@ class MessageRenderer:
         """Create a renderer. `tools` shows tool calls and results completely."""
         self._console = terminal_console(styled=color)
         self._verbose = tools
+        self._tool_names: dict[str, str] = {}
+        """Name of the tool of each call, by the id of the call."""
 
     def conversation_lines(
         self, summary: str, messages: Iterable[Message], at: int | None
@@ -149,11 +151,12 @@ class MessageRenderer:
         """Yield the lines of one message, and an empty line."""
         fields = message.to_dict()
         cause = interruption(fields)
-        yield from self._head_lines(message, fields, is_marked=is_marked)
+        yield from self._message_header_lines(message, fields, is_marked=is_marked)
         for part in read_message(fields):
             yield from self._part_lines(part, fields, cause)
         for name, value in unread_fields(fields).items():
-            if name != FIELD and name not in PROGRAM_FIELDS:
+            is_in_head = name == "name" and fields.get("role") == "tool"
+            if name != FIELD and name not in PROGRAM_FIELDS and not is_in_head:
                 yield from self._field_lines(name, value)
         yield ""
 
@@ -170,6 +173,8 @@ class MessageRenderer:
                 if text := part.text.strip():
                     yield from self._render_styled(text, "dim italic")
             case ToolCall():
+                if part.id is not None and part.name != UNNAMED:
+                    self._tool_names[part.id] = part.name
                 yield from self._call_lines(part)
             case ToolResult():
                 yield from self._result_lines(part, failed=part.is_error or has_failed(fields))
@@ -190,15 +195,19 @@ class MessageRenderer:
     def _field_lines(self, name: str, value: Any) -> list[str]:
         return self._render_styled(f"{name}: {self._shorten(_as_json(value))}", "dim")
 
-    def _head_lines(
+    def _message_header_lines(
         self, message: Message, fields: Mapping[str, Any], *, is_marked: bool
     ) -> list[str]:
         from rich.text import Text
 
         role = fields.get("role", "message")
         colour = _COLOURS.get(role, "") if isinstance(role, str) else ""
+        tool_name = ""
+        if role == "tool":
+            name = fields.get("name") or self._tool_names.get(str(fields.get("tool_call_id")))
+            tool_name = f" {one_line(printable(name))}" if isinstance(name, str) else ""
         head = Text(
-            _head_text(message, role),
+            f"{_message_header(message, role)}{tool_name}",
             style=f"bold {colour}{' reverse' if is_marked else ''}".strip(),
         )
         details = [_time_and_visibility(message, format_local_time(message.at))]
@@ -295,7 +304,7 @@ class MessageRenderer:
 
 
 def _has_details(blocks: Iterable[ToolBlock]) -> bool:
-    """Return whether the blocks show more than one line with the arguments would show."""
+    """Return whether a block is more than plain text or JSON, for example a diff."""
     return any(block.kind not in ("json", "text") for block in blocks)
 
 

@@ -24,7 +24,7 @@ _Item = TypeVar("_Item")
 EXIT_PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
-"""Size of an import in bytes from which a progress bar is shown."""
+"""Minimum size of an import in bytes for which a progress bar is shown."""
 
 # Remove whole sequences, otherwise their visible part would remain: "[31m".
 _CONTROL_SEQUENCE: Final = lazy_pattern(
@@ -35,28 +35,30 @@ _CONTROL_SEQUENCE: Final = lazy_pattern(
     r"|\x1b[ -/]*[0-~]"
 )
 # Control characters, and characters that change the writing direction.
-_UNPRINTABLE: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_CONTROL: Final = lazy_pattern(f"[{_UNPRINTABLE}]")
+_UNPRINTABLE_RANGES: Final = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+)
+_CONTROL_CHARACTER: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}]")
 # Lone surrogates are unsafe too, because they cannot be encoded. Line ends are safe in JSON: they
 # occur only between values.
-_UNSAFE_IN_JSON: Final = lazy_pattern(f"[{_UNPRINTABLE}\ud800-\udfff]")
-_CONTROL_IN_LINE: Final = lazy_pattern(f"[{_UNPRINTABLE}\t\n]")
+_UNSAFE_IN_JSON: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}\ud800-\udfff]")
+_CONTROL_OR_LINE_END: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}\t\n]")
 
 
 def printable(text: str) -> str:
     """Return the text without terminal control sequences; line ends and tabs are kept."""
-    return _CONTROL.sub("", _CONTROL_SEQUENCE.sub("", text))
+    return _CONTROL_CHARACTER.sub("", _CONTROL_SEQUENCE.sub("", text))
 
 
 def one_line(name: str) -> str:
     """Return a key or path in one line, with control characters escaped."""
-    return _CONTROL_IN_LINE.sub(lambda match: ascii(match[0])[1:-1], name)
+    return _CONTROL_OR_LINE_END.sub(lambda match: ascii(match[0])[1:-1], name)
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON that is safe to print: control characters are escaped.
 
-    Times are written as `format_time` does.
+    Times have the form of `format_time`.
     """
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=format_time)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -132,7 +134,7 @@ def format_local_time(at: datetime) -> str:
 
 
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_AGE: Final = lazy_pattern(r"(\d{1,6})([smhdw])")
+_AGE_PATTERN: Final = lazy_pattern(r"(\d{1,6})([smhdw])")
 
 
 def parse_time(text: str, now: datetime) -> datetime | None:
@@ -144,7 +146,7 @@ def parse_time(text: str, now: datetime) -> datetime | None:
     if days is not None:
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         return midnight - timedelta(days=days)
-    age = _AGE.fullmatch(text.strip())
+    age = _AGE_PATTERN.fullmatch(text.strip())
     try:
         if age is not None:
             return now - timedelta(seconds=int(age[1]) * _UNIT_SECONDS[age[2]])
@@ -212,9 +214,14 @@ def terminal_console(*, styled: bool = True) -> "Console":
     """Return a console for stdout. Without `styled` it prints neither colours nor bold text."""
     # Imported late: slow, and only needed in a terminal.
     from rich.console import Console
+    from rich.theme import Theme
 
     color_system: Literal["auto"] | None = "auto" if styled else None
-    return Console(color_system=color_system, highlight=False, emoji=False, markup=False)
+    # By default, rich prints inline code on black, also in a light terminal.
+    theme = Theme({"markdown.code": "bold cyan"})
+    return Console(
+        color_system=color_system, highlight=False, emoji=False, markup=False, theme=theme
+    )
 
 
 def render_lines(
@@ -270,26 +277,27 @@ def show_import_progress(byte_count: int) -> Iterator[Callable[[float], None]]:
     if byte_count < _MIN_PROGRESS_BYTES or not sys.stderr.isatty():
         yield lambda _: None
         return
-    with click.progressbar(length=byte_count, label="Importing", file=sys.stderr) as bar:
-        total_read = 0.0
-
-        def advance(bytes_read: float) -> None:
-            nonlocal total_read
-            total_read += bytes_read
-            bar.update(int(total_read) - bar.pos)
-
-        yield advance
+    with progress_bar(percent=True) as bar:
+        task = bar.add_task("Importing", total=byte_count)
+        yield lambda bytes_read: bar.advance(task, bytes_read)
 
 
-def progress_bar(*extra_columns: str) -> "Progress":
+def progress_bar(*extra_columns: str, percent: bool = False) -> "Progress":
     """Return a progress bar on stderr that disappears at the end.
 
-    `extra_columns` are formats of further columns.
+    `extra_columns` are formats of further columns. `percent`: show a percentage instead of counts.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    state_column = TaskProgressColumn() if percent else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), state_column)
     console = Console(stderr=True, highlight=False)
     return Progress(*columns, *map(TextColumn, extra_columns), console=console, transient=True)
 

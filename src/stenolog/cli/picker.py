@@ -251,7 +251,11 @@ class Picker:
         choices = self.choices
         channel_text = "all channels" if choices.all_channels else f"channel {choices.channel}"
         count = f"{len(choices.matches):,}{'' if choices.is_loaded else '+'}"
-        return [("class:head", "Resume a session"), ("class:dim", f"  {channel_text} · {count}")]
+        noun = "session" if count == "1" else "sessions"
+        return [
+            ("class:head", "Resume a session"),
+            ("class:dim", f"  {channel_text} · {count} {noun}"),
+        ]
 
     def session_rows(self, width: int, height: int) -> "StyleAndTextTuples":
         """Return the part of the list around the selection, one line per session."""
@@ -278,7 +282,8 @@ class Picker:
             return []
         hit = self.choices.hits.get(entry.key)
         text = f"[{hit.seq}] {hit.role}: {hit.snippet}" if hit is not None else entry.prompt
-        key_line = _fit_width(f"  {one_line(entry.key)} · ≈{entry.tokens:,} tokens", width - 1)
+        counts = f"{plural(entry.visible, 'message')} · ≈{entry.tokens:,} tokens"
+        key_line = _fit_width(f"  {one_line(entry.key)} · {counts}", width - 1)
         return [
             (
                 "class:dim",
@@ -445,7 +450,7 @@ class Picker:
         keys.add("tab")(lambda _press: self.choices.toggle_channel())
 
         @keys.add("enter")
-        def _(press: Press) -> None:
+        def choose_session(press: Press) -> None:
             # If the user presses Enter before the search ends, Enter applies to its result.
             self._enter_pressed = True
             self._refresh_list(press.app)
@@ -454,7 +459,7 @@ class Picker:
         @keys.add("c-c")
         @keys.add("c-d")
         @keys.add("<sigint>")
-        def _(press: Press) -> None:
+        def cancel_choice(press: Press) -> None:
             press.app.exit(result=None)
 
         return keys
@@ -477,7 +482,7 @@ def _fit_width(text: str, width: int) -> str:
 # --- start of a chat ------------------------------------------------------------------------------
 
 
-_MAX_LISTED: Final = 10
+_MAX_LISTED_SESSIONS: Final = 10
 """Maximum number of sessions listed in the error if several match."""
 _MAX_TITLE_LENGTH: Final = 60
 
@@ -540,8 +545,13 @@ async def _choose_start(catalog: Catalog, text: str) -> ChatStart | None:
     count = len(matches)
     question = f"{count:,} sessions match {one_line(text)!r}." if text else "Which session?"
     lines = [f"{question} Choose one by its key: steno chat KEY"]
-    lines += [f"  {one_line(entry.key)}  {_short_title(entry)}" for entry in matches[:_MAX_LISTED]]
-    lines += [f"  … and {count - _MAX_LISTED:,} more"] if count > _MAX_LISTED else []
+    lines += [
+        f"  {one_line(entry.key)}  {_short_title(entry)}"
+        for entry in matches[:_MAX_LISTED_SESSIONS]
+    ]
+    lines += (
+        [f"  … and {count - _MAX_LISTED_SESSIONS:,} more"] if count > _MAX_LISTED_SESSIONS else []
+    )
     raise click.ClickException("\n".join(lines))
 
 

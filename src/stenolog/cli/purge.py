@@ -95,7 +95,7 @@ class _PurgeTarget(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name that is printed."""
+        """Return the name of the target as it is printed."""
         if not self.has_notes:
             return self.key
         if self.is_progress_record:

@@ -26,7 +26,7 @@ from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
 from stenolog.settings.conversion import rules_of
 
-_NO_RULES: Final = (
+_NO_RULES_TEXT: Final = (
     "There are no rules: all sessions are kept. `steno config init` creates a config file with an "
     "example, [retention.old]."
 )
@@ -65,7 +65,7 @@ def list_command(as_json: bool, config: Path | None) -> None:
         as_json=as_json,
     )
     if not rules:
-        print_notice(_NO_RULES)
+        print_notice(_NO_RULES_TEXT)
 
 
 @retention_command.command("run")
@@ -101,11 +101,11 @@ def run_command(
 
     steps: list[Callable[[], None]] = []
 
-    def confirm(planned: Sequence[RetentionResult]) -> bool:
+    def confirm(planned_results: Sequence[RetentionResult]) -> bool:
         # guard: retention-asks
-        if not yes and any(result.step.action != "archive" for result in planned):
-            _confirm(planned)
-        steps.append(bars.enter_context(show_progress("Applying rules", len(planned))))
+        if not yes and any(result.step.action != "archive" for result in planned_results):
+            _confirm_deletion(planned_results)
+        steps.append(bars.enter_context(show_progress("Applying rules", len(planned_results))))
         return True
 
     with ExitStack() as bars:
@@ -123,18 +123,18 @@ def run_command(
     return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
 
 
-def _confirm(planned: Sequence[RetentionResult]) -> None:
+def _confirm_deletion(planned_results: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises UsageError, Abort."""
     require_terminal("This deletes sessions", "add --yes; --dry-run lists the sessions")
-    print_notices("\t".join(map(one_line, _result_row(result))) for result in planned)
-    click.confirm(f"{_totals_text(planned, 'to be ')} Continue?", abort=True, err=True)
+    print_notices("\t".join(map(one_line, _result_row(result))) for result in planned_results)
+    click.confirm(f"{_totals_text(planned_results, 'to be ')} Continue?", abort=True, err=True)
 
 
 def _remarks(
     rules: Sequence[Rule], results: Sequence[RetentionResult], *, dry_run: bool
 ) -> Iterator[str]:
     if not rules:
-        yield _NO_RULES
+        yield _NO_RULES_TEXT
         return
     for result in results:
         if result.outcome in ("skipped", "failed"):

@@ -28,7 +28,7 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.workspace import Location, location_options
 
-_ROLE_SAMPLE: Final = 100
+_ROLE_SAMPLE_SIZE: Final = 100
 """Number of messages examined to suggest other roles."""
 
 
@@ -85,9 +85,11 @@ def search_command(
         search = partial(catalog.search, text, prefix=prefix, tag=tag, since=since, until=until)
         result = search(role=role, limit=limit, newest=newest, progress=progress)
         # The role may be misspelt. Without a role, all roles were searched.
-        other_hits = search(limit=_ROLE_SAMPLE).hits if role is not None and not result.hits else ()
+        other_hits = (
+            search(limit=_ROLE_SAMPLE_SIZE).hits if role is not None and not result.hits else ()
+        )
     if sys.stdout.isatty() and not as_json:
-        _print_formatted(result.hits)
+        _print_hits(result.hits)
     else:
         print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, as_json=as_json)
     remark = _count_text(result) if result.hits else _no_match_text(text, other_hits)
@@ -123,7 +125,7 @@ def _hit_cells(hit: Hit) -> Sequence[object]:
     return hit.key, hit.seq, hit.role, format_time(hit.at), visibility, printable(hit.snippet)
 
 
-def _print_formatted(hits: Sequence[Hit]) -> None:
+def _print_hits(hits: Sequence[Hit]) -> None:
     # Imported late: slow, and only needed in a terminal.
     from rich.padding import Padding
     from rich.text import Text

@@ -106,7 +106,7 @@ def import_gateway() -> None:
 
 
 def collect_garbage_again() -> None:
-    """Let the garbage collector run again, which `Steno` postponed, but skip existing objects."""
+    """Resume the garbage collection that `Steno` postponed; existing objects are not examined."""
     gc.freeze()
     gc.set_threshold(5_000)
 
@@ -233,7 +233,7 @@ def _print_addresses(
     port = url.rpartition(":")[2]
     print_notice(f"Browser:         steno open{'' if port == _DEFAULT_PORT else f' --port {port}'}")
     print_notice(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
-    # The only line on stdout, for programs.
+    # Programs read this line. It is the only line on stdout.
     click.echo(f"Listening at {url}")
 
 

@@ -25,6 +25,7 @@ from stenolog.cli.workspace import (
     damage_lines,
     find_session,
     find_session_or_none,
+    find_session_to_read,
     location_options,
     messages_are,
     open_read_only,
@@ -63,6 +64,8 @@ def show_command(
     KEY:SEQ shows one message and its neighbours, including hidden messages. In a terminal,
     `steno search` prints the KEY:SEQ of each result. KEY:SEQ is the same as KEY --at SEQ.
 
+    In a terminal, the start or end of KEY is enough if only one session matches.
+
     In a terminal, Markdown is formatted, tool results are shortened, and long output is paged
     ($PAGER, otherwise less). Without a terminal the output is plain text. Control characters are
     removed; `steno export` prints messages exactly as stored.
@@ -77,15 +80,15 @@ def show_command(
         if at is None:
             messages = store.get_history(info.key, full=full)
         else:
-            messages = _neighbours(store, info, at)
+            messages = _message_and_neighbours(store, info, at)
             earlier = [message for message in messages if message.seq < at]
             summary, hidden = "", 0
         if as_json:
             click.echo(json_text(_session_fields(store, info, messages)))
         elif sys.stdout.isatty():
-            page = MessageRenderer(color=uses_color(), tools=tools)
-            start = len(list(page.conversation_lines("", earlier, None)))
-            lines = page.conversation_lines(summary, messages, at)
+            renderer = MessageRenderer(color=uses_color(), tools=tools)
+            start = len(list(renderer.conversation_lines("", earlier, None)))
+            lines = renderer.conversation_lines(summary, messages, at)
             _print_lines(lines, paged=not no_pager, skipped_lines=start)
         else:
             if summary:
@@ -112,10 +115,10 @@ def _find_message(store: Store, name: str, at: int | None) -> tuple[SessionInfo,
         info = None if find_session_or_none(store, name) else find_session_or_none(store, key)
         if info is not None:
             return info, int(seq)
-    return find_session(store, name), at
+    return find_session_to_read(store, name), at
 
 
-def _neighbours(store: Store, info: SessionInfo, at: int) -> list[Message]:
+def _message_and_neighbours(store: Store, info: SessionInfo, at: int) -> list[Message]:
     """Return a message and its neighbours. Raises ClickException if there is no such message."""
     nearby = store.get_history(info.key, after=max(0, at - 1 - 4 * _NEIGHBOUR_COUNT), full=True)
     preceding = [message for message in nearby if message.seq < at][-_NEIGHBOUR_COUNT:]
@@ -157,7 +160,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 def _print_lines(lines: Iterator[str], *, paged: bool, skipped_lines: int) -> None:
     """Print lines, through a pager if they do not fit on the screen.
 
-    If the pager is less, it starts after `skipped_lines` lines.
+    If the pager is `less`, it starts after `skipped_lines` lines.
     """
     first_lines = list(islice(lines, max(1, shutil.get_terminal_size().lines - 1))) if paged else []
     next_line = next(lines, None) if paged else None
@@ -195,6 +198,8 @@ _EXIT_CTRL_C: Final = 128 + 2
 def tail_command(key: str, follow: bool, last: int, as_json: bool, where: Location) -> int:
     """Show the last messages of the session KEY, and new messages with -f.
 
+    In a terminal, the start or end of KEY is enough if only one session matches.
+
     With -f, each message is shown as soon as any process stores it, until you press Ctrl-C or the
     session is deleted.
 
@@ -224,6 +229,7 @@ def _last_messages(store: Store, key: str, last: int) -> tuple[SessionInfo, list
 
     Reads again if another process deleted and created the session in the meantime.
     """
+    key = find_session_to_read(store, key).key
     while True:
         info = find_session(store, key)
         messages = store.get_history(info.key, last=last)
@@ -240,5 +246,5 @@ def _message_printer(*, as_json: bool) -> Callable[[Message], None]:
         return lambda message: click.echo(json_text(message_fields(message)))
     if not sys.stdout.isatty():
         return print_message
-    page = MessageRenderer(color=uses_color())
-    return lambda message: click.echo("\n".join(page.message_lines(message)))
+    renderer = MessageRenderer(color=uses_color())
+    return lambda message: click.echo("\n".join(renderer.message_lines(message)))

@@ -27,7 +27,7 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.workspace import (
     Location,
-    find_session,
+    find_session_to_read,
     location_options,
     open_existing,
     open_read_only,
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from stenolog.memory.consolidation import ConsolidationProgress
 
 SCRIPTED_MODEL: Final = "scripted"
-"""Name of the model without a provider, the same as in `settings.model_selection`."""
-_MAX_DAYS: Final = 30
-"""Maximum number of days drawn."""
-_COLUMNS: Final = {
+"""Name of the scripted model, the same as in `settings.model_selection`."""
+_MAX_ROWS: Final = 30
+"""Maximum number of rows in a table of the terminal."""
+_COUNT_COLUMNS: Final = {
     "messages": "messages",
     "input_tokens": "prompt",
     "output_tokens": "answer",
@@ -58,7 +58,9 @@ _COLUMNS: Final = {
     "estimated_tokens": "estimated",
 }
 """Attribute of Counts for each column and JSON field."""
-_TABLES: Final = ("days", "models", "channels")
+_NUMBERS_WIDTH: Final = 56
+"""Width of the columns with numbers and bars in the table of --by session."""
+_TABLE_FIELDS: Final = ("days", "models", "channels")
 """JSON fields that are not in the output with --by."""
 
 
@@ -90,6 +92,8 @@ def stats_command(
     Counts all sessions, or the session KEY, including hidden and archived messages. Messages that a
     fork copied are counted once.
 
+    In a terminal, the start or end of KEY is enough if only one session matches.
+
     input_tokens, output_tokens and cached_tokens (part of the input) are numbers that the providers
     reported; the scripted model reports estimates. estimated_tokens is for messages without
     reported numbers, each counted once. The cost in US dollars needs the package genai-prices.
@@ -113,7 +117,7 @@ def stats_command(
         store = stack.enter_context(open_read_only(where))
         progress = None if since or until else _open_progress(stack, where)
         if key is not None:
-            keys = [find_session(store, key).key]
+            keys = [find_session_to_read(store, key).key]
         else:
             keys = _all_keys(store, where, prefix)
         with show_progress("Counting", len(keys), enabled=len(keys) > 1) as step:
@@ -130,7 +134,7 @@ def stats_command(
                             add_usage(usage, progress.usage(info.uid))
                             totals.add_side_calls(name, side_counts(usage, totals.price))
                 except (NoSuchSession, ForeignLog):
-                    pass  # deleted since it was listed, or a file of another program
+                    pass  # The session was just deleted, or the file is of another program.
                 except StenologError as error:
                     problems[name] = str(error)
                 step()
@@ -243,7 +247,7 @@ def _report_rows(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
 
 
 def _text_row(kind: str, name: str, counts: Counts) -> str:
-    numbers = (str(getattr(counts, attribute)) for attribute in _COLUMNS.values())
+    numbers = (str(getattr(counts, attribute)) for attribute in _COUNT_COLUMNS.values())
     return "\t".join((kind, one_line(name) or "-", *numbers))
 
 
@@ -273,7 +277,7 @@ def _report_fields(
 
 
 def _count_fields(counts: Counts) -> dict[str, int]:
-    sums = {column: getattr(counts, name) for column, name in _COLUMNS.items()}
+    sums = {column: getattr(counts, name) for column, name in _COUNT_COLUMNS.items()}
     return {**sums, "answers": counts.answers}
 
 
@@ -305,7 +309,7 @@ def _group_fields(
         }
         for name, counts in groups
     ]
-    other_fields = {name: value for name, value in fields.items() if name not in _TABLES}
+    other_fields = {name: value for name, value in fields.items() if name not in _TABLE_FIELDS}
     return {**other_fields, "by": by, "rows": rows}
 
 
@@ -323,13 +327,16 @@ def _draw_groups(
     from rich.text import Text
 
     console = terminal_console(styled=uses_color())
-    shown_groups = groups[-_MAX_DAYS:] if by == "day" else groups[:_MAX_DAYS]
+    shown_groups = groups[-_MAX_ROWS:] if by == "day" else groups[:_MAX_ROWS]
     has_cost = any(counts.priced for _, counts in shown_groups)
     rows = [([one_line(name) or "-"], counts) for name, counts in shown_groups]
     names = {by: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
     if by == "session":
-        title_style = {"no_wrap": True, "overflow": "ellipsis", "min_width": 16, "ratio": 1}
-        key_style = {"overflow": "fold", "max_width": max(16, console.width // 3)}
+        longest_key = max((len(cells[0]) for cells, _ in rows), default=0)
+        key_width = min(longest_key, max(16, console.width // 3))
+        key_style = {"overflow": "fold", "min_width": key_width, "max_width": key_width}
+        title_width = max(12, console.width - key_width - _NUMBERS_WIDTH)
+        title_style = {"no_wrap": True, "overflow": "ellipsis", "max_width": title_width}
         names = {"title": title_style, "session": key_style}
         for (name, _), (cells, _) in zip(shown_groups, rows, strict=True):
             cells.insert(0, one_line(printable(titles.get(name, ""))))
@@ -340,7 +347,7 @@ def _draw_groups(
         rows,
         numbers=("messages", "input", "output", *(("cost",) if has_cost else ())),
         bar_length=lambda counts: counts.dollars if has_cost else counts.tokens,
-        bar_width={"min_width": 6, "max_width": 24},
+        bar_width={"min_width": 6, "max_width": 10 if by == "session" else 24},
         bar_color="green",
     )
     if len(groups) > len(shown_groups):
@@ -371,15 +378,15 @@ def _draw_tables(totals: Totals, cost: Cost | None) -> None:
             _draw_table(
                 console,
                 {kind: {"no_wrap": True, "max_width": max(10, console.width // 3)}},
-                rows[-_MAX_DAYS:] if kind == "day" else rows,
+                rows[-_MAX_ROWS:] if kind == "day" else rows,
                 numbers=("messages", "tokens", *(("cost",) if total.priced else ())),
                 bar_length=lambda counts: counts.tokens,
                 bar_width={"min_width": 10, "max_width": 40},
                 bar_color=color,
             )
             console.print()
-        if kind == "day" and len(rows) > _MAX_DAYS:
-            note = f"Showing the last {_MAX_DAYS} days with messages. Use --json for all.\n"
+        if kind == "day" and len(rows) > _MAX_ROWS:
+            note = f"Showing the last {_MAX_ROWS} days with messages. Use --json for all.\n"
             console.print(Text(note, style="dim"))
 
 

@@ -149,6 +149,9 @@ class Steno(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options before the command. Raises UsageError."""
+        if args[:1] == ["help"]:
+            # `steno help list` is another form of `steno list --help`.
+            args = [*args[1:], "--help"]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

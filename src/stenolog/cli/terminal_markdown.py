@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from rich.markdown import Markdown
     from rich.text import Text
 
-_LISTS: Final = ("bullet_list_open", "ordered_list_open")
-_NESTING: Final = ("blockquote_open", "list_item_open")
+_LIST_TOKENS: Final = ("bullet_list_open", "ordered_list_open")
+_NESTING_TOKENS: Final = ("blockquote_open", "list_item_open")
 _LIST_MARKER: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
-_NUMBER: Final = re.compile(r"( *)\d+")
+_ITEM_NUMBER: Final = re.compile(r"( *)\d+")
 _EARLY_CODE_LINES: Final = 40
-"""Number of lines of code from which the first lines are printed before the block ends."""
+"""The first lines of a code block with this many lines are printed before the block ends."""
 _MAX_BLOCK_LINES: Final = 200
-"""Number of lines from which any block is split at a line end."""
+"""A block with this many lines is split at a line end."""
 _REPARSE_SHARE: Final = 8
-"""A block is parsed again when it is an eighth longer; parsing it at each line would be slow."""
+"""A block is parsed again after it has grown by an eighth; once per line would be slow."""
 _MAX_NESTING: Final = 19
-"""Maximum nesting that is rendered. The parser drops deeper text, so its source is shown."""
+"""Maximum nesting that is rendered. The parser drops deeper text, so the source is shown."""
 _QUOTE_INDENT: Final = 4
 """Number of columns by which a quote is indented."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
@@ -109,7 +109,7 @@ class MarkdownStream:
         lines = self._source.split("\n")[part.line :]
         if part.number is not None:
             # Many models number all items 1. Markdown uses only the first number of a list.
-            lines[0] = _NUMBER.sub(rf"\g<1>{part.number}", lines[0], count=1)
+            lines[0] = _ITEM_NUMBER.sub(rf"\g<1>{part.number}", lines[0], count=1)
         self._source, self._gap, self._is_continuation = "\n".join(lines), part.gap, False
 
     def _split_block(self, part: "_ParsedBlock") -> Iterator[Block]:
@@ -164,12 +164,12 @@ def _parse_blocks(source: str) -> list[_ParsedBlock]:
     for index, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue
-        if token.type in _LISTS:
+        if token.type in _LIST_TOKENS:
             parts += _list_items(tokens, index, lines)
         else:
             start, end = token.map
             text = "\n".join(lines[start:end])
-            fence = _open_fence(token, lines)
+            fence = _unclosed_fence(token, lines)
             parts.append(_ParsedBlock(source=text, gap=1, line=start, fence=fence, kind=token.type))
     return parts
 
@@ -187,13 +187,13 @@ def _list_items(tokens: "Sequence[Token]", at: int, lines: Sequence[str]) -> Ite
         start, end = token.map
         text = "\n".join(lines[start:end])
         if number is not None:
-            text = _NUMBER.sub(rf"\g<1>{number}", text, count=1)
+            text = _ITEM_NUMBER.sub(rf"\g<1>{number}", text, count=1)
         gap = int(bool(start) and not lines[start - 1].strip())
         yield _ParsedBlock(source=text, gap=gap, line=start, number=number, kind=token.type)
         number = None if number is None else number + 1
 
 
-def _open_fence(token: "Token", lines: Sequence[str]) -> str | None:
+def _unclosed_fence(token: "Token", lines: Sequence[str]) -> str | None:
     if token.type != "fence" or token.map is None:
         return None
     first, end = token.map
@@ -226,7 +226,7 @@ def _opening_code_line(lines: Sequence[str]) -> str | None:
     for token in _parser().parse("\n".join(lines)):
         if token.type == "fence" and token.map is not None and token.map[1] >= len(lines):
             unquoted = [line.lstrip("> ") for line in lines]
-            return lines[token.map[0]] if _open_fence(token, unquoted) is not None else None
+            return lines[token.map[0]] if _unclosed_fence(token, unquoted) is not None else None
     return None
 
 
@@ -282,11 +282,11 @@ def render_block(
                 part.content = f"[image: {part.content}] ({part.attrs.get('src', '')})"
                 part.type, part.tag, part.children = "text", "", None
     lines = _render_text_lines(markdown, console, style)
-    levels = [token.level for token in markdown.parsed if token.type in _NESTING]
+    levels = [token.level for token in markdown.parsed if token.type in _NESTING_TOKENS]
     is_too_deep = max(levels, default=-1) >= min(_MAX_NESTING, console.width // _QUOTE_INDENT - 1)
     if is_too_deep or (not lines and block.source.strip()):
         lines = _render_text_lines(Text(printable(block.source)), console, style)
-    elif block.is_continuation and markdown.parsed[0].type in _LISTS:
+    elif block.is_continuation and markdown.parsed[0].type in _LIST_TOKENS:
         lines[0] = _BULLET.sub(lambda mark: " " * len(mark[0]), lines[0], count=1)
         lines = _strip_empty_lines(lines)
     return [""] * block.gap + lines

@@ -43,7 +43,7 @@ _MAX_HELPERS: Final = 3
 _POLL_SECONDS: Final = 0.2
 _MAX_POLLS: Final = 50
 """Number of progress checks after which no helpers are started."""
-_NOTHING_FOUND: Final = """\
+_NOTHING_FOUND_TEXT: Final = """\
 No conversations were found. Looked at:
   Claude Code   ~/.claude/projects, or $CLAUDE_CONFIG_DIR
   Codex         ~/.codex, or $CODEX_HOME
@@ -99,7 +99,7 @@ def _find_places(places: Sequence[str], settings: "Settings") -> "list[ViewedPla
         return list(dict.fromkeys(map(recognize_place, places)))
     usual = find_usual_places(workspace)
     if not usual:
-        raise click.ClickException(_NOTHING_FOUND.format(workspace=display_name(workspace)))
+        raise click.ClickException(_NOTHING_FOUND_TEXT.format(workspace=display_name(workspace)))
     return usual
 
 

@@ -2,7 +2,8 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.cli.output import one_line
+from stenolog.cli.output import one_line, plural, print_notice
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import SessionsLocation, check_workspace, locate_sessions
 from stenolog.stores.base import Store, find_info
@@ -39,6 +40,8 @@ PROGRAM_NAMES: Final = {
     "open-webui": "Open WebUI",
 }
 """Names of programs in messages, by their names as arguments."""
+_MAX_LISTED_KEYS: Final = 5
+"""Maximum number of similar keys listed in the error for an unknown key."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -94,7 +97,7 @@ def workspace_option(
 ) -> _Command:
     """Add `--workspace` to a command. Wrong settings raise `error_type`."""
 
-    def resolve(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
+    def resolve_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
         if value is not None:
             return value
         # With DIR given, the settings are not needed, even if they are wrong.
@@ -105,9 +108,9 @@ def workspace_option(
         except click.ClickException as error:
             raise error_type(error.message) from error
 
-    return click.option("-w", "--workspace", metavar="DIR", callback=resolve, help=WORKSPACE_HELP)(
-        command
-    )
+    return click.option(
+        "-w", "--workspace", metavar="DIR", callback=resolve_workspace, help=WORKSPACE_HELP
+    )(command)
 
 
 def _workspace_in_settings(agent: str | None) -> str:
@@ -231,13 +234,57 @@ def open_existing(where: Location, *, read_only: bool) -> Store:
 
 
 def find_session(store: Store, name: str) -> "SessionInfo":
-    """Return the session with this key or alias. Raises ClickException if there is no session."""
+    """Return the session with this key or alias. Raises ClickException if there is no session.
+
+    Commands that change a session use this function: they need the whole key.
+    """
     session = find_session_or_none(store, name)
     if session is None:
-        raise click.ClickException(
-            f"There is no session {one_line(name)!r}. `steno list` lists the sessions."
+        raise _unknown_session_error(
+            name, _similar_keys(store, name), " This command needs a whole key."
         )
     return session
+
+
+def find_session_to_read(store: Store, name: str) -> "SessionInfo":
+    """Return the session with this key or alias, or the only one whose key starts or ends with it.
+
+    Only for commands that change nothing. A script must give the whole key, because it would not
+    notice that another session is meant. Raises ClickException.
+    """
+    session = find_session_or_none(store, name)
+    if session is None:
+        keys = _similar_keys(store, name)
+        if not _is_in_terminal():
+            raise _unknown_session_error(name, keys, " A script needs a whole key.")
+        if len(keys) != 1:
+            raise _unknown_session_error(name, keys)
+        session = store.info(keys[0])
+        print_notice(f"Session {one_line(session.key)}")
+    return session
+
+
+def _is_in_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _similar_keys(store: Store, part: str) -> list[str]:
+    """Return the keys that start or end with this text."""
+    return [key for key in store.list_sessions() if key.startswith(part) or key.endswith(part)]
+
+
+def _unknown_session_error(
+    name: str, similar_keys: Sequence[str], advice: str = ""
+) -> click.ClickException:
+    text = f"There is no session {one_line(name)!r}."
+    if not similar_keys:
+        return click.ClickException(f"{text} `steno list{location_hint()}` lists the sessions.")
+    count = len(similar_keys)
+    verbs = "starts or ends" if count == 1 else "start or end"
+    lines = [f"{text}{advice} {plural(count, 'key')} {verbs} with it:"]
+    lines += [f"  {one_line(key)}" for key in similar_keys[:_MAX_LISTED_KEYS]]
+    lines += [f"  … and {count - _MAX_LISTED_KEYS:,} more"] if count > _MAX_LISTED_KEYS else []
+    return click.ClickException("\n".join(lines))
 
 
 def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":

@@ -190,7 +190,7 @@ def test_question_in_an_unwritable_workspace_is_reported_once(
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr == (
         "Not saved: 1 message in memory only. Writing 'cli:a': Permission denied.\n"
-        "So your question was not answered. Ask again when this problem is fixed.\n"
+        "Your question was not answered. Ask again when the problem is fixed.\n"
     )
 
 

@@ -190,6 +190,26 @@ def test_a_dry_run_counts_only_what_an_import_would_add(steno: Steno, tmp_path: 
     assert "Would import 16 messages in 2 sessions" in would.stderr
 
 
+@pytest.mark.parametrize(("is_changed", "count"), [(False, 62), (True, 70)])
+def test_dry_run_counts_a_transcript_that_is_found_twice_once(
+    steno: Steno, tmp_path: Path, is_changed: bool, count: int
+) -> None:
+    place = tmp_path / "projects"
+    shutil.copytree(SAMPLES / "claude-code" / "projects", place)
+    later = next(place.rglob("20c7a18b*.jsonl"))
+    copy = place / "zz" / later.name
+    copy.parent.mkdir()
+    shutil.copy2(later, copy)
+    if is_changed:
+        shutil.copy(next((SAMPLES / "claude-code" / "earlier").rglob("20c7a18b*.jsonl")), later)
+    would = steno("import", str(place), "--dry-run", "--json")
+    imported = steno("import", str(place), "--json")
+    assert sorted(would.stdout.splitlines()) == sorted(imported.stdout.splitlines())
+    assert would.stderr == imported.stderr.replace("Imported", "Would import")
+    assert would.stderr.startswith(f"Would import {count} messages in 6 sessions; ")
+    assert "without new messages" not in would.stderr
+
+
 def test_watch_and_dry_run_are_rejected_together(steno: Steno) -> None:
     done = steno("import", str(SAMPLES / "codex"), "--watch", "--dry-run")
     assert done.exit_code == 2
@@ -313,7 +333,7 @@ def test_a_large_import_shows_its_progress_in_a_terminal(
         append(tmp_path / "p" / f"{SESSION[:-2]}{number:02}.jsonl", _other_ids(text, number))
     code, shown = in_terminal("import", "--from", "claude-code", str(tmp_path / "p"))
     assert code == 0
-    assert "Importing  [####" in shown
+    assert "Importing ━━━" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert "100%" in shown
 
 

@@ -166,6 +166,29 @@ def test_list_sorts_and_shows_the_cost(steno: Steno, in_terminal: InTerminal) ->
     assert lines[1][3] == "$2.50"
 
 
+def test_list_filters_by_failed_tool_call_program_and_project(steno: Steno) -> None:
+    result = {"role": "tool", "tool_call_id": "1", "content": "x", "stenolog": {"failed": True}}
+    here = str(Path.cwd())
+    folders = {"c:1": "/srv/billing", "c:2": "/opt/billing", "c:3": "/srv/site", "c:4": here}
+    with open_store("workspace") as store:
+        for key, folder in folders.items():
+            store.add_message(key, "user", "hello")
+            program = "codex" if key == "c:1" else "claude-code"
+            store.set_meta(key, transcript={"program": program, "folders": [folder]})
+        store.add_full_message("c:2", result)
+    assert _keys(steno("list", "--failed")) == ["c:2"]
+    assert _keys(steno("list", "--program", "codex")) == ["c:1"]
+    assert _keys(steno("list", "--program", "claude-code", "--failed")) == ["c:2"]
+    assert _keys(steno("list", "--project", "/srv/billing")) == ["c:1"]
+    assert _keys(steno("list", "--project", "site")) == ["c:3"]
+    assert _keys(steno("list", "--project", ".")) == ["c:4"]
+    none = steno("list", "--project", "sit", "--prefix", "c:")
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", "No matching sessions.\n")
+    both = steno("list", "--project", "billing")
+    assert (both.exit_code, both.stdout) == (2, "")
+    assert "2 projects are named 'billing': /opt/billing, /srv/billing" in both.stderr
+
+
 def test_title_cannot_control_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_message("k", "user", "a\x1b[31mb\x9b2J\tc\u202ed [bold]e")

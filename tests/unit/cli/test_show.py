@@ -135,7 +135,7 @@ def test_tools_are_shortened_in_a_terminal_unless_requested(in_terminal: InTermi
     _, shown = in_terminal("show", "k", NO_COLOR="1", LINES="100")
     assert '→ find(path="/home", pattern="xxxxx' in shown
     assert "x" * 60 not in shown
-    assert "[2] tool · TIME · 0.3 s\nfile 0\n" in LOCAL.sub("TIME", shown)
+    assert "[2] tool find · TIME · 0.3 s\nfile 0\n" in LOCAL.sub("TIME", shown)
     assert "file 10\n… 29 more lines; use --tools to show them\n" in shown
     assert "tool_call_id" not in shown
     assert "stenolog" not in shown
@@ -171,6 +171,26 @@ def test_show_prints_model_and_reasoning(in_terminal: InTerminal) -> None:
         store.add_full_message("k", {**body, "stenolog": {"model": "deep", "seconds": 7.5}})
     _, shown = in_terminal("show", "k", NO_COLOR="1")
     assert LOCAL.sub("TIME", shown) == "[1] assistant · TIME · deep · 7.5 s\nLet me see.\n42\n\n"
+
+
+def test_results_are_shown_with_the_name_of_their_tool(in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        call = {"id": "c1", "function": {"name": "Bash", "arguments": "{}"}}
+        store.add_full_message("k", {"role": "assistant", "tool_calls": [call]})
+        result = {"role": "tool", "tool_call_id": "c1", "content": "x"}
+        store.add_full_message("k", {**result, "stenolog": {"seconds": 2.0, "failed": True}})
+        store.add_full_message("k", {"role": "tool", "name": "Gr\x07ep", "content": "y"})
+    _, shown = in_terminal("show", "k", NO_COLOR="1")
+    text = LOCAL.sub("TIME", shown)
+    assert "[2] tool Bash · TIME · 2.0 s · failed\nx\n" in text
+    assert "[3] tool Grep · TIME\ny\n\n" in text
+
+
+def test_inline_code_has_no_background(in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "Use `pip list` now")
+    _, shown = in_terminal("show", "k", NO_COLOR="", TERM="xterm-256color")
+    assert "\x1b[1;36mpip list\x1b[0m" in shown
 
 
 def test_blocks_of_anthropic_are_shown_as_calls_and_results(in_terminal: InTerminal) -> None:

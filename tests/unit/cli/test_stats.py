@@ -304,11 +304,14 @@ def test_rows_by_session_day_model_and_project_have_their_cost(steno: Steno) -> 
 def test_a_terminal_shows_money_by_session(in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_messages("dear", [ASKED, _answer(1_000_000, 10, model="gpt-4o")], at=[FIRST] * 2)
+        store.add_messages("cli:20261117-192958-4a47:other", [ASKED], at=[FIRST])
+        store.set_meta("dear", title="a title that is long enough to need the width")
     code, shown = in_terminal("stats", "--by", "session", NO_COLOR="1")
     assert code == 0
     rows = [line for line in shown.splitlines() if "dear" in line]
     assert "$2.50" in rows[0]
     assert "█" in rows[0]
+    assert "cli:20261117-192958-4a47:other" in shown, "a key is wrapped only if it is long"
     code, shown = in_terminal("stats", NO_COLOR="1")
     day = next(line for line in shown.splitlines() if line.startswith("2026-01-05"))
     assert "$2.50" in day

@@ -59,6 +59,19 @@ def test_old_command_name_works_and_is_not_listed(steno: Steno) -> None:
     assert " compact" not in steno("--help").stdout
 
 
+@pytest.mark.parametrize("words", [(), ("list",), ("memory", "list"), ("compact",)])
+def test_help_command_prints_the_help_of_a_command(steno: Steno, words: tuple[str, ...]) -> None:
+    result = steno("help", *words)
+    assert (result.exit_code, result.stdout) == (0, steno(*words, "--help").stdout)
+    assert "help" not in main.list_commands(click.Context(main))
+
+
+def test_help_of_an_unknown_command_suggests_a_similar_one(steno: Steno) -> None:
+    result = steno("help", "lst")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "There is no command 'lst'. Did you mean 'list'?" in result.stderr
+
+
 def test_an_unknown_command_is_wrong_usage(steno: Steno) -> None:
     result = steno("frobnicate")
     assert (result.exit_code, result.stdout) == (2, "")

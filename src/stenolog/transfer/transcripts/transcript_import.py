@@ -78,6 +78,8 @@ class TranscriptImport:
         self._reader = reader
         self._store = store
         self._dry_run = dry_run
+        self._previewed_files: dict[str, list[TranscriptFile]] = {}
+        """Files that a dry run has read, by the key of their session."""
         self._pending: list[tuple[TranscriptFile, TranscriptReport, Snapshot, list[Message]]] = []
         self._pending_bytes = 0
         self.reports: list[TranscriptReport] = []
@@ -90,7 +92,13 @@ class TranscriptImport:
         if any(file.key == pending.key for pending, *_ in self._pending):
             self.flush()
         info = find_info(self._store, file.key)
-        if info is not None and _is_same_file(info.meta, file):
+        earlier_files = self._previewed_files.get(file.key, [])
+        if earlier_files:
+            last_file = earlier_files[-1]
+            is_unchanged = (last_file.size, last_file.modified) == (file.size, file.modified)
+        else:
+            is_unchanged = info is not None and _is_same_file(info.meta, file)
+        if is_unchanged:
             self.reports.append(TranscriptReport(key=file.key, is_unchanged=True))
             return
         transcript = self._reader.read(file, is_complete=False)
@@ -101,7 +109,10 @@ class TranscriptImport:
             problems=transcript.problems,
         )
         if self._dry_run:
-            _update_session(self._store, transcript, file, report, dry_run=True)
+            earlier = [(self._reader.read(f, is_complete=False), f) for f in earlier_files]
+            _update_session(self._store, transcript, file, report, dry_run=True, earlier=earlier)
+            if transcript.messages or info is not None:
+                self._previewed_files[file.key] = [*earlier_files, file]
         elif info is not None:
             # Two processes may import the same transcript, for example the hook and --watch.
             with self._store.lease(file.key, ttl=LEASE_SECONDS) as lease:
@@ -151,16 +162,19 @@ def _update_session(
     report: TranscriptReport,
     *,
     dry_run: bool = False,
+    earlier: Sequence[tuple[Transcript, TranscriptFile]] = (),
 ) -> None:
-    """Add new messages to a session, and hide messages that are no longer visible."""
+    """Add new messages to a session, and hide messages that are no longer visible.
+
+    `earlier`: other files of the session that the same dry run has read.
+    """
     info = find_info(store, file.key)
-    stored = _StoredMessages(store, file.key, exists=info is not None)
-    new_messages = [message for message in transcript.messages if stored.is_new(message)]
+    stored = _StoredMessages(store, file.key, exists=info is not None, dry_run=dry_run)
+    for earlier_transcript, earlier_file in earlier:
+        stored.append(stored.new_messages(earlier_transcript), earlier_file, [])
+    new_messages = stored.new_messages(transcript)
     changed_ids = {message.identity for message in new_messages if message.identity in stored.seqs}
-    if dry_run:
-        stored_count = sum(map(len, stored.split_batches(new_messages, file, report.problems)))
-    else:
-        stored_count = stored.append(new_messages, file, report.problems)
+    stored_count = stored.append(new_messages, file, report.problems)
     report.changed = len(changed_ids)
     report.added = max(0, stored_count - len(changed_ids))
     if dry_run:
@@ -221,11 +235,12 @@ def snapshot_of(
 
 
 class _StoredMessages:
-    """The messages of a session in the store."""
+    """The messages of a session in the store. With `dry_run`, nothing is stored."""
 
-    def __init__(self, store: Store, key: str, *, exists: bool) -> None:
+    def __init__(self, store: Store, key: str, *, exists: bool, dry_run: bool) -> None:
         self._store = store
         self._key = key
+        self._dry_run = dry_run
         self.seqs: dict[str, int] = {}
         """Seq of the newest version of each message, by identity."""
         self._digests: dict[str, str] = {}
@@ -254,9 +269,13 @@ class _StoredMessages:
         self.seqs[identity] = seq
         self._digests[identity] = digest
 
-    def is_new(self, message: TranscriptMessage) -> bool:
-        """Return whether the message is not stored, or stored with another content."""
-        return self._digests.get(message.identity) != content_digest(message.message)
+    def new_messages(self, transcript: Transcript) -> list[TranscriptMessage]:
+        """Return the messages that are not stored, or stored with another content."""
+        return [
+            message
+            for message in transcript.messages
+            if self._digests.get(message.identity) != content_digest(message.message)
+        ]
 
     def hide_older_versions(self) -> None:
         """Hide the messages that a newer version replaced."""
@@ -270,12 +289,15 @@ class _StoredMessages:
     ) -> int:
         """Append messages in batches and return how many were stored."""
         stored_count = 0
-        for batch in self.split_batches(messages, file, problems):
+        for batch in self._split_batches(messages, file, problems):
             bodies = [body for _, body, _ in batch]
             times = [at for _, _, at in batch]
-            # The token includes the last seq, because the same version may come back later.
-            token = digest_of_json([self._last_seq, [content_digest(body) for body in bodies]])
-            seqs = self._store.add_messages(self._key, bodies, once=f"transcript:{token}", at=times)
+            seqs = [self._last_seq + number for number in range(1, len(batch) + 1)]
+            if not self._dry_run:
+                # The token includes the last seq, because the same version may come back later.
+                token = digest_of_json([self._last_seq, [content_digest(body) for body in bodies]])
+                once = f"transcript:{token}"
+                seqs = self._store.add_messages(self._key, bodies, once=once, at=times)
             for (message, body, _), seq in zip(batch, seqs, strict=True):
                 self._record_message(message.identity, seq, content_digest(body))
                 self.visible.add(seq)
@@ -283,7 +305,7 @@ class _StoredMessages:
             stored_count += len(batch)
         return stored_count
 
-    def split_batches(
+    def _split_batches(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
     ) -> Iterator[list[tuple[TranscriptMessage, dict[str, Any], datetime]]]:
         """Yield the messages that can be stored, their bodies and times."""
