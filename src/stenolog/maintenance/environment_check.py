@@ -58,7 +58,7 @@ def low_disk(workspace: str, *, least: int = LOW_DISK_BYTES) -> list[Finding]:
     try:
         free = least if folder is None else shutil.disk_usage(folder).free
     except OSError:
-        return []  # the examination reports a folder that cannot be read
+        return []  # `examine` reports a folder that cannot be read
     if free >= least:
         return []
     return [
@@ -82,7 +82,7 @@ def _sessions_folder(workspace: str) -> Path | None:
 def unindexed_sessions(workspace: str) -> list[Finding]:
     """Return a finding for each session that the catalog cannot index."""
     findings: list[Finding] = []
-    with suppress(StenologError):  # the examination reports why a store cannot be read
+    with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
             findings += _unindexed_of_agent(workspace, agent)
     return findings
@@ -91,7 +91,7 @@ def unindexed_sessions(workspace: str) -> list[Finding]:
 def purged_but_in_fallback(workspace: str) -> list[Finding]:
     """Return a finding for each purged session that the fallback store still contains."""
     findings: list[Finding] = []
-    with suppress(StenologError):  # the examination reports why a store cannot be read
+    with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
             place = locate_sessions(workspace, agent)
             if place.fallback is None or not place.fallback.is_dir():
@@ -144,7 +144,7 @@ def check_notes(workspace: str, *, mounts: str = _MOUNTS_FILE) -> list[CheckNote
     try:
         agents = other_namespaces(workspace).agents
     except StenologError:
-        return notes  # the examination reports why the store cannot be read
+        return notes  # `examine` reports why the store cannot be read
     for agent in (None, *agents):
         with suppress(StenologError):
             notes += _session_notes(workspace, agent)
@@ -234,7 +234,7 @@ def _version_notes(workspace: str) -> Iterator[CheckNote]:
         with open_store(workspace, read_only=True) as store:
             from stenolog.stores.postgres import PostgresStore
 
-            assert isinstance(store, PostgresStore), "it is the engine of this place"
+            assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
             with store.database.read_transaction() as transaction:
                 [(version,)] = transaction.execute("SELECT current_setting('server_version')")
         yield CheckNote(kind="version", meaning=f"PostgreSQL {version}.")
@@ -264,7 +264,7 @@ def find_unindexable_sessions(store: Store) -> Iterator[tuple[str, NotIndexable]
 
 
 def _indexed_stamps(store: Store) -> dict[str, str]:
-    """Return the stamps of the sessions that the catalog has indexed without a problem, by key."""
+    """Return, by key, the change stamps of sessions that the catalog indexed without a problem."""
     with (
         closing(database_of(store, keep=False)) as database,
         suppress(CatalogDamaged, CatalogUnusable),

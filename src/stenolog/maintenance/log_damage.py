@@ -1,4 +1,4 @@
-"""Finds damage in the bytes of one log, and describes meaning and remedy. Pure functions."""
+"""Finds damage in the bytes of a log, and describes its meaning and its repair. Pure functions."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from stenolog.stores.findings import Finding as Finding
 from stenolog.stores.jsonl import scan
 
 ASIDE_FOLDER: Final = "aside"
-"""Folder next to the logs. Repairs move files into it instead of deleting them."""
+"""Folder next to the logs, into which repairs move files instead of deleting them."""
 
 
 class Kind(StrEnum):
@@ -62,8 +62,8 @@ def examine_log(
 ) -> LogReport:
     """Return the findings for the bytes of a log with this file name.
 
-    `deleted` means that the log is in the trash. There, the file name does not contain the key, and
-    no process writes to the log.
+    `deleted` means that the log is in the trash. In the trash, file names do not contain the key,
+    and no process writes to a log.
     """
     path = f"{folder}/{name}"
     key = None if deleted else file_names.key_of_log(name)
@@ -237,7 +237,7 @@ class _DamagedLog:
             yield from map(self._added_line_finding, added_lines)
             return
         kind, meaning = _describe_tail(tail, self._text[start:])
-        # If a batch became void, its edited line could no longer be accepted with `--accept`.
+        # If --repair made a batch void, --accept could no longer accept its edited line.
         repairable = may_write and not edited_lines
         advice_now = "The next write skips these bytes; --repair does so now."
         first_advice = self._restore_advice or "Fix the other findings of this log first. "
@@ -311,7 +311,7 @@ class _DamagedLog:
         )
 
     def _take_lost_seqs(self, bad_line: "_BadLine") -> list[Span]:
-        """Return the lost seqs between the records around this line. Removes them from `_lost`."""
+        """Remove the lost seqs around this line from `_lost`, and return them."""
         taken = spans.clipped(
             self._lost, bad_line.low_seq, min(bad_line.high_seq, self.scan.next_seq)
         )

@@ -64,7 +64,7 @@ def _repair_postgres(where: str | os.PathLike[str]) -> list[RepairResult]:
         # The driver is optional. If a store of this engine was opened, the driver is installed.
         from stenolog.stores.postgres import PostgresStore, database
 
-        assert isinstance(store, PostgresStore), "it is the engine of this place"
+        assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
         return _with_finding_path(database.repair(store.database), path=store.database.address)
 
 
@@ -121,7 +121,7 @@ def _try_repair(
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
-        error_text = str(store_error(error, f"settling {finding.path}"))
+        error_text = str(store_error(error, f"repairing {finding.path}"))
         return RepairResult(finding=finding, done=False, words=error_text)
 
 
@@ -266,7 +266,7 @@ def _copy_aside(directory: Directory, name: str, text: bytes) -> str:
 
 
 def sign_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
-    """Return the log with valid checksums of edited records, and with plain messages as records.
+    """Return the log with correct checksums of edited records, and with plain messages as records.
 
     The restored messages are removed from the lists of lost messages in other records. Returns None
     if there is no hand edit. `last_seq` is the seq before the first message of the log.

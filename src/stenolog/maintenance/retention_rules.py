@@ -178,7 +178,7 @@ def _last_import_time(info: SessionInfo) -> datetime | None:
 
 
 def _parse_time(value: object) -> datetime | None:
-    """Return a time from the meta; None if it is invalid, because any program may write meta."""
+    """Return the time in a meta field; None if the value, set by any program, is not a time."""
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:

@@ -74,7 +74,7 @@ def execute_step(
             if info.lost or info.damaged:
                 return "skipped", "the session is damaged; run `steno doctor`"
             on_start()
-            # The mark is a separate write. If the process is killed after it, nothing is deleted.
+            # If the process is killed after this write, the session is marked, but not deleted.
             store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
             trashed = store.delete(step.key)
             if trashed.count != info.count:
@@ -102,7 +102,7 @@ def _purge_deleted(
     planned_entry = (step.uid, step.updated)
     if planned_entry not in entries:
         return "skipped", "the session is not in the trash"
-    # Fewer sessions are acceptable: other sessions of this key may have just been purged.
+    # The trash may have fewer sessions than planned: another process may have purged some.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
         return "skipped", "the trash changed after the plan was made"
     try:
@@ -110,8 +110,7 @@ def _purge_deleted(
     except NoSuchSession:
         on_start()
         if isinstance(store, PurgingStore):
-            # Purge only the checked session: another process may create a session of this key right
-            # now.
+            # Purge only the checked session: another process may create this key right now.
             purged = store.purge_trash(step.key, [planned_entry])
         else:
             purged = store.purge(step.key)

@@ -45,7 +45,7 @@ from stenolog.stores.open_store import open_store, parse_address
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
 _CATALOG: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
 LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
-"""Name of a temporary file of an unfinished write."""
+"""Pattern of the name of a temporary file that an interrupted write left."""
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
@@ -81,7 +81,7 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
         findings.append(_wide_permissions_finding(str(workspace_path), list(readable_by_others)))
     read_only: dict[str, str] = {}
     for folder in folders:
-        with suppress(OSError):  # the examination has already reported this problem
+        with suppress(OSError):  # `examine_folder` has already reported this problem
             if (reason := write_problem(workspace_path / folder)) is not None:
                 read_only[folder] = reason
     if read_only:
@@ -111,7 +111,7 @@ def _examine_postgres(where: str | os.PathLike[str]) -> Report:
         from stenolog.stores.postgres import PostgresStore
         from stenolog.stores.postgres import database as verify
 
-        assert isinstance(store, PostgresStore), "it is the engine of this place"
+        assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
         report = verify.examine(store.database)
         return _with_location(report, store.database.address, path=store.database.address)
 
@@ -339,7 +339,7 @@ def _not_a_file_finding(path: str, name: str, status: os.stat_result) -> Finding
 
 def _unreadable_finding(path: str, key: str | None, error: Exception) -> Finding:
     """Return the finding for a log or a folder that could not be read."""
-    meaning = f"It could not be read: {error}."
+    meaning = f"The file or folder could not be read: {error}."
     advice = "Run `steno doctor` as the user who owns the file, and check the disk."
     return Finding(kind=Kind.UNREADABLE, key=key, path=path, meaning=meaning, advice=advice)
 

@@ -20,7 +20,7 @@ class SecretPattern(Struct, frozen=True):
 
     name: str
     pattern: re.Pattern[str]
-    """Pattern of the secret: its group `quoted`, `bare` or `value`, else the whole match."""
+    """The secret is the group `quoted`, `bare` or `value`, or else the whole match."""
     hints: tuple[str, ...]
     """Words in lower case; a text without any of these words has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
@@ -33,7 +33,7 @@ class SecretPattern(Struct, frozen=True):
 def _pattern(
     name: str, hints: str, pattern: str, check: Callable[[re.Match[str]], bool] = bool
 ) -> SecretPattern:
-    """Return the pattern of a kind of secret. Spaces separate the hints."""
+    """Return the pattern of a kind of secret. `hints` are words separated by spaces."""
     return SecretPattern(name, lazy_pattern(pattern), tuple(hints.split()), check)
 
 
@@ -45,7 +45,7 @@ def _key_pattern(
 
 
 _LONG_RUN: Final = lazy_pattern("[A-Za-z0-9]{16}")
-"""Minimum length of a random run; parts of words such as `sk-learn-compatible-api` are shorter."""
+"""16 letters or digits in a row. Words such as `sk-learn-compatible-api` have no such row."""
 
 
 def _has_long_run(match: re.Match[str]) -> bool:
@@ -53,7 +53,7 @@ def _has_long_run(match: re.Match[str]) -> bool:
 
 
 _CHARACTER_CHANGE: Final = lazy_pattern("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
-"""A change between kinds of characters: many in random keys, few in words with hyphens."""
+"""A change of the kind of character. Random keys have many changes, words with hyphens few."""
 
 
 def _looks_random(match: re.Match[str]) -> bool:
@@ -80,7 +80,7 @@ PRIVATE_KEY: Final = SecretPattern(
 _PUTTY_KEY: Final = _pattern(
     "private key",
     "private-lines:",
-    # Lines of base64; the next line, Private-MAC, has a hyphen.
+    # The key is base64, so it ends before the line `Private-MAC`, which has a hyphen.
     r"Private-Lines:[ \t]{0,4}[0-9]{1,4}(?:\r?\n|\\n)"
     r"(?P<value>(?:[A-Za-z0-9+/=]{1,120}(?:\r?\n|\\n|\Z)){1,400})",
 )
@@ -101,7 +101,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key_pattern("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key_pattern("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
-    # GitLab: runners, deploy tokens and others. GLRT is also a test in statistics.
+    # Tokens of GitLab. They must look random, because `GLRT-` also occurs in texts on statistics.
     _key_pattern(
         "token",
         "glrt- gldt- glptt- glcbt- glft- glsoat- glimt- glagent-",
@@ -125,7 +125,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
     _key_pattern("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
     _key_pattern("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
-    _key_pattern(  # Discord bot: id in base64, time, signature
+    _key_pattern(  # Token of a Discord bot: id in base64, time, signature
         "token",
         ".",
         r"(?<!\.)[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+",
@@ -154,7 +154,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
     _key_pattern("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
     _key_pattern("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
-    # Telegram bot; in URLs the token follows `bot`.
+    # Token of a Telegram bot. In URLs, the token follows the word `bot`.
     _key_pattern(
         "token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"
     ),
@@ -291,8 +291,7 @@ _PASSWORD: Final = lazy_pattern(
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
-# The pattern starts with the possible first letters, so that the rest is tried only there. This
-# pattern takes most of the time.
+# This pattern takes most of the time, so it starts with the set of possible first letters.
 _ASSIGNED: Final = lazy_pattern(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
@@ -339,7 +338,7 @@ _SENTENCE_WORD_LIST: Final = """
     wrong your yours
 """
 _SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
-"""Words that continue a sentence about a password."""
+"""Words that often follow `password is` in ordinary sentences."""
 
 
 def _is_password(match: re.Match[str]) -> bool:
@@ -348,7 +347,7 @@ def _is_password(match: re.Match[str]) -> bool:
     if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
     if match["closed"] and _NUMBER.fullmatch(value):
-        return False  # a field name, which `secret_fields` has checked
+        return False  # `secret_fields` has checked numbers after quoted field names
     if match["quoted"] is not None or "=" in match["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
@@ -395,7 +394,7 @@ _ISSUED_CARD: Final = lazy_pattern(
 
 
 def _is_card(match: re.Match[str]) -> bool:
-    """Whether a known issuer uses such numbers and the check digit (Luhn) is correct."""
+    """Whether a card issuer uses numbers of this form and the check digit (Luhn) is correct."""
     digits = re.sub("[^0-9]", "", match[0])
     if not _ISSUED_CARD.fullmatch(digits):
         return False
@@ -413,8 +412,7 @@ SECRET_PATTERNS: Final = (  # guard: keys-redacted
     SecretPattern("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
     SecretPattern("pin", _PIN, ("pin",)),
     SecretPattern("card number", _CARD, tuple("3456"), _is_card),
-    # This pattern comes last, because the decision on a word depends on the text after it, which
-    # may be a secret.
+    # Passwords come last: their check reads the text after the match, which may be a secret.
     SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
 )
 """All kinds of secrets in search order, the most specific first."""

@@ -1,4 +1,4 @@
-"""Redaction: remove secrets from text and data before they are stored as notes or shared."""
+"""Redaction: removes secrets from texts and JSON data that are stored as notes or shared."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from stenolog.redaction.secret_fields import (
 
 _NON_SPACES: Final = lazy_pattern(r"\S*")
 _SECRET_MARGIN: Final = 1_000
-"""Maximum length in characters of a secret with a space, except a private key."""
+"""Maximum length in characters of a secret that contains spaces, except private keys."""
 
 
 _MIN_SECRET_LENGTH: Final = 16
@@ -32,13 +32,13 @@ _MIN_SECRET_LENGTH: Final = 16
 _INVISIBLE_CHARACTERS: Final = (
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
-    # Pattern of the same characters as JSON escapes.
+    # Invisible characters that are written as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
 _INVISIBLE: Final = lazy_pattern(_INVISIBLE_CHARACTERS)
 """Invisible characters, which can hide a secret from a pattern."""
 _TOO_SHORT: Final = lazy_pattern(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
-"""Pattern of texts that are too short for a secret that is recognized by its form."""
+"""Pattern of texts that are too short to contain a secret."""
 _INVISIBLE_OR_ESCAPED: Final = lazy_pattern(
     _INVISIBLE_CHARACTERS
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
@@ -93,7 +93,7 @@ def _find_secrets(text: str, patterns: Iterable[SecretPattern]) -> list[SecretSp
 def _hidden_characters(text: str) -> list[SecretSpan]:
     """Return the spans of invisible characters and of letters written as JSON escapes.
 
-    The replacement of an invisible character is empty, that of an escape sequence is its letter.
+    An invisible character is replaced by nothing, and an escape sequence by its letter.
     """
     if text.isascii() and "\\u" not in text:
         return []
@@ -130,8 +130,7 @@ class _StepwiseText:
     def spans(self) -> list[SecretSpan]:
         """Return the secrets with their positions in the original text."""
         secrets, at = list[SecretSpan](), 0
-        # A later secret may contain an earlier secret; then the later secret ends at or after the
-        # earlier one.
+        # If a secret contains a secret of an earlier step, only the outer secret is returned.
         for start, end, _, stub in sorted(self._stubs, key=lambda row: (row[0], -row[2])):
             if start >= at:
                 secrets.append(SecretSpan(start, end, stub))
@@ -177,7 +176,7 @@ _CUT_OFF_KEY: Final = f"[redacted: {PRIVATE_KEY.name}]"
 
 
 class _NumberText(str):
-    """A number in its original spelling."""
+    """The text of a JSON number, exactly as it was written."""
 
 
 class _Fields(list[tuple[str, Any]]):
@@ -239,7 +238,7 @@ class _DataRedactor:
             field_name = _INVISIBLE.sub("", name) if isinstance(name, str) else ""
             field_kind = kind_of(field_name)
             if field_name == "token" and is_model_token:
-                field_kind = None  # a piece of a model's answer
+                field_kind = None  # this token is a piece of a model's answer
             if field_name.lower() == "value":
                 field_kind = field_kind or named_kind
             kind = field_kind or kind_below(above, field_name, schema=schema)
@@ -252,7 +251,7 @@ class _DataRedactor:
         return name
 
     def _kind_from_sibling(self, fields: list[tuple[Any, Any]]) -> SecretKind | None:
-        """Return the kind of the value in `{"name": "Authorization", "value": …}`."""
+        """Return the kind of secret in an object such as `{"name": "token", "value": …}`."""
         for name, value in fields:
             if isinstance(name, str) and name.lower() in ("name", "key") and isinstance(value, str):
                 return kind_of(_INVISIBLE.sub("", value))
@@ -290,13 +289,13 @@ class _DataRedactor:
         return redacted.text
 
     def redacted_json(self, text: str) -> str:
-        """Return the JSON text whose decoded value was redacted, with its secrets replaced."""
+        """Replace the secrets in a JSON text. `redact` has found them in the decoded value."""
         if not self.stubs:
             return text
         pieces, at = list[str](), 0
         for number, match in enumerate(_SCALAR.finditer(text)):
             if number in self.stubs:
-                # Keep ASCII escapes: a lone surrogate has no other form.
+                # Keep ASCII escapes: a lone surrogate can only be written as an escape.
                 redacted_value = json.dumps(self.stubs[number], ensure_ascii=match[0].isascii())
                 pieces += [text[at : match.start()], redacted_value]
                 at = match.end()
@@ -314,7 +313,7 @@ def redact_ends(text: str, *, max_end_length: int) -> Redacted:
     if len(text) <= 2 * max_end_length:
         rest = redact(text)
         return Redacted(rest.text, len(private_keys) + rest.count)
-    # Drop the run without spaces at the cut: a secret there may have lost its recognizable part.
+    # Drop the word at the cut: if it is a secret, its recognizable part may be cut off.
     parts = text[: max_end_length + _SECRET_MARGIN].rsplit(None, 1)
     head = redact(parts[0] if len(parts) == 2 else "")
     tail = redact(_NON_SPACES.sub("", text[-max_end_length - _SECRET_MARGIN :], count=1))
@@ -323,7 +322,7 @@ def redact_ends(text: str, *, max_end_length: int) -> Redacted:
 
 
 def _hinted_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[SecretPattern]:
-    """Return the kinds of secrets that may occur in the text, to skip most searches."""
+    """Return the patterns that may match in the text, so that most searches are skipped."""
     lower_case = text.lower()
     return [pattern for pattern in patterns if pattern.is_hinted(lower_case)]
 

@@ -1,8 +1,8 @@
 """Secrets that are recognized by the name of their field, such as `"password": "hunter2"`.
 
-In text, field names are found in the quoted form of JSON and programs, at any depth of escapes,
-because arguments and results of tools are often JSON inside JSON. Every search takes linear time:
-no value is scanned twice.
+In text, field names in quotes are found, as in JSON and programs. The quotes may be escaped several
+times, because arguments and results of tools are often JSON inside JSON. Every search takes linear
+time: no value is scanned twice.
 """
 
 import re
@@ -27,7 +27,7 @@ class SecretKind(Struct, frozen=True):
     has_numbers: bool = False
     """Whether a number can be a secret of this kind."""
     includes_nested: bool = True
-    """Whether all values below such a field are secrets."""
+    """Whether all values inside an object or list in such a field are secrets."""
 
 
 @cache
@@ -41,7 +41,7 @@ _PASS_PREFIXES: Final = """
     login mail mongo mqtt my mysql new old pg postgres proxy rabbitmq redis remote root server
     service smtp ssh sudo truststore user vpn wifi
 """
-"""Prefixes that make `pass` a password, unlike a mountain pass or a boarding pass."""
+"""Words before `pass` that make it a password, unlike in `mountain_pass` or `boarding_pass`."""
 _PAGE_TOKENS: Final = (
     r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
@@ -75,7 +75,7 @@ _KINDS: Final = (
 )
 _NON_SECRET_NAME: Final = lazy_pattern(f"{_PAGE_TOKENS}|{_FLAG_NAMES}")
 _MAX_NAME_LENGTH: Final = 64
-"""Maximum number of characters of a name that are checked, from its end."""
+"""Number of characters at the end of a field name that are checked."""
 _NAME_SUFFIX: Final = lazy_pattern(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
 """Pattern of a suffix in a field name, such as in `password (prod)`."""
 _CAMEL_CASE: Final = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -180,7 +180,7 @@ def find_secret_fields(text: str) -> Iterator[SecretSpan]:
 
 
 def _value_spans(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of the value at a position, or of all texts inside it, and its end."""
+    """Return the spans of all texts in the value at a position, and the end of the value."""
     if text[at : at + 1] in ("[", "{"):
         return _spans_inside(text, at, kind) if kind.includes_nested else ([], at)
     quote = _QUOTE.match(text, at)
@@ -191,7 +191,7 @@ def _value_spans(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]
 
 
 def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of the texts in the list or object at a position, without names."""
+    """Return the spans of all texts except names in a list or object, and the end of the value."""
     depth, name, schema = 0, "", False
     spans = list[tuple[str, Span]]()
     while (match := _PUNCTUATION.search(text, at)) is not None:
@@ -219,9 +219,10 @@ def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int
 def _find_end(text: str, quote: re.Match[str]) -> Span:
     """Return the end of a quoted text, and the end of its closing quote.
 
-    A newline ends the text, too. Each level of escapes doubles the backslashes before a quote and
+    A newline also ends the text. Each level of escapes doubles the backslashes before a quote and
     adds one. So a quote with as many backslashes as the opening quote closes the text. A quote with
-    more may be part of the text, and a quote with fewer closes an outer text.
+    more backslashes may be part of the text, and a quote with fewer backslashes closes an outer
+    text.
     """
     escapes, at = len(quote["escapes"]), quote.end()
     ends = _QUOTE_OR_NEWLINE[quote["mark"]]

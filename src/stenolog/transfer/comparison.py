@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _DIGEST_VERSION: Final = b"stenolog life 1\n"
-"""First digested bytes. They change with the digested layout, so that digests differ then."""
+"""First digested bytes. A new layout of the digested data must have other first bytes."""
 _UNCHANGED: Final = "The destination was not changed"
 TARGET_NEWER: Final = (
     "the destination has newer messages that the source does not have. "
@@ -59,7 +59,7 @@ class MessagesDigest:
         self.messages = 0
         """Number of messages added."""
         self.bytes = 0
-        """Total length of their bodies, in bytes."""
+        """Total length of the bodies of these messages, in bytes."""
 
     def add(self, message: Message) -> None:
         """Add a message to the digest."""
@@ -79,7 +79,7 @@ class MessagesDigest:
         return digest.hexdigest()
 
     def add_all(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield all messages of a snapshot, and add each message. Raises UnknownDamage."""
+        """Yield all messages of a snapshot after adding them to the digest. Raises UnknownDamage."""
         expected_seq, gaps, add = 1, list[Span](), self.add
         for message in messages:
             if message.seq != expected_seq:
@@ -102,7 +102,7 @@ def digested_bytes(snapshot: Snapshot) -> bytes:
     """Return the digested bytes of a snapshot, without fields that an engine may not keep."""
     fields: dict[str, Any] = msgspec.to_builtins(snapshot)
     fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
-    # ASCII escapes, because a text may contain lone surrogates.
+    # `dumps` writes ASCII escapes, because a text may contain lone surrogates.
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -205,7 +205,7 @@ def _detect_damage(target_messages: Iterator[Message]) -> Iterator[Message]:
 def _pairs_by_seq(
     first: Iterator[Message], second: Iterator[Message]
 ) -> Iterator[tuple[Message | None, Message | None]]:
-    """Yield pairs of messages by ascending seq. None means that a side lacks this seq."""
+    """Yield pairs of messages by ascending seq; None if only the other side has this seq."""
     first_message, second_message = next(first, None), next(second, None)
     while first_message is not None or second_message is not None:
         if second_message is None or (

@@ -48,16 +48,16 @@ GROUP_BYTES: Final = 32 * 1024 * 1024
 MAX_PASSES: Final = 3
 """Maximum number of passes before the last pass. Most copies need two."""
 MAX_ATTEMPTS: Final = 5
-"""Maximum attempts of the last pass, in which sessions may be deleted and restored."""
+"""Maximum number of attempts to copy or compare sessions that other processes change."""
 
 _KEY_EXISTS: Final = (
     "The destination was not changed: delete or rename that session there, or copy to another place"
 )
 _ALWAYS_CHANGING: Final = (
-    "other processes lock, delete, restore or rename it all the time; copy it again later"
+    "other processes lock, delete, restore or rename the session all the time; copy again later"
 )
 _BUSY: Final = "The destination has an older copy: copy again when no other process writes there"
-_TOO_DAMAGED: Final = "it is too damaged to be read; run `steno doctor`"
+_TOO_DAMAGED: Final = "the session is too damaged to be read; run `steno doctor`"
 _NOT_EQUAL: Final = (
     "the copy differs from the source: the disk is faulty, or another process wrote to the copy; "
     "check the disk, purge the session in the destination, and copy again"
@@ -97,7 +97,7 @@ class EarlierCopy(Struct, frozen=True, kw_only=True):
     """Result of an earlier copy of a session, as the caller recorded it."""
 
     stamp: str
-    """Stamp in the source when the session was copied."""
+    """Change stamp in the source when the session was copied."""
     digest: str
     last_seq: int
     messages: int
@@ -112,14 +112,14 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: int
     stamp: str
-    """Stamp in the source when the session was read; empty if it may have changed since."""
+    """Change stamp in the source when the session was read; empty if it may be outdated."""
     digest: str
     written: bool
-    """Whether data had to be written."""
+    """Whether the copy had to write data of this session."""
     lost: int = 0
     """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
-    """Whether both sides were read. False if the stamp shows that the source is unchanged."""
+    """Whether source and destination were read. False if the source has an unchanged stamp."""
 
 
 class CopyTotals(Struct, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     messages: int = 0
     """Number of messages written."""
     bytes: int = 0
-    """Total length of these messages, in bytes."""
+    """Total length of the written messages, in bytes."""
     passes: int = 0
     """Number of passes, including the last one."""
     unlocked: bool = False
@@ -151,7 +151,7 @@ class _CopyState(Struct, frozen=True):
     digest: MessagesDigest
     """Digest of the messages of the session."""
     stamp: str
-    """Stamp in the source when the session was copied; empty if it may have changed since."""
+    """Change stamp in the source when the session was copied; empty if it may be outdated."""
     checked: bool = False
     """Whether the destination's content was read and compared."""
     written: bool = False
@@ -170,7 +170,7 @@ def copy_snapshots(
     `known` are the results of an earlier copy to this destination, by uid. These sessions are not
     read again if the source is unchanged. Sessions with uids in `exclude_uids` are not copied.
     Sessions that could not be copied are in `problems`. Raises the errors of the destination, for
-    example NotStored if the disk is full. Then a repeated call continues the copy.
+    example NotStored if the disk is full. After an error, a repeated call continues the copy.
     """
     return _Copy(source, target, known, exclude_uids, progress).run()
 
@@ -205,7 +205,7 @@ class _Copy:
         self._damaged_seqs: dict[str, list[Span]] = {}
         """Seqs of messages that turned out to be damaged during the copy, by uid."""
         self._outdated_copies: dict[str, MessagesDigest] = {}
-        """Earlier copies to replace, by uid, with the digest of the messages that are copied."""
+        """Digest of the messages in each earlier copy that must be replaced, by uid."""
         self._source_uids: set[str] = set()
         self._unreadable_keys: set[str] = set()
         """Keys of sessions in the source whose uid cannot be read."""
@@ -216,7 +216,7 @@ class _Copy:
     def run(self) -> CopyTotals:
         """Run all passes and the comparison."""
         with self._target.snapshot_writer():
-            pass  # removes the remains of a killed copy
+            pass  # the writer removes the remains of a killed copy
         for _ in range(MAX_PASSES):
             marks = self._changed_sessions()
             if self._passes and not marks:
@@ -281,7 +281,7 @@ class _Copy:
         if earlier is None or earlier.stamp != mark.stamp or mark.uid not in self._target_marks:
             return False
         if mark.last_seq not in (None, earlier.last_seq):
-            return False  # the stamp alone does not decide
+            return False  # the stamps are equal, but the last seqs differ
         self._unchanged[mark.uid] = CopiedSession(
             key=mark.key,
             uid=mark.uid,
@@ -427,7 +427,7 @@ class _Copy:
         target_mark = self._target_marks.get(mark.uid)
         self._failure_reasons.pop(mark.uid, None)
         if target_mark is not None and mark.uid not in self._outdated_copies:
-            return []  # it is still unknown whether the destination has a copy
+            return []  # the session in the destination is not compared yet
         snapshot = self._with_known_damage(reading.snapshot)
         digest = MessagesDigest()
         try:
@@ -467,7 +467,7 @@ class _Copy:
     # --- existing sessions -------------------------------------------------------------------
 
     def _compare_with_target(self, mark: SnapshotMark) -> None:
-        """Compare a session with the destination. A different session with its key is a problem."""
+        """Compare a session with the session of the same uid in the destination."""
         for _ in range(MAX_ATTEMPTS):
             with self._open_source(mark) as source, self._open_target(mark) as target:
                 if source is None or target is None:

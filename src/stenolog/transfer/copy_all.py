@@ -138,9 +138,9 @@ def copy_namespaces(
     open_target: OpenNamespace,
     copy: Callable[[str, SnapshotStore, SnapshotStore], CopyTotals],
 ) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
-    """Copy namespaces. The second value has the namespaces that the destination cannot open.
+    """Copy namespaces. The second dict has the namespaces that the destination cannot open.
 
-    If the destination can open no namespace, raises the first error.
+    Raises the first error if the destination can open no namespace.
     """
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
@@ -215,7 +215,7 @@ def _namespace_of(where: str, folder: str) -> str:
 
 
 def check_different_places(source: str, target: str) -> None:
-    """Raise UsageError if both are the same place, or one of them is a temporary store."""
+    """Raise UsageError if source and target are the same place, or if one is a temporary store."""
     if _TEMPORARY in (source, target):
         raise UsageError("memory: is a temporary store; give another place")
     source_address, target_address = parse_address(source), parse_address(target)
@@ -250,7 +250,7 @@ def _is_same_database(source: str, target: str) -> bool:
                 and source_store.is_same_place(target_store)
             )
     except StoreUnavailable:
-        return False  # not created yet; otherwise opening it for the copy reports the reason
+        return False  # a missing database; other problems are reported when the copy opens it
 
 
 # --- opening ---------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def _exists(where: str, namespace: str) -> bool:
             try:
                 return Path(place.where, _namespace_folder(namespace)).exists()
             except OSError:
-                return True  # unknown, or it cannot be created
+                return True  # opening the namespace reports the problem
         case "sqlite":
             return path.exists()
         case _:

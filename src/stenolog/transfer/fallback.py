@@ -3,9 +3,9 @@
 The fallback store is an ordinary JSONL store, so every call works. When it is opened, legacy
 sessions are copied into it. The next successful start merges the fallback store into the store,
 session by session, like other old sessions. The merge recognizes messages from legacy files by
-their content. It recognizes messages that were added to the fallback store by their token, or by
-the uid of their session and their seq. Then the folder is renamed. The merge also repeats deletions
-and purges in the store. Purges are noted next to the folder.
+their content. Messages that were added to the fallback store are recognized by their token, or by
+the uid of their session and their seq. After the merge, the folder is renamed. The merge also
+repeats deletions and purges in the store. Notes of purges are kept next to the folder.
 
 Each process that uses the fallback store holds a shared lock. While any process holds the lock, a
 merge copies the current content and the folder keeps its name. A record of each merged session,
@@ -216,7 +216,7 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
             is_alone = _try_lock(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
             _repeat_purges(workspace, None, store, is_alone=False)
-            return  # it was merged before
+            return  # the fallback store was merged before
         try:
             fallback = JSONLStore(workspace, namespace=NAMESPACE, read_only=True)
         except StenologError as error:
@@ -235,7 +235,7 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
 
 
 def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
-    """Repeat deletions of the fallback store, unless the session was used since in either store."""
+    """Repeat deletions of the fallback store, unless a store used the session afterwards."""
     keys = set(fallback.list_sessions())
     for deletion in fallback.list_trash():
         try:
@@ -505,7 +505,7 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
 
     key: str
     at: datetime
-    """Start of the purge. Newer messages stay."""
+    """Start of the purge. The merge keeps messages that are newer."""
     made: datetime | None = None
     """End of the purge; None if it is unknown whether the purge took effect."""
     before: int | None = None
@@ -630,7 +630,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     if old_sessions and isinstance(store, PurgingStore):
         store.purge_trash(key, old_sessions)
     if not is_older:
-        return key, "the session was created or imported since"
+        return key, "the session was created or imported after the purge"
     return None if is_all_trash or purge.is_trash else (key, "the trash has sessions deleted since")
 
 
@@ -654,7 +654,7 @@ def _is_older(purge: _PurgeNote, info: SessionInfo) -> bool:
 
 
 def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
-    """Move a session into the trash, unless it was changed since. Raises StoreBusy."""
+    """Move a session into the trash. Raises StoreBusy if it changed after `info` was read."""
     trashed = store.delete(info.key)
     if (trashed.uid, trashed.count) != (info.uid, info.count):
         store.restore(info.key, uid=trashed.uid)
@@ -667,7 +667,7 @@ def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
 
 def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
     if workspace.is_symlink():  # guard: fallback-no-link
-        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
+        raise OSError(errno.ELOOP, "the folder is a symbolic link, which is not followed")
     return disk.open_descriptor(workspace / LOCK_FILE, flags)
 
 

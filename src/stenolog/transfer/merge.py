@@ -27,13 +27,13 @@ MESSAGES_DIGEST: Final = "said_sha256"
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Receipt field: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Receipt field: time of the import. For retention rules, the session is not older."""
+"""Receipt field: time of the import. For retention rules, the session is not older than this."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of the newest messages whose tokens a session is certain to know."""
 SEPARATE_SUFFIX: Final = " (legacy "
-"""Text after the key in the name of a session that is kept separately."""
+"""Text between the old key and the date in the key of a session that is kept separately."""
 TRUNCATING_LAYOUTS: Final = ("nanobot",)
-"""Programs that keep only the newest messages. Messages have times, so they are unique."""
+"""Programs that keep only the newest messages. Their messages have times, so each is unique."""
 OTHER_PROGRAMS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
 """Programs whose sessions do not record which summary they started with."""
 MAX_SEPARATE_SESSIONS: Final = 100
@@ -67,7 +67,7 @@ class Merge(Struct, frozen=True, kw_only=True):
     """The decision how an old session is merged with an existing one."""
 
     seqs: tuple[int, ...] = ()
-    """Seqs of the old messages, from the first on, that the session already has.
+    """Seqs of the first old messages, which the existing session already has.
 
     The value is 0 for a message that was imported earlier and has since been moved or purged.
     """
@@ -191,7 +191,7 @@ def _differs_only_in_time(old_payload: bytes, stored_payload: bytes) -> bool:
 def _overlapping_seqs(
     old_session: LegacySession, old_payloads: Sequence[bytes], existing: ExistingSession
 ) -> Sequence[int]:
-    """Return the seqs of old messages, from the first on, if the program truncated its file."""
+    """Return the stored seqs of the first old messages, if the program truncated its file."""
     if old_session.layout not in TRUNCATING_LAYOUTS:
         return ()
     length = _overlap_length(existing.payloads, old_payloads)
@@ -199,7 +199,7 @@ def _overlapping_seqs(
 
 
 def _overlap_length(stored_payloads: Sequence[bytes], old_payloads: Sequence[bytes]) -> int:
-    """Return how many of the last stored payloads equal the first old payloads, at most."""
+    """Return the largest number of last stored payloads that equal the first old payloads."""
     for length in range(min(len(old_payloads), len(stored_payloads)), 0, -1):
         is_same_start = stored_payloads[-length] == old_payloads[0]
         if is_same_start and list(stored_payloads[-length:]) == list(old_payloads[:length]):

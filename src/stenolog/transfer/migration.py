@@ -100,7 +100,7 @@ class ImportReport(Struct, frozen=True, kw_only=True):
     imported: tuple[ImportedSession, ...] = ()
     skipped: tuple[SkippedFile, ...] = ()
     migrated: int = 0
-    """Number of files with the ending of imported files, from this or an earlier import."""
+    """Number of files that this or an earlier import renamed after importing them."""
 
     def combined_with(self, more: "ImportReport") -> "ImportReport":
         """Return the sum of both results."""
@@ -259,7 +259,7 @@ def _import_unchanged_sources(
     time_field: str,
 ) -> ImportReport:
     """Copy the sessions of all sources at this path."""
-    # Imported late: the module imports SQLite, which no start of an agent needs.
+    # Imported here, because the module loads SQLite, which agents do not need at their start.
     from stenolog.transfer.importers.framework_tables import find_sources
 
     total = ImportReport()
@@ -365,7 +365,7 @@ class _ImportRun:
                     job.source = self._renamed_folder.rename_for_import(job.source)
                     renamed_jobs.append(job)
                 except OSError as error:
-                    reason = "it has the file name of our log and cannot be renamed"
+                    reason = "stenolog's log needs its file name, and the file cannot be renamed"
                     self._skipped.append(SkippedFile(job.file, f"{reason}: {error.strerror}"))
             blocked_jobs = self._import_jobs(_sort_own_logs_last(renamed_jobs))
         self._skipped += [SkippedFile(job.file, reason) for job, reason in blocked_jobs]
@@ -399,11 +399,11 @@ class _ImportRun:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
         if content.session.layout == "stenolog-json" and not self._options.fallbacks:
             raise NotASession(
-                "it belongs to the fallback of another store, which merges it; "
+                "the file belongs to the fallback of another store, which merges it; "
                 "`steno import` copies it"
             )
         if content.session.key in self._options.exclude_keys:  # guard: fallback-purge-not-read-in
-            raise NotASession("it was purged in the fallback store")
+            raise NotASession("the session was purged in the fallback store")
         content = replace(content, session=without_oversized_parts(content.session))
         if not (self._options.is_own and content.session.layout == "stenolog-json"):
             clean_session = without_control_fields(content.session)  # guard: import-drops-marks
@@ -608,7 +608,7 @@ class _ImportRun:
 
     def _restore_names(self, jobs: Sequence[_ImportJob]) -> None:
         if self._renamed_folder is not None:
-            # If two files have the same original name, the newest file comes last and gets it.
+            # If two files had the same name, the newest (last) file gets its name back.
             for job in reversed(jobs):
                 try:
                     self._renamed_folder.restore_names(job.source)
@@ -621,7 +621,7 @@ class _ImportRun:
                 if job.content is None or folder.is_unchanged(job.source, job.content):
                     folder.rename_imported(job.source)
                     continue
-                reason = "it was imported, but has changed since: the next import reads it again"
+                reason = "the file changed after it was imported: the next import reads it again"
                 folder.restore_names(job.source)
             except OSError as error:
                 reason = f"it was imported, but could not be renamed: {error.strerror}"
@@ -631,7 +631,7 @@ class _ImportRun:
 
 
 def _sort_own_logs_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
-    """Return the jobs in order. Files whose own name the new log needs come last.
+    """Return the jobs, with the files whose own name the new log needs at the end.
 
     Such files cannot get their original names back. If a log and a JSON file have the same key, the
     log comes first.

@@ -73,7 +73,7 @@ class SessionImport:
             self._store.set_meta(self._key, **self._meta_to_set(meta), **fields)
         except UsageError:
             self.problems.append(
-                "its metadata was skipped: together with the existing metadata it is too large"
+                "the metadata was skipped: together with the existing metadata it is too large"
             )
             self._store.set_meta(self._key, **fields)
         if names:
@@ -100,8 +100,8 @@ class SessionImport:
                 seqs = self._append_batch(batch, token or f"import:{self._digest}:{start}")
             except OnceConflict:
                 self.problems.append(
-                    f"the idempotency key of message {start + 1} is already used by another one: "
-                    "it got a new key"
+                    f"another message already has the idempotency key of message {start + 1}: "
+                    "the imported message got a new key"
                 )
                 seqs = self._append_batch(batch, f"import:{self._digest}:{start}")
             self._seqs += seqs
@@ -159,7 +159,7 @@ class SessionImport:
         if self.merge.include_state or len(self.merge.seqs) == len(self.old.messages):
             return
         if self.old.summary:
-            yield "its summary was skipped, because the session has newer messages"
+            yield "the summary was skipped, because the session has newer messages"
         # Messages with a token are hidden even if the session has newer messages.
         indexes = self._hidden_indexes(merging.hidden_prefix(self.old))
         also_hidden = sum(self.old.messages[index].once is not None for index in indexes)

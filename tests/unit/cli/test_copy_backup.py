@@ -210,7 +210,7 @@ def test_damaged_backup_exits_with_1_and_restores_the_rest(steno: Steno) -> None
     assert verified.exit_code == 1
     assert (
         verified.stdout
-        == "sessions\ttelegram:123\tit is damaged: its content differs from the backed-up one.\n"
+        == "sessions\ttelegram:123\tthe session is damaged: its content differs from the backed-up content.\n"
     )
     report = json.loads(steno("backup", "kept", "--verify", "--json").stdout)
     assert [finding["key"] for finding in report["findings"]] == ["telegram:123"]

@@ -139,7 +139,7 @@ def test_unreadable_log_is_reported(workspace: Path, log: Path) -> None:
         check=True,
     )
 
-    assert ended.stdout.startswith("unreadable|It could not be read")
+    assert ended.stdout.startswith("unreadable|The file or folder could not be read")
     assert "Permission denied" in ended.stdout
 
 

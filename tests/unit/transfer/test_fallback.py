@@ -859,7 +859,7 @@ def test_json_files_of_another_store_are_reported_and_unchanged(
     with open_sessions(f"sqlite:{workspace}/steno.db") as sessions:
         assert sessions.list_sessions() == []
     assert (
-        "telegram%3A91001.json was not imported: it belongs to the fallback of another store"
+        "telegram%3A91001.json was not imported: the file belongs to the fallback of another store"
         in caplog.text
     )
     assert "steno import" in caplog.text

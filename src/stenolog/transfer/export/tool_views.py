@@ -30,7 +30,7 @@ _MAX_DIFF_LINES: Final = 2_000
 _MAX_COMPARED_LINES: Final = 1_000
 """Maximum number of lines of one edit that are compared line by line."""
 _MAX_LONG_LINES: Final = 1_000_000
-"""Maximum total lines of those edits on one page that exceed _MAX_COMPARED_LINES."""
+"""Maximum number of lines on one page in all edits longer than _MAX_COMPARED_LINES."""
 _MAX_CHANGES: Final = 60
 """Maximum number of changed lines that the comparison looks for."""
 _MAX_ITEMS: Final = 200

@@ -104,7 +104,7 @@ def messages_of(event: dict[str, Any], report: ImportProblems) -> list[dict[str,
         elif fields:
             pieces.is_lossless = False
             report.count_unseen(" and ".join(fields))
-    # An event without content only changes the state of a session. It is no user message.
+    # An event without content only changes the state of a session, so it is not a user message.
     is_user = bool(parts) and event.get("author") == "user" and role in (None, "user")
     messages = pieces.messages("user" if is_user else "assistant")
     other_fields = omit(event, "content", "actions", "timestamp")

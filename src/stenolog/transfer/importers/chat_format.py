@@ -205,7 +205,7 @@ class MessagePieces:
 
 
 def join_texts(blocks: Any) -> str:
-    """Return the texts of a list of blocks, without its other blocks."""
+    """Return the joined texts of the blocks in a list. Blocks without a text are left out."""
     texts = (block.get("text") for block in as_objects(blocks))
     return "\n\n".join(text for text in texts if isinstance(text, str))
 

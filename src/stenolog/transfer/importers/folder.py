@@ -236,7 +236,7 @@ class Folder:
                 # The file has JSON lines, although its suffix is the suffix of a single JSON value.
                 return self._read_plain_lines(name, body, mtime)
         if messages == []:
-            raise NotASession("it is an empty list: there are no messages in it")
+            raise NotASession("the file is an empty list, without messages")
         if self._layouts.isdisjoint(("picoclaw-legacy", "stenolog-json")):
             try:
                 loads(body.decode("utf-8-sig"))
@@ -277,7 +277,7 @@ class Folder:
     def _layout_error(self) -> str:
         names = ", ".join(sorted(self._layouts))
         is_single = len(self._layouts) == 1
-        return f"it is not what {names} writes" if is_single else "its layout is unknown"
+        return f"it is not a file of {names}" if is_single else "its layout is unknown"
 
     # --- renaming ----------------------------------------------------------------------------
 
@@ -467,7 +467,7 @@ def _suffixes_by_stem(names: Set[str], pattern: re.Pattern[str]) -> dict[str, li
 
 
 def _suffix_age(suffix: str) -> tuple[bool, int]:
-    """Return a sort key for endings: by number; no ending, of the newest file, comes last."""
+    """Return a sort key for endings: by number, with the empty ending of the newest file last."""
     return (not suffix, int(suffix.partition("-")[2] or 1))
 
 

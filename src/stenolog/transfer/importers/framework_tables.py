@@ -508,7 +508,7 @@ def find_sources(
 
 
 def is_searched(folder: Path) -> bool:
-    """Return whether a subfolder of the named folder is imported too."""
+    """Return whether `find_sources` also imports this subfolder of the folder that it gets."""
     return _NANOBOT_WORKSPACE.fullmatch(folder.name) is not None or is_session_folder(folder)
 
 

@@ -41,7 +41,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     messages: tuple[JSONMessage, ...]
     summary: str = ""
     previous_summary: str = ""
-    """The previous summary. Only JSON files of stenolog's fallback store have it."""
+    """Summary before the current one. Only JSON files of stenolog's fallback store have it."""
     aliases: tuple[str, ...] = ()
     """Other names that the program or its users gave the session."""
     agent: str | None = None
@@ -117,7 +117,7 @@ def without_control_fields(session: LegacySession) -> LegacySession:
 
 def without_reserved_field(payload: bytes) -> bytes:
     """Return a stored message without the reserved field, or the same bytes if it has none."""
-    # The name may be written with escapes.
+    # JSON may contain the name of the field with escapes.
     if FIELD.encode() not in payload and b"\\" not in payload:
         return payload
     fields = decode_object(payload)
@@ -132,7 +132,7 @@ def without_oversized_parts(session: LegacySession) -> LegacySession:
     try:
         encode_object({"summary": session.summary})
     except RefusedMessage as error:
-        problems.append(f"its summary was skipped: {error.reason}")
+        problems.append(f"the summary was skipped: {error.reason}")
         session = replace(session, summary="")
     try:
         size = len(encode_object(session.state))
@@ -178,12 +178,12 @@ class Source(Struct, frozen=True, kw_only=True):
     meta: str | None = None
     """Current name of the `.meta.json` file."""
     identifier: tuple[str, ...] = ()
-    """Identifies the session in a file with several sessions."""
+    """Identifier of the session in a file with several sessions."""
     bytes: int = 0
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files of this session only, in the order in which they are renamed: the meta first."""
+        """Files of this session only, in the order of renaming: the meta file first."""
         names = [name for name in (self.meta, self.body) if name is not None]
         return tuple(name for name in names if IMPORTED_NAME.search(name) is None)
 

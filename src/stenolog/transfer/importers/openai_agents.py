@@ -1,7 +1,7 @@
 """Items of the OpenAI Agents SDK (Responses API) as messages in the chat format.
 
 Each item, even a tool call, becomes one message, so that a later import recognizes the messages of
-an earlier import. Parallel calls become consecutive messages. The window of a request sorts them.
+an earlier import. Parallel calls become consecutive messages.
 """
 
 from typing import Any, Final

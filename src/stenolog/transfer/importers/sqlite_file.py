@@ -28,7 +28,7 @@ _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 _SPARE_BYTES: Final = 16 * 1024 * 1024
 _STEPS_PER_CHECK: Final = 1_000_000
 _SPARE_CHECKS: Final = 200
-"""Minimum number of checks, each after `_STEPS_PER_CHECK` steps of SQLite, that are allowed."""
+"""Number of time checks that every file may use, one per `_STEPS_PER_CHECK` steps of SQLite."""
 
 _APPLICATION_ID: Final = b"STNO"
 """Application id of stenolog's own databases."""
@@ -121,7 +121,7 @@ class SQLiteFile:
         if shared_index.exists():
             return f"file:{quote(str(real_path))}?mode=ro"
         if not self._may_copy:
-            raise NotASession("it has unwritten changes; open and close its program first")
+            raise NotASession("the file has unwritten changes; open and close its program first")
         return f"file:{quote(str(self._copy_of(real_path, wal)))}"
 
     def _copy_of(self, real_path: Path, wal: Path) -> Path:
@@ -222,7 +222,7 @@ def _check_length(path: Path) -> None:
     page_size = 65_536 if page_size == 1 else page_size
     size = path.stat().st_size
     if head[24:28] == head[92:96] and size < page_size * pages:
-        raise NotASession(f"its end is missing: there are {size:,} bytes of {page_size * pages:,}")
+        raise NotASession(f"the file is cut: it has {size:,} of {page_size * pages:,} bytes")
 
 
 def check_integrity(connection: sqlite3.Connection) -> str:

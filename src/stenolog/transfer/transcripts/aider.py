@@ -40,7 +40,7 @@ class Aider(TranscriptReader):
         """Read a chat. Raises OSError."""
         path = file.paths[0]
         lines = next((lines for start, lines in _read_chats(path) if start == file.item), [])
-        # The time in the file is local.
+        # The start time in the file is local time.
         at = datetime.fromisoformat(file.item).astimezone().isoformat()
         model = first_prompt = ""
         for number, (role, text, source_lines) in enumerate(_split_messages(lines)):

@@ -58,7 +58,7 @@ class ChatGPT(ExportReader):
 
 
 def _current_branch(mapping: Mapping[str, Any], leaf: Any) -> list[str]:
-    """Return the nodes from the root to the current node, or to the newest leaf without one."""
+    """Return the nodes from the root to `leaf`, or to the newest leaf if `leaf` is unknown."""
     parents = {name: as_text(node.get("parent")) or None for name, node in mapping.items()}
     if leaf not in mapping:
         parent_names = set(parents.values())

@@ -198,7 +198,7 @@ class _ProjectIndex:
                 self._seen_records.add(record)
 
     def owner_of(self, uuid: str) -> str | None:
-        """Return the file that owns a record of several files: the file that began first."""
+        """Return the oldest file with this record; None if fewer than two files have the record."""
         record = hash(uuid.encode("utf-8", "surrogatepass"))
         if record not in self._shared_records:
             return None
@@ -231,7 +231,7 @@ class _Tree:
         self.nodes: dict[str, _Node] = {}
         self.visible: set[str] = set()
         self.usage_owner: dict[str, str] = {}
-        """The last record of each response. Only the message of this record has the usage."""
+        """Uuid of the last record of each response. Only its message has the usage."""
         self._boundary: tuple[int, dict[str, Any]] | None = None
         """Number and record of the last compaction."""
 
@@ -322,7 +322,7 @@ class _Reading:
         self._user_title = ""
         self._program_title = ""
         self._facts: dict[str, dict[str, None]] = {"cwd": {}, "gitBranch": {}, "version": {}}
-        """Values of these fields in the order in which they first occur."""
+        """Values of these record fields, in the order in which they first occur."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""

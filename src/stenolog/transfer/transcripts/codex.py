@@ -170,7 +170,7 @@ class _Reading:
         self._has_usage_records = False
         self._finished_items: dict[str, dict[str, Any]] = {}
         self.base: tuple[str, int] | None = None
-        """The rollout that a fork continues, and the ordinal at which it branched off."""
+        """Parent thread of a fork, and the ordinal of its first record after the fork."""
         self._results: dict[str, TranscriptMessage] = {}
         """Tool results by the id of their call."""
 
@@ -225,7 +225,7 @@ class _Reading:
         if history_base.get("thread_id") != payload.get("id"):
             self.base = as_text(history_base.get("thread_id")), end_ordinal
             return
-        # This file follows a revert. Hide the messages of the earlier file from that record on.
+        # This file follows a revert. Hide the messages of the earlier file from `end_ordinal` on.
         for message in self._transcript.messages:
             if (ordinal := _ordinal_of(message)) is not None and ordinal >= end_ordinal:
                 message.hidden = True
@@ -369,7 +369,7 @@ def message_of(payload: Mapping[str, Any]) -> dict[str, Any] | None:
         return {"role": "assistant", "content": None, "reasoning_content": "\n\n".join(texts)}
     if kind in _CALL_TYPES:
         arguments = payload.get(_CALL_TYPES[kind])
-        # Free text, for example a patch, is not JSON. It becomes the argument `input`.
+        # Free text, for example a patch, is not JSON. So the text becomes the argument `input`.
         call_arguments = {"input": arguments} if kind == "custom_tool_call" else arguments
         names = as_text(payload.get("namespace")), as_text(payload.get("name"))
         name = ".".join(filter(None, names)) or kind.removesuffix("_call")
@@ -382,7 +382,7 @@ def message_of(payload: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _convert_parts(parts: Any) -> Any:
-    """Return content in the chat format."""
+    """Return the content with its parts in the chat format."""
     if not isinstance(parts, list):
         return parts
     converted = [_convert_part(part) for part in parts]

@@ -167,7 +167,7 @@ def _read_thread(
 def _make_messages(
     database: _Database, message: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], list[_TableRow]]]:
-    """Yield the message, or one message for each tool result. Each message has its rows."""
+    """Yield each tool result as a message, then the message itself, each with its table rows."""
     contents: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []

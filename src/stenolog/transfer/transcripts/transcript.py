@@ -1,4 +1,4 @@
-"""Values and rules that the readers of all programs share.
+"""Types and functions that the readers of all programs share.
 
 A reader converts each record of a program to messages in the chat format. The record itself is kept
 in a field named after the program, so that nothing is lost. In this field, references replace the
@@ -45,7 +45,7 @@ _REFERENCE: Final = "$text"
 _MIN_REFERENCED: Final = 40
 """Minimum number of characters of a text that is replaced by a reference."""
 _MAX_PASSES: Final = 4
-"""Maximum number of times that the texts of messages are searched. It bounds the run time."""
+"""Maximum number of times that the texts of messages are searched, to bound the run time."""
 _MIN_SEARCHED: Final = 200
 """Minimum number of characters of a text that is searched in longer texts."""
 _SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
@@ -62,7 +62,7 @@ class TranscriptMessage(Struct, kw_only=True):
     """A message of a transcript."""
 
     identity: str
-    """Identifies the message within its session, also in a file that was rewritten."""
+    """Identifier of the message in its session. It stays the same if the file is rewritten."""
     message: dict[str, Any]
     at: datetime | None = None
     hidden: bool = False
@@ -80,7 +80,7 @@ class TranscriptFile(Struct, frozen=True, kw_only=True):
     modified: int
     """Time of the last change, in nanoseconds."""
     item: str = ""
-    """Identifies the conversation in a file that holds several."""
+    """Identifier of the conversation in a file that holds several conversations."""
 
 
 class Transcript(Struct, kw_only=True):
@@ -340,8 +340,8 @@ def annotate(
 ) -> dict[str, Any]:
     """Return the message with the fields that stenolog reads: identity, model, usage, failure.
 
-    `response` identifies the response that the message is a part of. Its usage counts once and
-    covers all parts.
+    `response` identifies the response that the message is a part of. The usage of a response counts
+    once and covers all its messages.
     """
     annotations = {IDENTITY: identity, KIND: kind, "model": model, "usage": usage, "failed": failed}
     notes = non_empty({**annotations, RESPONSE: response})
@@ -495,7 +495,7 @@ class _KnownValues:
         """Number of characters that may still be searched or compared."""
 
     def add_references(self, value: Any) -> Any:
-        """Return the value. References replace known long texts and known arguments."""
+        """Return the value with references instead of known long texts and known arguments."""
         if type(value) is dict:
             if value and tuple(value) in self._argument_names and self._characters_left > 0:
                 text = _to_json(value)
@@ -532,7 +532,7 @@ class _KnownValues:
 
 
 def _resolve_references(value: Any, values: Sequence[Any]) -> Any:
-    """Return the value. Known values replace the references to them."""
+    """Return the value with each reference replaced by the value that it refers to."""
     if isinstance(value, dict):
         target = value[_REFERENCE] if value.keys() == {_REFERENCE} else value
         if isinstance(target, list):
