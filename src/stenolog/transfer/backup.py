@@ -177,9 +177,7 @@ def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck
             elif uid not in digests:
                 reason = "the session is missing"
             elif manifest.finished is None:
-                reason = (
-                    "the session is damaged or newer: the backup was interrupted; repeat the backup"
-                )
+                reason = "the session is damaged or newer: the backup was interrupted; repeat it"
             else:
                 reason = "the session is damaged: its content differs from the backed-up content"
             findings.append(

@@ -79,7 +79,7 @@ class MessagesDigest:
         return digest.hexdigest()
 
     def add_all(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield all messages of a snapshot after adding them to the digest. Raises UnknownDamage."""
+        """Add all messages of a snapshot to the digest, and yield them. Raises UnknownDamage."""
         expected_seq, gaps, add = 1, list[Span](), self.add
         for message in messages:
             if message.seq != expected_seq:
