@@ -28,7 +28,7 @@ from stenolog.stores.file_names import log_name
 from stenolog.stores.findings import Finding
 from stenolog.stores.jsonl.directory import LOW_DISK_BYTES
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.transfer.fallback import purged_since
+from stenolog.transfer.fallback import keys_purged_since_merge
 
 _MOUNTS_FILE: Final = "/proc/self/mounts"
 _MAX_NAMED_SESSIONS: Final = 5
@@ -84,7 +84,7 @@ def unindexed_sessions(workspace: str) -> list[Finding]:
     findings: list[Finding] = []
     with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
-            findings += _unindexed_of_agent(workspace, agent)
+            findings += _unindexed_sessions_of_agent(workspace, agent)
     return findings
 
 
@@ -106,12 +106,12 @@ def purged_but_in_fallback(workspace: str) -> list[Finding]:
                         "messages.",
                         advice=f"Run `steno purge {quote(key)} -w {quote(str(place.fallback))}`.",
                     )
-                    for key in purged_since(place, store)
+                    for key in keys_purged_since_merge(place, store)
                 ]
     return findings
 
 
-def _unindexed_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
+def _unindexed_sessions_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
     place = locate_sessions(workspace, agent)
     folder = Path(place.where, place.namespace)
     is_jsonl = parse_address(place.where).engine == "jsonl"
@@ -179,7 +179,7 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
     is_jsonl = parse_address(place.where).engine == "jsonl"
     if is_jsonl and not Path(place.where, place.namespace).is_dir():
         return
-    of_agent = "" if agent is None else f" of the agent {agent}"
+    owner = "" if agent is None else f" of the agent {agent}"
     with open_store(place.where, namespace=place.namespace, read_only=True) as store:
         if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
             yield from _catalog_notes(path)
@@ -190,12 +190,12 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
         if interrupted:
             yield CheckNote(
                 kind="interrupted turns",
-                meaning=_name_sessions(interrupted, f"{of_agent} with an unanswered last message"),
+                meaning=_name_sessions(interrupted, f"{owner} with an unanswered last message"),
                 advice="An agent resumes only messages that it received itself, not imported or "
                 "copied ones. `steno list --state interrupted` lists the sessions.",
             )
         if running:
-            meaning = _name_sessions(running, f"{of_agent} with a turn in progress")
+            meaning = _name_sessions(running, f"{owner} with a turn in progress")
             yield CheckNote(kind="turns under way", meaning=meaning)
 
 

@@ -28,9 +28,9 @@ class Kind(StrEnum):
     MISSING_LINE = "missing line"
     FOREIGN_LOG = "foreign log"
     NEWER_FORMAT = "newer format"
-    UNKNOWN_KIND = "unknown kind"
+    UNKNOWN_RECORD_KIND = "unknown kind"
     EMPTY_FILE = "empty file"
-    WRONG_NAME = "wrong name"
+    WRONG_FILE_NAME = "wrong name"
     NOT_A_FILE = "not a file"
     UNREADABLE = "unreadable"
     MISSING_ARCHIVE = "missing archive"
@@ -101,17 +101,17 @@ def examine_log(
 
 
 def _examine_without_records(text: bytes, key: str | None, path: str) -> LogReport:
-    finding_for = partial(Finding, key=key, path=path)
+    make_finding = partial(Finding, key=key, path=path)
     move_advice = f"--repair moves it into {ASIDE_FOLDER}/."
     if not text:
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.EMPTY_FILE,
             meaning="Empty log: a session was created but nothing was stored. Safe to ignore.",
             advice=move_advice,
             repairable=True,
         )
     elif scan.may_be_torn_log(text) and b"\n" in text.strip(b"\0\n"):
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.DAMAGED_LINE,
             where="every line",
             meaning="No line is an intact record, so no message can be read.",
@@ -119,7 +119,7 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
             repairable=True,
         )
     elif scan.may_be_torn_log(text):
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
             where=f"bytes 0 to {len(text):,}",
             meaning="The first write was interrupted and never acknowledged, so no session exists. "
@@ -128,7 +128,7 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
             repairable=True,
         )
     else:
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.FOREIGN_LOG,
             meaning="Another program wrote this file; stenolog neither reads nor changes it.",
             advice="Move it elsewhere.",
@@ -146,7 +146,7 @@ def _newer_format_finding(key: str | None, path: str, version: str) -> Finding:
 
 def _wrong_name_finding(key: str, path: str) -> Finding:
     return Finding(
-        kind=Kind.WRONG_NAME,
+        kind=Kind.WRONG_FILE_NAME,
         key=key,
         path=path,
         meaning="The file name does not match the key of the session in it: the file was renamed "
@@ -172,7 +172,7 @@ def _unknown_key_finding(path: str) -> Finding:
 
 def _unknown_kind_finding(key: str | None, path: str, kind: str) -> Finding:
     return Finding(
-        kind=Kind.UNKNOWN_KIND,
+        kind=Kind.UNKNOWN_RECORD_KIND,
         key=key,
         path=path,
         meaning=f"The log contains a record of the unknown kind {kind!r}, so the session can be "
@@ -195,12 +195,12 @@ class _DamagedLog:
         known_missing = [] if state is None else [*state.void, *state.purged]
         self._lost = spans.minus(self.scan.lost, spans.union(known_missing))
         self._bad_lines_by_offset = (
-            _bad_lines(text) if self.scan.damaged or self.scan.tail is not None else {}
+            _find_bad_lines(text) if self.scan.damaged or self.scan.tail is not None else {}
         )
 
     def damaged_line_findings(self) -> Iterator[Finding]:
         """Yield a finding for each damaged line before the last record."""
-        without_line_end: list[_BadLine] = []
+        lines_without_end: list[_BadLine] = []
         for damaged_part in self.scan.damaged:
             if damaged_part.offset >= self.scan.consumed:
                 continue
@@ -211,11 +211,11 @@ class _DamagedLog:
             elif plain_message(damaged_part.text.strip()) is not None:
                 yield self._added_line_finding(bad_line)
             elif not damaged_part.is_void and not lost and salvage(damaged_part.text):
-                without_line_end.append(bad_line)
+                lines_without_end.append(bad_line)
             elif not damaged_part.is_void:
                 yield self._damaged_line_finding(bad_line, damaged_part.text, lost)
-        if without_line_end:
-            yield self._line_end_finding(without_line_end)
+        if lines_without_end:
+            yield self._line_end_finding(lines_without_end)
 
     def tail_findings(self, *, may_write: bool) -> Iterator[Finding]:
         """Yield findings for a bad tail, which the next writer would mark as void."""
@@ -312,11 +312,11 @@ class _DamagedLog:
 
     def _take_lost_seqs(self, bad_line: "_BadLine") -> list[Span]:
         """Remove the lost seqs around this line from `_lost`, and return them."""
-        taken = spans.clipped(
+        lost_seqs = spans.clipped(
             self._lost, bad_line.low_seq, min(bad_line.high_seq, self.scan.next_seq)
         )
-        self._lost = spans.minus(self._lost, taken)
-        return taken
+        self._lost = spans.minus(self._lost, lost_seqs)
+        return lost_seqs
 
 
 @dataclass(slots=True)
@@ -340,7 +340,7 @@ class _BadLine:
         return f"line {self.line:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
 
 
-def _bad_lines(text: bytes) -> dict[int, _BadLine]:
+def _find_bad_lines(text: bytes) -> dict[int, _BadLine]:
     """Return each line that is not a record, by its offset."""
     bad_lines: dict[int, _BadLine] = {}
     lines_since_record: list[_BadLine] = []
@@ -353,8 +353,8 @@ def _bad_lines(text: bytes) -> dict[int, _BadLine]:
             lines_since_record.clear()
             low_seq = record.seq + isinstance(record, Message)
         elif line:
-            signed_line = correct_checksum(line)
-            edit = parse_line(signed_line) if signed_line is not None else None
+            corrected_line = correct_checksum(line)
+            edit = parse_line(corrected_line) if corrected_line is not None else None
             bad_line = _BadLine(
                 line=number,
                 offset=offset,

@@ -94,9 +94,9 @@ def plan_retention(
         rule_steps = _steps_of_rule(
             rule, entries, trash, now=now, read_info=read_info, tags_of=tags_of
         )
-        for step in (*rule_steps, *_unfinished_steps(rule, unfinished)):
-            planned = steps.get(step.uid)
-            if planned is None or _STRENGTH[planned.action] < _STRENGTH[step.action]:
+        for step in (*rule_steps, *_unfinished_purge_steps(rule, unfinished)):
+            planned_step = steps.get(step.uid)
+            if planned_step is None or _STRENGTH[planned_step.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
     return sorted(steps.values(), key=lambda step: (_STRENGTH[step.action], step.updated, step.key))
 
@@ -113,9 +113,9 @@ def _steps_of_rule(
     if not rule.has_condition:  # guard: retention-rule-needs-condition
         return
     if rule.action == "purge":
-        yield from _trash_steps(rule, entries, trash, now=now, tags_of=tags_of)
+        yield from _purge_steps(rule, entries, trash, now=now, tags_of=tags_of)
         return
-    matching_entries = [entry for entry in entries if _matches(rule, entry)]
+    matching_entries = [entry for entry in entries if _matches_filters(rule, entry)]
     max_time = datetime.max.replace(tzinfo=UTC)
     matching_entries.sort(key=lambda entry: (entry.updated or max_time, entry.key), reverse=True)
     for entry in matching_entries[rule.keep_newest :]:
@@ -131,7 +131,7 @@ def _steps_of_rule(
         yield _make_step(rule, entry, entry.updated)
 
 
-def _matches(rule: Rule, entry: Entry) -> bool:
+def _matches_filters(rule: Rule, entry: Entry) -> bool:
     is_readable = entry.problem is None and entry.updated is not None
     return (
         is_readable
@@ -186,7 +186,7 @@ def _parse_time(value: object) -> datetime | None:
     return at if at is None or at.utcoffset() is not None else at.replace(tzinfo=UTC)
 
 
-def _trash_steps(
+def _purge_steps(
     rule: Rule,
     entries: Sequence[Entry],
     trash: Sequence[Trashed],
@@ -212,7 +212,7 @@ def _trash_steps(
             yield replace(step, trash_entries=trash_entries(session.key, trash))
 
 
-def _unfinished_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[RetentionStep]:
+def _unfinished_purge_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[RetentionStep]:
     """Yield steps that complete interrupted purges. The age of the sessions does not matter."""
     if rule.action != "purge" or not rule.has_condition:
         return

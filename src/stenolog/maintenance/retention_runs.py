@@ -61,7 +61,7 @@ def execute_step(
     """
     try:
         if step.action == "purge":
-            return _purge_deleted(store, step, on_start)
+            return _purge_deleted_sessions(store, step, on_start)
         with store.lease(step.key, ttl=_LEASE_SECONDS, wait=0):
             info = store.info(step.key)
             if info.uid != step.uid or info.updated != step.updated:
@@ -90,7 +90,7 @@ def execute_step(
     return "done", "moved to the trash"
 
 
-def _purge_deleted(
+def _purge_deleted_sessions(
     store: Store, step: RetentionStep, on_start: Callable[[], None]
 ) -> tuple[Outcome, str]:
     """Purge the sessions with this key, if all of them are in the trash and were planned."""
@@ -136,18 +136,20 @@ def apply_rules(
     the workspace is not a folder. `should_stop` is called before each step; True stops the run.
     Raises UsageError, StoreUnavailable.
     """
-    planned: list[RetentionResult] = []
+    plan: list[RetentionResult] = []
     if any(rule.has_condition for rule in rules):
         for agent_name, agent_namespace in _selected_agents(workspace, agent, namespace):
             # If the session of an interrupted purge is unknown, every namespace lists the purge.
-            has_unknown = any(result.step.unfinished and not result.step.uid for result in planned)
-            planned += (
+            has_unknown_purge = any(
+                result.step.unfinished and not result.step.uid for result in plan
+            )
+            plan += (
                 result
                 for result in _plan_for_agent(workspace, rules, agent_name, agent_namespace)
-                if not (has_unknown and result.step.unfinished and not result.step.uid)
+                if not (has_unknown_purge and result.step.unfinished and not result.step.uid)
             )
-    if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
-        return planned
+    if dry_run or not plan or not confirm(plan):  # guard: retention-dry-run
+        return plan
     results: list[RetentionResult] = []
     with _open_log(workspace) as log_result:
         started_results: list[RetentionResult] = []
@@ -156,7 +158,7 @@ def apply_rules(
             started_results[:] = [result]
             log_result(replace(result, outcome="begins"))
 
-        for result in _execute_steps(workspace, planned, should_stop, on_start):
+        for result in _execute_steps(workspace, plan, should_stop, on_start):
             # A step that was skipped at its start is not logged: each run would log it again.
             if result.outcome != "skipped" or started_results:
                 log_result(result)
@@ -240,13 +242,13 @@ def _plan_for_agent(
 
 def _execute_steps(
     workspace: str,
-    planned: Sequence[RetentionResult],
+    plan: Sequence[RetentionResult],
     should_stop: Callable[[], bool],
     on_start: Callable[[RetentionResult], None],
 ) -> Iterator[RetentionResult]:
-    for agent, namespace in dict.fromkeys((result.agent, result.namespace) for result in planned):
+    for agent, namespace in dict.fromkeys((result.agent, result.namespace) for result in plan):
         with open_store(locate_sessions(workspace, agent).where, namespace=namespace) as store:
-            for result in planned:
+            for result in plan:
                 if should_stop():
                     return
                 if (result.agent, result.namespace) == (agent, namespace):

@@ -285,7 +285,7 @@ def copies_in_fallback(place: SessionsLocation) -> Iterator[tuple[str, str]]:
                 )
 
 
-def purged_since(place: SessionsLocation, store: Store) -> list[str]:
+def keys_purged_since_merge(place: SessionsLocation, store: Store) -> list[str]:
     """Return the keys of merged sessions that were purged in the store after the merge."""
     workspace = place.fallback
     if workspace is None or workspace.is_symlink() or not isinstance(store, SnapshotStore):

@@ -146,7 +146,7 @@ def test_unreadable_log_is_reported(workspace: Path, log: Path) -> None:
 def test_p6_copied_log_is_reported(workspace: Path, log: Path) -> None:
     shutil.copy2(log, log.with_name("copy.jsonl"))
     finding = _only(workspace)
-    assert (finding.kind, finding.key) == (Kind.WRONG_NAME, KEY)
+    assert (finding.kind, finding.key) == (Kind.WRONG_FILE_NAME, KEY)
     assert finding.path == "sessions/copy.jsonl"
 
 
