@@ -121,8 +121,7 @@ def examine_archives(
         try:
             content = archive.read_archive(directory, state.uid, archive_ref)
         except StenologError as error:
-            meaning = f"The archive could not be read: {error}."
-            yield _archive_finding(state.key, path, meaning, all_seqs)
+            yield _archive_finding(state.key, path, f"Unreadable archive: {error}.", all_seqs)
             return
         present_seqs = spans.union(((m.seq, m.seq) for m in content.messages), known_missing)
         lost = spans.minus(all_seqs, present_seqs)

@@ -140,13 +140,11 @@ def apply_rules(
     if any(rule.has_condition for rule in rules):
         for agent_name, agent_namespace in _selected_agents(workspace, agent, namespace):
             # If the session of an interrupted purge is unknown, every namespace lists the purge.
-            has_unknown_purge = any(
-                result.step.unfinished and not result.step.uid for result in plan
-            )
+            has_unknown = any(result.step.unfinished and not result.step.uid for result in plan)
             plan += (
                 result
                 for result in _plan_for_agent(workspace, rules, agent_name, agent_namespace)
-                if not (has_unknown_purge and result.step.unfinished and not result.step.uid)
+                if not (has_unknown and result.step.unfinished and not result.step.uid)
             )
     if dry_run or not plan or not confirm(plan):  # guard: retention-dry-run
         return plan

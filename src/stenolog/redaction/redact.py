@@ -203,7 +203,7 @@ class _DataRedactor:
         self.stubs: dict[int, str] = {}
         """Replacements of secrets, by position among all scalars and field names."""
 
-    def redact(self, value: Any, kind: SecretKind | None = None, *, is_direct: bool = False) -> Any:
+    def redact(self, value: Any, kind: SecretKind | None = None, *, is_named: bool = False) -> Any:
         """Return the value without secrets. If `kind` is given, the whole value is a secret."""
         match value:
             case list() if not isinstance(value, _Fields):
@@ -212,7 +212,7 @@ class _DataRedactor:
                 return dict(self._redact_object(list(value.items()), kind))
             case _Fields():
                 return _Fields(self._redact_object(value, kind))
-        redacted_value = self._redact_scalar(value, kind, is_direct=is_direct)
+        redacted_value = self._redact_scalar(value, kind, is_named=is_named)
         if redacted_value is not value:
             self.stubs[self._scalar_count] = redacted_value
         self._scalar_count += 1
@@ -231,9 +231,7 @@ class _DataRedactor:
     def _redact_object(
         self, fields: list[tuple[Any, Any]], outer_kind: SecretKind | None
     ) -> Iterator[Any]:
-        schema = outer_kind is not None and any(
-            is_schema(str(name), value) for name, value in fields
-        )
+        schema = outer_kind is not None and any(is_schema(str(n), value) for n, value in fields)
         sibling_kind = self._kind_from_sibling(fields)
         is_model_token = any(name == "logprob" for name, _ in fields)
         for name, value in fields:
@@ -244,8 +242,7 @@ class _DataRedactor:
             if field_name.lower() == "value":
                 field_kind = field_kind or sibling_kind
             kind = field_kind or kind_of_nested_field(outer_kind, field_name, schema=schema)
-            is_direct = field_kind is not None
-            yield self._redact_name(name), self.redact(value, kind, is_direct=is_direct)
+            yield self._redact_name(name), self.redact(value, kind, is_named=field_kind is not None)
 
     def _redact_name(self, name: Any) -> Any:
         if isinstance(name, str) and len(name) >= _MIN_SECRET_LENGTH:
@@ -260,13 +257,13 @@ class _DataRedactor:
                 return kind_of(_INVISIBLE_CHARACTERS.sub("", value))
         return None
 
-    def _redact_scalar(self, value: Any, kind: SecretKind | None, *, is_direct: bool) -> Any:
+    def _redact_scalar(self, value: Any, kind: SecretKind | None, *, is_named: bool) -> Any:
         if isinstance(value, str) and not isinstance(value, _NumberText):
             if kind is None or not is_secret_value(kind, _INVISIBLE_CHARACTERS.sub("", value)):
                 return self._redact_text(value)
         elif (
             kind is None
-            or not is_direct
+            or not is_named
             or not isinstance(value, int | _NumberText)
             or not is_secret_number(kind, str(value))
         ):

@@ -133,8 +133,7 @@ def is_secret_value(kind: SecretKind, value: str) -> bool:
     """Whether the value of a field of this kind is a secret and not a placeholder."""
     if kind.name == "pin":
         return _DIGITS.fullmatch(value) is not None
-    is_safe = _compile(kind.safe_values).fullmatch(value) is not None
-    return not is_safe and _PLACEHOLDER.fullmatch(value) is None
+    return not (_PLACEHOLDER.fullmatch(value) or _compile(kind.safe_values).fullmatch(value))
 
 
 def is_secret_number(kind: SecretKind, value: str) -> bool:

@@ -117,7 +117,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
         _manifest_to_extend(Path(folder), where)
     with _hold_lock(Path(folder)):
         old_manifest = _manifest_to_extend(Path(folder), where)
-        names = namespaces_of(where)
+        namespaces = namespaces_of(where)
         _write_manifest(Path(folder), replace(old_manifest, begun=_now(), finished=None))
         entries = dict(old_manifest.namespaces)
 
@@ -128,7 +128,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
             )
 
         copied, failed_totals = copy_namespaces(
-            names,
+            namespaces,
             lambda name: opened_store(where, name, is_source=True),
             lambda name: opened_store(target, name),
             copy,
@@ -280,11 +280,11 @@ def _manifest_digest(manifest: Manifest) -> str:
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    complete = replace(manifest, digest=_manifest_digest(manifest))
+    manifest_with_digest = replace(manifest, digest=_manifest_digest(manifest))
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            text = msgspec.json.format(msgspec.json.encode(complete), indent=1)
+            text = msgspec.json.format(msgspec.json.encode(manifest_with_digest), indent=1)
             replace_file(descriptor, MANIFEST, text + b"\n")
         finally:
             os.close(descriptor)
@@ -312,9 +312,9 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
     except OSError as error:
         raise store_error(error, f"looking into {folder}") from error
     if other_names:
-        what = "a workspace" if log_folders(folder) else "something else"
+        content = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
-            f"{folder} contains {what}, not a backup; give an empty folder or the folder of "
+            f"{folder} contains {content}, not a backup; give an empty folder or the folder of "
             "an earlier backup"
         )
     return Manifest(source=source, begun=_now())

@@ -22,7 +22,7 @@ from stenolog.stores.base import ChangeMarkerStore, SessionView, Store, leased_k
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
 from stenolog.transfer.read_only_store import ReadOnlyStore
 from stenolog.transfer.transcripts.transcript import as_dict, identity_of
-from stenolog.transfer.transcripts.transcript_import import META
+from stenolog.transfer.transcripts.transcript_import import META_FIELD
 
 
 class StorePlace(Struct, frozen=True, kw_only=True):
@@ -128,20 +128,20 @@ class CombinedStore(ReadOnlyStore):
 
     def _unlisted_keys(self, stamps: Mapping[str, str]) -> Iterator[str]:
         transcripts: defaultdict[str, list[str]] = defaultdict(list)
-        others: list[tuple[str, StorePlace, str]] = []
+        stored_sessions: list[tuple[str, StorePlace, str]] = []
         for key in stamps if len(self._places) > 1 else ():
             place, inner_key = self._find_place(key)
             if place.has_transcripts:
                 transcripts[inner_key].append(key)
             else:
-                others.append((key, place, inner_key))
-        for key, place, inner_key in others:
+                stored_sessions.append((key, place, inner_key))
+        for key, place, inner_key in stored_sessions:
             if inner_key not in transcripts:
                 continue
             copy = self._read_copy(key, stamps[key], place.store, inner_key)
             if copy is not None and copy.is_continued:
                 yield from transcripts[inner_key]
-            elif copy and any(copy.is_covered_by(stamps[one]) for one in transcripts[inner_key]):
+            elif copy and any(copy.is_covered_by(stamps[name]) for name in transcripts[inner_key]):
                 yield key
 
     def _read_copy(
@@ -151,15 +151,15 @@ class CombinedStore(ReadOnlyStore):
         known_stamp, copy = self._copies.get(key, ("", None))
         if copy is None or known_stamp != stamp:
             try:
-                facts = store.info(inner_key).meta.get(META)
+                facts = store.info(inner_key).meta.get(META_FIELD)
                 messages = store.get_history(inner_key, full=True) if facts else []
             except StenologError:
                 return None
             if not facts:
                 return None
             is_continued = any(identity_of(message.to_dict()) is None for message in messages)
-            sizes = [as_dict(facts).get(name) for name in ("size", "modified")]
-            size, modified = (value if isinstance(value, int) else 0 for value in sizes)
+            values = [as_dict(facts).get(name) for name in ("size", "modified")]
+            size, modified = (value if isinstance(value, int) else 0 for value in values)
             copy = _ImportedCopy(is_continued=is_continued, size=size, modified=modified)
             self._copies[key] = stamp, copy
         return copy
@@ -283,5 +283,5 @@ def _with_key_prefix(info: SessionInfo, prefix: str) -> SessionInfo:
     origin = None if info.forked_from is None else prefix + info.forked_from
     meta = info.meta
     if (source := source_from(meta)) is not None:
-        meta = {**meta, META: {**meta[META], "forked_from": prefix + source}}
+        meta = {**meta, META_FIELD: {**meta[META_FIELD], "forked_from": prefix + source}}
     return replace(info, key=prefix + info.key, forked_from=origin, meta=meta)

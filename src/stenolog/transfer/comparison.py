@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 _DIGEST_VERSION: Final = b"stenolog life 1\n"
 """First digested bytes. A new layout of the digested data must have other first bytes."""
 _UNCHANGED: Final = "The destination was not changed"
-TARGET_NEWER: Final = (
+TARGET_NEWER_REASON: Final = (
     "the destination has newer messages that the source does not have. "
     f"{_UNCHANGED}: copy in the other direction, or to another destination"
 )
-DIVERGED: Final = (
+DIVERGED_REASON: Final = (
     "source and destination have the same session with different content: both were written to. "
     f"{_UNCHANGED}: fork, rename or purge one of the two, or copy to another destination"
 )
-SOURCE_DAMAGED: Final = (
+SOURCE_DAMAGED_REASON: Final = (
     "the source has lost messages to damage that the destination still has. "
     f"{_UNCHANGED}: copy the session back from the destination"
 )
-TARGET_DAMAGED: Final = (
+TARGET_DAMAGED_REASON: Final = (
     f"the copy in the destination is damaged. {_UNCHANGED}: purge the session there and copy again"
 )
 
@@ -169,7 +169,7 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
             else:
                 only_in_target = True
     except _TargetDamaged:
-        return Comparison(digest=source_digest, reason=TARGET_DAMAGED)
+        return Comparison(digest=source_digest, reason=TARGET_DAMAGED_REASON)
     target_is_ahead = target.last_seq > source.last_seq or target.number > source.number
     are_different = has_changed or only_in_source or only_in_target or was_purged
     if (
@@ -179,13 +179,13 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
     ):
         return Comparison(digest=source_digest, equal=True)
     if has_changed:
-        return Comparison(digest=source_digest, reason=DIVERGED)
+        return Comparison(digest=source_digest, reason=DIVERGED_REASON)
     if only_in_target and not target_is_ahead and target_reading.untouched:
-        return Comparison(digest=source_digest, reason=SOURCE_DAMAGED)
+        return Comparison(digest=source_digest, reason=SOURCE_DAMAGED_REASON)
     if not target_reading.untouched or target_is_ahead:
         source_is_ahead = source.last_seq > target.last_seq or source.number > target.number
         is_newer = not source_is_ahead and not only_in_source
-        reason = TARGET_NEWER if is_newer else DIVERGED
+        reason = TARGET_NEWER_REASON if is_newer else DIVERGED_REASON
         return Comparison(digest=source_digest, reason=reason, is_newer=is_newer)
     return Comparison(digest=source_digest)
 

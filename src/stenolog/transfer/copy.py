@@ -50,15 +50,15 @@ MAX_PASSES: Final = 3
 MAX_ATTEMPTS: Final = 5
 """Maximum number of attempts to copy or compare sessions that other processes change."""
 
-_KEY_EXISTS: Final = (
+_KEY_EXISTS_ADVICE: Final = (
     "The destination was not changed: delete or rename that session there, or copy to another place"
 )
-_ALWAYS_CHANGING: Final = (
+_ALWAYS_CHANGING_REASON: Final = (
     "other processes lock, delete, restore or rename the session all the time; copy again later"
 )
 _BUSY: Final = "The destination has an older copy: copy again when no other process writes there"
-_TOO_DAMAGED: Final = "the session is too damaged to be read; run `steno doctor`"
-_NOT_EQUAL: Final = (
+_TOO_DAMAGED_REASON: Final = "the session is too damaged to be read; run `steno doctor`"
+_NOT_EQUAL_REASON: Final = (
     "the copy differs from the source: the disk is faulty, or another process wrote to the copy; "
     "check the disk, purge the session in the destination, and copy again"
 )
@@ -172,15 +172,15 @@ def copy_snapshots(
     Sessions that could not be copied are in `problems`. Raises the errors of the destination, for
     example NotStored if the disk is full. After an error, a repeated call continues the copy.
     """
-    return _Copy(source, target, known, exclude_uids, progress).run()
+    return _CopyRun(source, target, known, exclude_uids, progress).run()
 
 
 def preview_copy(source: SnapshotStore, target: SnapshotStore) -> CopyTotals:
     """Return the totals of `copy_snapshots`, as far as they are known without writing."""
-    return _Copy(source, target).preview()
+    return _CopyRun(source, target).preview()
 
 
-class _Copy:
+class _CopyRun:
     """One call of `copy_snapshots`."""
 
     def __init__(
@@ -232,7 +232,7 @@ class _Copy:
         for mark in self._changed_sessions():
             if mark.uid in self._target_marks:
                 self._compare_with_target(mark)
-            if mark.uid in self._problems or self._is_done(mark):
+            if mark.uid in self._problems or self._is_copied(mark):
                 continue
             with self._open_source(mark) as reading:
                 if reading is not None:
@@ -248,12 +248,12 @@ class _Copy:
     def _changed_sessions(self) -> list[SnapshotMark]:
         """Return the sessions of the source that are missing or different in the destination."""
         self._target_marks = {}
-        unreadable: dict[str, str] = {}
+        problem_by_key: dict[str, str] = {}
         for mark in self._target.list_snapshots():
             if mark.uid or not mark.problem:
                 self._target_marks[mark.uid] = mark
             else:
-                unreadable[mark.key] = mark.problem
+                problem_by_key[mark.key] = mark.problem
         for uid in self._copy_states.keys() - self._target_marks.keys():
             del self._copy_states[uid]
         marks = self._source.list_snapshots()
@@ -261,19 +261,19 @@ class _Copy:
         for mark in marks:
             if not mark.uid:
                 self._unreadable_keys.add(mark.key)
-                self._add_problem(mark, mark.problem or _TOO_DAMAGED)
-            elif mark.key in unreadable and mark.deleted is None:
-                self._add_problem(mark, unreadable[mark.key])
+                self._add_problem(mark, mark.problem or _TOO_DAMAGED_REASON)
+            elif mark.key in problem_by_key and mark.deleted is None:
+                self._add_problem(mark, problem_by_key[mark.key])
         return [
             mark
             for mark in marks
             if mark.uid
             and mark.uid not in self._exclude_uids
             and mark.uid not in self._problems
-            and not self._is_done(mark)
+            and not self._is_copied(mark)
         ]
 
-    def _is_done(self, mark: SnapshotMark) -> bool:
+    def _is_copied(self, mark: SnapshotMark) -> bool:
         state, earlier = self._copy_states.get(mark.uid), self._earlier_copies.get(mark.uid)
         if state is not None:
             copied_version = state.stamp, state.snapshot.key, state.snapshot.deleted
@@ -315,7 +315,7 @@ class _Copy:
                 self._outdated_copies[mark.uid] = state.digest
             else:
                 self._compare_with_target(mark)
-        return mark.uid not in self._problems and not self._is_done(mark)
+        return mark.uid not in self._problems and not self._is_copied(mark)
 
     def _is_unchanged_copy(self, mark: SnapshotMark) -> bool:
         """Return whether the copy is unchanged since it was written."""
@@ -334,7 +334,7 @@ class _Copy:
                         mark = pending.pop()
                         with self._open_source(mark) as reading:
                             if reading is not None:
-                                written_states += self._write(writer, mark, reading)
+                                written_states += self._write_snapshot(writer, mark, reading)
             except (SessionExists, StoreBusy):
                 if len(pending) == pending_count:
                     raise
@@ -358,7 +358,7 @@ class _Copy:
             if not remaining:
                 return
         for mark in remaining:
-            self._add_problem(mark, self._failure_reasons.get(mark.uid, _ALWAYS_CHANGING))
+            self._add_problem(mark, self._failure_reasons.get(mark.uid, _ALWAYS_CHANGING_REASON))
 
     def _copy_locked(self, mark: SnapshotMark) -> bool:
         """Copy the remaining changes; return False if another attempt is needed."""
@@ -369,7 +369,7 @@ class _Copy:
                 return mark.uid in self._problems
             try:
                 with self._target.snapshot_writer() as writer:
-                    written_states = self._write(writer, mark, reading)
+                    written_states = self._write_snapshot(writer, mark, reading)
             except (SessionExists, StoreBusy) as error:
                 self._failure_reasons[mark.uid] = f"{error}. {_BUSY}"
                 return False
@@ -420,7 +420,7 @@ class _Copy:
                 self._add_problem(mark, str(error))
             yield reading
 
-    def _write(
+    def _write_snapshot(
         self, writer: SnapshotWriter, mark: SnapshotMark, reading: SnapshotReading
     ) -> list[_CopyState]:
         """Write a snapshot to the destination. If the result is empty, a later pass tries again."""
@@ -437,12 +437,12 @@ class _Copy:
                 instead_of="" if target_mark is None else target_mark.stamp,
             )
         except UnknownDamage as damage:
-            self._add_damage(mark, damage)
+            self._add_damaged_seqs(mark, damage)
             return []
         except SessionExists as error:
             # The session that has this key in the destination may be an earlier copy whose source
             # was renamed or deleted since.
-            self._failure_reasons[mark.uid] = f"{error}. {_KEY_EXISTS}"
+            self._failure_reasons[mark.uid] = f"{error}. {_KEY_EXISTS_ADVICE}"
             return []
         except StoreBusy:
             return []
@@ -454,7 +454,7 @@ class _Copy:
         self._bytes += max(0, digest.bytes - old_digest.bytes)
         return [_CopyState(snapshot, digest, reading.stamp, written=True)]
 
-    def _add_damage(self, mark: SnapshotMark, damage: UnknownDamage) -> None:
+    def _add_damaged_seqs(self, mark: SnapshotMark, damage: UnknownDamage) -> None:
         known_seqs = self._damaged_seqs.get(mark.uid, [])
         self._damaged_seqs[mark.uid] = spans.union(known_seqs, damage.seqs)
 
@@ -476,7 +476,7 @@ class _Copy:
                 try:
                     comparison = compare(replace(source, snapshot=snapshot), target)
                 except UnknownDamage as damage:
-                    self._add_damage(mark, damage)
+                    self._add_damaged_seqs(mark, damage)
                     continue
                 except StoreBusy:
                     return
@@ -510,7 +510,7 @@ class _Copy:
                 with self._open_target(mark) as target_reading:
                     digest = "" if target_reading is None else digest_of(target_reading)
             if digest != state.digest.with_snapshot(state.snapshot):
-                self._add_problem(mark, _NOT_EQUAL)
+                self._add_problem(mark, _NOT_EQUAL_REASON)
         self._report_progress("comparing", len(pending), len(pending))
 
     # --- results -----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from stenolog.transfer.copy import (
 OnProgress = Callable[[str, CopyStep], None]
 """Progress callback: called with the namespace and each step."""
 
-_TEMPORARY: Final = "memory:"
+_TEMPORARY_ADDRESS: Final = "memory:"
 
 
 class CopyReport(Struct, frozen=True, kw_only=True):
@@ -216,7 +216,7 @@ def _namespace_of(where: str, folder: str) -> str:
 
 def check_different_places(source: str, target: str) -> None:
     """Raise UsageError if source and target are the same place, or if one is a temporary store."""
-    if _TEMPORARY in (source, target):
+    if _TEMPORARY_ADDRESS in (source, target):
         raise UsageError("memory: is a temporary store; give another place")
     source_address, target_address = parse_address(source), parse_address(target)
     if source_address.engine != target_address.engine:
@@ -287,14 +287,14 @@ def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
     except EmptyStore:
         store = InMemoryStore()
     except StoreUnavailable:
-        if _exists(where, namespace):
+        if _namespace_exists(where, namespace):
             raise
         store = InMemoryStore()
     with store:
         yield _as_snapshot_store(store, where)
 
 
-def _exists(where: str, namespace: str) -> bool:
+def _namespace_exists(where: str, namespace: str) -> bool:
     address = parse_address(where)
     path = Path(address.path)
     match address.engine:

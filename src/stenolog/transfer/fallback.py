@@ -80,9 +80,8 @@ class FallbackStore(JSONLStore):
         uids = [trashed.uid for trashed in trash if trashed.key == key]
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
-        with self._noting(
-            self._describe_purge(key, uids, before=before)
-        ):  # guard: fallback-purge-noted
+        note = self._make_purge_note(key, uids, before=before)
+        with self._note_purge(note):  # guard: fallback-purge-noted
             return super().purge(key, before=before)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
@@ -91,7 +90,8 @@ class FallbackStore(JSONLStore):
         The merge also purges the session with this key in the store, unless that session has
         messages that the purged sessions did not have.
         """
-        with self._noting(self._describe_purge(key, [uid for uid, _ in entries], is_trash=True)):
+        note = self._make_purge_note(key, [uid for uid, _ in entries], is_trash=True)
+        with self._note_purge(note):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
@@ -108,7 +108,7 @@ class FallbackStore(JSONLStore):
         super().close()
         self._fallback_lock.release()
 
-    def _describe_purge(
+    def _make_purge_note(
         self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
     ) -> "_PurgeNote":
         imported_seqs: dict[str, int] = {}
@@ -128,7 +128,7 @@ class FallbackStore(JSONLStore):
         )
 
     @contextmanager
-    def _noting(self, purge: "_PurgeNote") -> Iterator[None]:
+    def _note_purge(self, purge: "_PurgeNote") -> Iterator[None]:
         """Write a note of the purge before the purge runs, and complete the note afterwards.
 
         The note of a failed purge stays. The merge finds out whether that purge took effect.
@@ -224,12 +224,12 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
             return
         with fallback:
             _repeat_purges(workspace, fallback, store, is_alone=is_alone)
-            entries = _FallbackSnapshots(fallback, store, workspace)
-            merged = merge_source(entries, store, entries.record)
+            snapshots = _FallbackSnapshots(fallback, store, workspace)
+            report = merge_source(snapshots, store, snapshots.record)
             _repeat_deletions(workspace, fallback, store)
-        log_report(merged, store)
-        if is_alone and not merged.skipped:
-            _rename_merged_folder(workspace, merged)
+        log_report(report, store)
+        if is_alone and not report.skipped:
+            _rename_merged_folder(workspace, report)
     finally:
         lock.release()
 
@@ -239,7 +239,7 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
     keys = set(fallback.list_sessions())
     for deletion in fallback.list_trash():
         try:
-            record = _read_record(workspace, deletion.uid)
+            record = _read_merge_record(workspace, deletion.uid)
             if record.deleted == deletion.deleted:  # guard: fallback-deletion-repeated-once
                 continue
             with suppress(NoSuchSession):
@@ -249,10 +249,10 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
         except (StenologError, NotASession) as error:
             _logger.warning("the deletion of %r cannot be repeated: %s", deletion.key, error)
         else:
-            _write_record(workspace, deletion.key, replace(record, deleted=deletion.deleted))
+            _write_merge_record(workspace, deletion.key, replace(record, deleted=deletion.deleted))
 
 
-def _rename_merged_folder(workspace: Path, merged: ImportReport) -> None:
+def _rename_merged_folder(workspace: Path, report: ImportReport) -> None:
     time_text = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
     target = workspace / f"{NAMESPACE}.merged-{time_text}"
     try:
@@ -262,7 +262,7 @@ def _rename_merged_folder(workspace: Path, merged: ImportReport) -> None:
         _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
         return
     shutil.rmtree(workspace / MERGED_FOLDER, ignore_errors=True)
-    count = sum(session.added for session in merged.imported)
+    count = sum(session.added for session in report.imported)
     _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
 
 
@@ -326,7 +326,7 @@ class _FallbackSnapshots:
             info = self._fallback.info(self._keys[source.name])
         except StenologError as error:
             raise NotASession(str(error)) from error
-        record = _read_record(self._workspace, info.uid)
+        record = _read_merge_record(self._workspace, info.uid)
         is_same = bool(record.stored) and record.stored[-1] == _session_uid(self._store, record.key)
         # Messages that were already merged are not merged into another session of the store: the
         # first session was purged or deleted.
@@ -353,8 +353,8 @@ class _FallbackSnapshots:
         earlier_uids = [stored_uid for stored_uid in record.stored if stored_uid != uid]
         stored_uids = (*earlier_uids, uid) if uid else tuple(earlier_uids)
         record = replace(record, key=imported.key, stored=stored_uids)
-        if record != _read_record(self._workspace, record.uid):
-            _write_record(self._workspace, self._keys[source.name], record)
+        if record != _read_merge_record(self._workspace, record.uid):
+            _write_merge_record(self._workspace, self._keys[source.name], record)
 
 
 def _to_source_content(
@@ -376,7 +376,7 @@ def _to_source_content(
     )
     updated = datetime.fromisoformat(snapshot.updated)
     lost_count = spans.size(snapshot.lost)
-    has_new = any(message.once is not None for message in unmerged)
+    has_new_messages = any(message.once is not None for message in unmerged)
     session = LegacySession(
         layout="stenolog-json",
         key=snapshot.key,
@@ -390,7 +390,7 @@ def _to_source_content(
     # A legacy session without new messages in the fallback store is as old as its file.
     times = [parse_go_time(receipt.get("updated")) for receipt in receipts]
     imported_times = [at for at in times if at is not None]
-    mtime = updated if has_new or not imported_times else max(imported_times)
+    mtime = updated if has_new_messages or not imported_times else max(imported_times)
     return SourceContent(session, _session_digest(snapshot, session), mtime, ())
 
 
@@ -434,9 +434,9 @@ def _session_digest(snapshot: Snapshot, session: LegacySession) -> str:
     """Return a digest that differs for each state of a session."""
     *_, messages_digest = ["", *merge.prefix_digests(session.messages)]
     hidden_flags = [message.hidden for message in session.messages]
-    digested = [snapshot.uid, snapshot.last_seq, messages_digest, hidden_flags]
-    digested += [session.summary, session.meta]
-    return sha256(json.dumps(digested, sort_keys=True).encode()).hexdigest()
+    digested_values = [snapshot.uid, snapshot.last_seq, messages_digest, hidden_flags]
+    digested_values += [session.summary, session.meta]
+    return sha256(json.dumps(digested_values, sort_keys=True).encode()).hexdigest()
 
 
 # --- records of merges -----------------------------------------------------------------------
@@ -460,7 +460,7 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     """Time of the deletion in the fallback store that was repeated."""
 
 
-def _read_record(workspace: Path, uid: str) -> _MergeRecord:
+def _read_merge_record(workspace: Path, uid: str) -> _MergeRecord:
     """Return the record of a session, or an empty record. Raises NotASession."""
     try:
         text = (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").read_bytes()
@@ -471,7 +471,7 @@ def _read_record(workspace: Path, uid: str) -> _MergeRecord:
         raise NotASession(f"the record of its merge cannot be read: {error}") from error
 
 
-def _write_record(workspace: Path, key: str, record: _MergeRecord) -> None:
+def _write_merge_record(workspace: Path, key: str, record: _MergeRecord) -> None:
     try:
         _write_json(workspace / MERGED_FOLDER, f"{escape_key(record.uid)}.json", record)
     except OSError as error:
@@ -541,12 +541,12 @@ def _repeat_purges(
                 if is_alone:
                     path.unlink()
                 continue
-            unfinished = _repeat_purge(purge, store)
+            unfinished_purge = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
                 (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if unfinished:
+            if unfinished_purge:
                 _logger.warning(
-                    "a purge in the fallback is not fully repeated for %r: %s", *unfinished
+                    "a purge in the fallback is not fully repeated for %r: %s", *unfinished_purge
                 )
                 path.rename(path.with_suffix(".left"))
             else:
@@ -616,7 +616,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     is_older = True
     with suppress(NoSuchSession):
         info = store.info(key)
-        is_older = _is_older(purge, info)
+        is_older = _is_older_than_purge(purge, info)
         if is_older:
             history = store.get_history(key, full=True)
             newer_seqs = [message.seq for message in history if message.at > purge.at]
@@ -634,7 +634,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     return None if is_all_trash or purge.is_trash else (key, "the trash has sessions deleted since")
 
 
-def _is_older(purge: _PurgeNote, info: SessionInfo) -> bool:
+def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
     """Return whether a session is older than the purge or was imported from the same file."""
     if info.lost and info.updated > purge.at:
         raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")

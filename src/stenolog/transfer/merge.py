@@ -86,14 +86,14 @@ def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSessio
     # A session that was merged once is not another conversation, even if it was changed since.
     first_with_token = 0 if merged_count else next(token_indexes, len(payloads))
     common = _common_prefix(payloads, existing.payloads)
-    has_all = common == len(existing.payloads)
+    old_has_all = common == len(existing.payloads)
     if (
         common < first_with_token
-        and not has_all
+        and not old_has_all
         and (known_seqs := _overlapping_seqs(old_session, payloads, existing))
     ):
         return Merge(seqs=tuple(known_seqs), include_state=False)
-    if common < first_with_token and not has_all:  # guard: import-keeps-conversations-apart
+    if common < first_with_token and not old_has_all:  # guard: import-keeps-conversations-apart
         return None
     known_seqs = existing.seqs[: min(common, first_with_token)]
     if first_with_token < len(payloads):
@@ -102,14 +102,14 @@ def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSessio
         known_seqs = (*existing.seqs[: min(common, merged_count)], *[0] * (merged_count - common))
     resumed_choice = existing.started_import(digest)
     has_grown = len(existing.payloads) < len(payloads) or old_session.layout == "stenolog-json"
-    saw_all = has_all and merged_count <= common and has_grown
-    saw_all = saw_all or (has_all and _has_hidden_more(old_session, existing))
+    saw_all = old_has_all and merged_count <= common and has_grown
+    saw_all = saw_all or (old_has_all and _has_hidden_more(old_session, existing))
     # guard: resumed-merge-keeps-decision
     include_state = saw_all if resumed_choice is None else resumed_choice
-    is_their_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
+    is_old_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
     if old_session.layout not in OTHER_PROGRAMS:
-        is_their_summary = is_their_summary or _is_imported_summary(existing)
-    is_untouched = is_their_summary and existing.floor <= hidden_prefix(old_session)
+        is_old_summary = is_old_summary or _is_imported_summary(existing)
+    is_untouched = is_old_summary and existing.floor <= hidden_prefix(old_session)
     return Merge(seqs=tuple(known_seqs), include_state=is_untouched and include_state)
 
 

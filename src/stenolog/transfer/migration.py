@@ -450,7 +450,7 @@ class _ImportRun:
             )
             if merge is None:
                 continue
-            aliases, problems, unaccepted = (
+            aliases, problems, unaccepted_aliases = (
                 self._aliases_to_add(old, key) if target == key else ([], [], [])
             )
             if target != key:
@@ -465,7 +465,7 @@ class _ImportRun:
                 already_imported=False,
                 problems=(*old.problems, *problems, *more_problems),
                 aliases=tuple(aliases),
-                unaccepted_aliases=tuple(unaccepted),
+                unaccepted_aliases=tuple(unaccepted_aliases),
             )
         raise UsageError(
             f"there are {merging.MAX_SEPARATE_SESSIONS} other conversations named {old.key!r}"
@@ -485,7 +485,7 @@ class _ImportRun:
             imported = replace(imported, dropped=0, problems=())
         if not gets_aliases:
             return imported
-        aliases, problems, unaccepted = self._aliases_to_add(old, imported.key)
+        aliases, problems, unaccepted_aliases = self._aliases_to_add(old, imported.key)
         new_aliases = [name for name in aliases if name not in aliases_in(existing.meta)]
         if new_aliases and not self._options.dry_run:
             add_aliases(self._store, imported.key, existing.meta, new_aliases)
@@ -493,7 +493,7 @@ class _ImportRun:
             imported,
             problems=(*imported.problems, *(problems if new_aliases else ())),
             aliases=tuple(new_aliases),
-            unaccepted_aliases=tuple(unaccepted),
+            unaccepted_aliases=tuple(unaccepted_aliases),
         )
 
     def _candidate_keys(self, key: str, old: LegacySession) -> Iterator[str]:
@@ -530,9 +530,9 @@ class _ImportRun:
 
     def _resolve_key(self, key: str) -> str:
         """Return the key if a session has it, else the key of the session with this alias."""
-        return key if self._find_info(key) is not None else self._aliases().get(key, key)
+        return key if self._find_info(key) is not None else self._alias_map().get(key, key)
 
-    def _aliases(self) -> dict[str, str]:
+    def _alias_map(self) -> dict[str, str]:
         # The aliases are read once, because other imports wait for the lock of the folder.
         if self._alias_owners is None:
             self._alias_owners = dict(Aliases(self._store).owners())
@@ -584,12 +584,12 @@ class _ImportRun:
     ) -> tuple[list[str], list[str], list[str]]:
         """Return aliases to add, problems of other aliases, and aliases that are not accepted."""
         if old.aliases and not self._options.aliases:  # guard: import-asks-for-aliases
-            return [], [], [name for name in old.aliases if self._aliases().get(name) != key]
+            return [], [], [name for name in old.aliases if self._alias_map().get(name) != key]
         accepted_aliases: list[str] = []
         problems = []
         bytes_left = MAX_ALIAS_BYTES
         for name in old.aliases:
-            owner = self._aliases().get(name)
+            owner = self._alias_map().get(name)
             bytes_left -= len(name.encode("utf-8", "surrogatepass"))
             if self._alias_claims[name] > 1:
                 problems.append(
@@ -601,7 +601,7 @@ class _ImportRun:
                 problems.append(f"the alias {name!r} was skipped: the session has too many aliases")
             else:
                 accepted_aliases.append(name)
-        self._aliases().update(dict.fromkeys(accepted_aliases, key))
+        self._alias_map().update(dict.fromkeys(accepted_aliases, key))
         return accepted_aliases, problems, []
 
     # --- names of files ----------------------------------------------------------------------

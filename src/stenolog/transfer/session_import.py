@@ -65,7 +65,7 @@ class SessionImport:
         for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
             if value is not None and name not in meta:
                 fields[name] = value
-        if self.old.state and self._is_newest(meta):
+        if self.old.state and self._has_newest_state(meta):
             fields[self.old.layout] = self.old.state
         if names:
             prepare_alias_mark(self._store)
@@ -87,7 +87,7 @@ class SessionImport:
         is_newer = last_update is None or last_update < self.old.created
         return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
 
-    def _is_newest(self, meta: Mapping[str, Any]) -> bool:
+    def _has_newest_state(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the old session's state is at least as new as the stored state."""
         stored_count = 0 if self.existing is None else len(self.existing.payloads)
         return self.old.layout not in meta or stored_count <= len(self.old.messages)
@@ -162,8 +162,8 @@ class SessionImport:
             yield "the summary was skipped, because the session has newer messages"
         # Messages with a token are hidden even if the session has newer messages.
         indexes = self._hidden_indexes(merging.hidden_prefix(self.old))
-        also_hidden = sum(self.old.messages[index].once is not None for index in indexes)
-        if hidden_count := self.old.hidden - also_hidden:
+        still_hidden_count = sum(self.old.messages[index].once is not None for index in indexes)
+        if hidden_count := self.old.hidden - still_hidden_count:
             yield f"{hidden_count} messages that were hidden in the source are visible here"
 
     def write_receipt(self, name: str) -> None:

@@ -108,7 +108,7 @@ def test_log_without_meta_file_is_recognized_by_its_fields(line: bytes, layout: 
     known = [
         name
         for name, program in (("picoclaw", picoclaw), ("zeroclaw", zeroclaw))
-        if program.looks_like(found)
+        if program.is_log(found)
     ]
     assert known == ([] if layout is None else [layout])
 

@@ -70,7 +70,7 @@ _PATCH_START: Final = re.compile(
 _PATCHED_FILE: Final = re.compile(
     r"(?m)^(?:\*\*\* (?:Add|Update|Delete) File: |\+\+\+ (?:b/)?)(.+)$"
 )
-_HEADS: Final = ("@@", "*** ", "diff --git ", "--- ", "+++ ", "index ", "Index: ", "new file ")
+_HEADINGS: Final = ("@@", "*** ", "diff --git ", "--- ", "+++ ", "index ", "Index: ", "new file ")
 _SUFFIX_LANGUAGES: Final = {"htm": "html", "mjs": "js", "cjs": "js", "svg": "xml", "cfg": "ini"}
 _SHELLS: Final = frozenset({"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/bin/zsh"})
 _ERROR_TAGS: Final = re.compile(r"</?tool_use_error>")
@@ -160,7 +160,7 @@ def summary_of(arguments: Any) -> str:
             return _one_line(command)
         if isinstance(value, str) and value.strip():
             return _one_line(value)
-    steps = next(filter(None, map(_checklist, decoded.values())), ())
+    steps = next(filter(None, map(_checklist_items, decoded.values())), ())
     if steps:
         done_count = sum(step.state == "done" for step in steps)
         return f"{done_count} of {len(steps)} done"
@@ -252,8 +252,8 @@ def _value_blocks(value: Any, budget: DiffBudget) -> Iterator[ToolBlock]:
                 yield _text_block(value)
         case Mapping():
             yield from _object_blocks(value, budget)
-        case list() if steps := _checklist(value):
-            yield _steps_block(steps, len(value))
+        case list() if steps := _checklist_items(value):
+            yield _checklist_block(steps, len(value))
         case _:
             yield ToolBlock(kind="json", text=format_json(value))
 
@@ -283,8 +283,8 @@ def _object_blocks(fields: Mapping[str, Any], budget: DiffBudget) -> Iterator[To
     for name, value in list(rest.items()):
         if isinstance(value, str) and _PATCH_START.match(value):
             yield _patch_block(value, name)
-        elif steps := _checklist(value):
-            yield _steps_block(steps, len(value))
+        elif steps := _checklist_items(value):
+            yield _checklist_block(steps, len(value))
         elif isinstance(value, str) and "\n" in value.strip("\n"):
             yield _text_block(value, name)
         else:
@@ -333,7 +333,7 @@ def language_of(path: str) -> str:
 # --- checklists ------------------------------------------------------------------------------
 
 
-def _checklist(value: Any) -> tuple[ChecklistItem, ...]:
+def _checklist_items(value: Any) -> tuple[ChecklistItem, ...]:
     """Return the items of a list of steps with a status; empty if the value is not such a list."""
     if not isinstance(value, list) or not value:
         return ()
@@ -360,7 +360,7 @@ def _step_state(item: Mapping[str, Any]) -> ItemState | None:
     return None
 
 
-def _steps_block(steps: tuple[ChecklistItem, ...], count: int) -> ToolBlock:
+def _checklist_block(steps: tuple[ChecklistItem, ...], count: int) -> ToolBlock:
     return ToolBlock(kind="checklist", items=steps, omitted=count - len(steps))
 
 
@@ -397,7 +397,7 @@ def _patch_block(text: str, label: str) -> ToolBlock:
 
 
 def _patch_line(line: str) -> DiffLine:
-    if line.startswith(_HEADS):
+    if line.startswith(_HEADINGS):
         return DiffLine("head", line)
     kinds: dict[str, LineKind] = {"+": "added", "-": "removed"}
     kind = kinds.get(line[:1], "same")
@@ -412,8 +412,8 @@ def _compare_texts(
     if max_lines <= 0 or not budget.take_long(line_count):
         return [], line_count
     old_lines, new_lines = _split_lines(old_text), _split_lines(new_text)
-    head_count = _common_start(old_lines, new_lines)
-    tail_count = _common_start(old_lines[head_count:][::-1], new_lines[head_count:][::-1])
+    head_count = _common_start_length(old_lines, new_lines)
+    tail_count = _common_start_length(old_lines[head_count:][::-1], new_lines[head_count:][::-1])
     changed_old = old_lines[head_count : len(old_lines) - tail_count]
     changed_new = new_lines[head_count : len(new_lines) - tail_count]
     diff = [DiffLine("same", line) for line in old_lines[:head_count]]
@@ -428,7 +428,7 @@ def _split_lines(text: str) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def _common_start(first: Sequence[str], second: Sequence[str]) -> int:
+def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
     """Return the number of equal lines at the start."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -461,7 +461,7 @@ def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine]
                 x, y = x + 1, y + 1
             furthest_x[diagonal] = x
             if x >= len(old_lines) and y >= len(new_lines):
-                return _walk_back(old_lines, new_lines, history)
+                return _rebuild_diff(old_lines, new_lines, history)
     return None
 
 
@@ -471,7 +471,7 @@ def _adds_line(furthest_x: Mapping[int, int], changes: int, diagonal: int) -> bo
     return is_first or (not is_last and furthest_x[diagonal - 1] < furthest_x[diagonal + 1])
 
 
-def _walk_back(
+def _rebuild_diff(
     old_lines: list[str], new_lines: list[str], history: list[dict[int, int]]
 ) -> list[DiffLine]:
     lines: list[DiffLine] = []
@@ -479,9 +479,9 @@ def _walk_back(
     for changes in range(len(history) - 1, -1, -1):
         furthest_x, diagonal = history[changes], x - y
         is_added = _adds_line(furthest_x, changes, diagonal)
-        previous = diagonal + 1 if is_added else diagonal - 1
-        from_x = furthest_x[previous] if changes else 0
-        from_y = from_x - previous if changes else 0
+        previous_diagonal = diagonal + 1 if is_added else diagonal - 1
+        from_x = furthest_x[previous_diagonal] if changes else 0
+        from_y = from_x - previous_diagonal if changes else 0
         while x > from_x and y > from_y:
             x, y = x - 1, y - 1
             lines.append(DiffLine("same", old_lines[x]))
@@ -497,12 +497,12 @@ def _walk_back(
 
 def _omit_unchanged(lines: Sequence[DiffLine]) -> Iterator[DiffLine]:
     """Yield the lines of a diff. Long runs of unchanged lines are replaced by their number."""
-    end = 0
+    line_count = 0
     for is_same, group in groupby(lines, key=lambda line: line.kind == "same"):
         run_lines = list(group)
-        lead_count = _CONTEXT_LINES if end > 0 else 0
-        end += len(run_lines)
-        trail_count = _CONTEXT_LINES if end < len(lines) else 0
+        lead_count = _CONTEXT_LINES if line_count > 0 else 0
+        line_count += len(run_lines)
+        trail_count = _CONTEXT_LINES if line_count < len(lines) else 0
         hidden_count = len(run_lines) - lead_count - trail_count
         if not is_same or hidden_count <= _CONTEXT_LINES or len(run_lines) == len(lines):
             yield from run_lines

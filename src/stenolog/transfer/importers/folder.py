@@ -225,7 +225,7 @@ class Folder:
         if not name.endswith(json_file.SUFFIX) and not begins_array:
             return self._read_log(name, body, meta, mtime)
         messages, rest = _find_array(body) if may_be_array else (None, {})
-        if messages is not None and "langchain" in self._layouts and langchain.looks_like(messages):
+        if messages and "langchain" in self._layouts and langchain.has_message(messages):
             return langchain.read(messages, name=name, mtime=mtime)
         if "plain" in self._layouts:
             if messages is not None and chat_format.has_message(messages):
@@ -249,21 +249,21 @@ class Folder:
         self, name: str, body: bytes, meta: bytes | None, mtime: datetime
     ) -> LegacySession:
         """Return the session in a file of JSON lines. Raises NotASession."""
-        allowed = self._layouts
-        if "nanobot" in allowed and nanobot.looks_like(body):
+        layouts = self._layouts
+        if "nanobot" in layouts and nanobot.is_log(body):
             return nanobot.read(body, name=name, mtime=mtime)
         lines = list(read_lines(body))
-        is_plain = "plain" in allowed and meta is None and _are_plain_messages(lines, name)
+        is_plain = "plain" in layouts and meta is None and _are_plain_messages(lines, name)
         if not is_plain:
-            if "picoclaw" in allowed and (meta is not None or picoclaw.looks_like(lines)):
+            if "picoclaw" in layouts and (meta is not None or picoclaw.is_log(lines)):
                 return picoclaw.read(body, meta, name=name, mtime=mtime)
-            if "zeroclaw" in allowed and zeroclaw.looks_like(lines):
+            if "zeroclaw" in layouts and zeroclaw.is_log(lines):
                 return zeroclaw.read(body, name=name, mtime=mtime)
-        if "plain" in allowed and any(line.fields is not None for line in lines):
+        if "plain" in layouts and any(line.fields is not None for line in lines):
             return self._read_plain_lines(name, body, mtime)
         if not lines:
             raise NotASession("it is empty")
-        if allowed < REFERENCE_LAYOUTS:
+        if layouts < REFERENCE_LAYOUTS:
             raise NotASession(self._layout_error())
         raise NotASession(
             next((line.problem for line in lines if line.problem), "its layout is unknown")
@@ -374,7 +374,7 @@ def _find_array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
 def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
     """Return whether these messages have no field that identifies a particular program."""
     messages = [line.fields for line in lines if line.fields is not None]
-    if not zeroclaw.looks_like(lines):
+    if not zeroclaw.is_log(lines):
         return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
     is_packed = any(zeroclaw.unpack_content(fields) != fields for fields in messages)
     return not is_packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
@@ -471,8 +471,8 @@ def _suffix_age(suffix: str) -> tuple[bool, int]:
     return (not suffix, int(suffix.partition("-")[2] or 1))
 
 
-def _matching_meta_suffix(suffix: str, unpaired: list[str]) -> str | None:
+def _matching_meta_suffix(suffix: str, unpaired_suffixes: list[str]) -> str | None:
     """Return the ending of the meta file that belongs to a log with this ending."""
     if suffix:
-        return "" if "" in unpaired else None
-    return unpaired[-1] if unpaired else None
+        return "" if "" in unpaired_suffixes else None
+    return unpaired_suffixes[-1] if unpaired_suffixes else None

@@ -136,8 +136,8 @@ def without_oversized_parts(session: LegacySession) -> LegacySession:
         session = replace(session, summary="")
     try:
         size = len(encode_object(session.state))
-        too_large = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
-        reason = too_large if size > MAX_STATE_BYTES else ""
+        size_text = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
+        reason = size_text if size > MAX_STATE_BYTES else ""
     except RefusedMessage as error:
         reason = str(error)
     if reason:

@@ -78,11 +78,11 @@ def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
     )
 
 
-def looks_like(log: bytes) -> bool:
+def is_log(log: bytes) -> bool:
     """Return whether the first line is nanobot's metadata."""
-    first = next((line for line in log.split(b"\n", 3)[:3] if line.strip()), b"")
+    first_line = next((line for line in log.split(b"\n", 3)[:3] if line.strip()), b"")
     try:
-        fields = parse_json(first, "")
+        fields = parse_json(first_line, "")
     except NotAMessage:
         return False
     return isinstance(fields, dict) and fields.get(KIND_FIELD) == "metadata"

@@ -216,12 +216,12 @@ def _check_length(path: Path) -> None:
 
     SQLite would silently return fewer rows.
     """
-    head = _read_header(path)
-    page_size, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
+    header = _read_header(path)
+    page_size, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
     # The page size 1 means 65,536. Old writers do not maintain the number of pages.
     page_size = 65_536 if page_size == 1 else page_size
     size = path.stat().st_size
-    if head[24:28] == head[92:96] and size < page_size * pages:
+    if header[24:28] == header[92:96] and size < page_size * pages:
         raise NotASession(f"the file is cut: it has {size:,} of {page_size * pages:,} bytes")
 
 

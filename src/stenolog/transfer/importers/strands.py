@@ -34,7 +34,7 @@ from stenolog.transfer.importers.chat_format import (
 )
 from stenolog.transfer.importers.legacy_session import Source, SourceContent, time_of_nanoseconds
 
-FIELD: Final = "strands"
+EXTRA_FIELD: Final = "strands"
 """Field of a message with the data that the chat format does not have."""
 
 _BLOCKS_WITHOUT_CONTENT: Final = ("cachePoint",)
@@ -44,7 +44,7 @@ AGENT_PREFIX: Final = "agent_"
 DEFAULT_AGENT: Final = "default"
 """Name of an agent without a name."""
 
-_MESSAGE: Final = re.compile(r"message_(\d{1,18})\.json")
+_FILE_NAME: Final = re.compile(r"message_(\d{1,18})\.json")
 # guard: import-no-symlinks
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -197,7 +197,8 @@ def _message_files(folder: Path) -> dict[int, Path]:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
         return {}
-    files = {int(match[1]): folder / name for name in names if (match := _MESSAGE.fullmatch(name))}
+    matches = filter(None, map(_FILE_NAME.fullmatch, names))
+    files = {int(match[1]): folder / match[0] for match in matches}
     return dict(sorted(files.items()))
 
 
@@ -232,7 +233,8 @@ def messages_of(message: dict[str, Any], report: ImportProblems) -> list[dict[st
         other_fields["content"] = content
     messages = pieces.messages(role)
     if other_fields:
-        messages[-1] = {**messages[-1], FIELD: {**messages[-1].get(FIELD, {}), **other_fields}}
+        extra = {**messages[-1].get(EXTRA_FIELD, {}), **other_fields}
+        messages[-1] = {**messages[-1], EXTRA_FIELD: extra}
     return messages
 
 
@@ -290,4 +292,4 @@ def _tool_result(value: dict[str, Any], report: ImportProblems) -> dict[str, Any
         "tool_call_id": as_id(value.get("toolUseId")),
         "content": make_content(parts) or "",
     }
-    return with_extra(message, FIELD, non_empty(other_fields))
+    return with_extra(message, EXTRA_FIELD, non_empty(other_fields))

@@ -59,7 +59,7 @@ _CALL_TYPES: Final = {
     "image_generation_call": "result",
 }
 """Types of items that call a tool, with the field of their arguments."""
-_INJECTED: Final = (
+_INJECTED_PREFIXES: Final = (
     "<environment_context>",
     "<user_instructions>",
     "# AGENTS.md instructions",
@@ -68,7 +68,7 @@ _INJECTED: Final = (
 )
 _EXIT_CODE: Final = re.compile(r"(?:Process exited with code|Exit code:) (-?\d+)")
 _WALL_TIME: Final = re.compile(r"Wall time: ([\d.]+)")
-_IMAGE: Final = re.compile(r"</?image\b[^>]*>")
+_IMAGE_TAG: Final = re.compile(r"</?image\b[^>]*>")
 _SUMMARY_PREFACE: Final = re.compile(
     r"Another language model started to solve this problem.*?:\n", re.DOTALL
 )
@@ -106,14 +106,14 @@ class Codex(TranscriptReader):
 
     def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
         """Read a thread. Raises OSError."""
-        reading = _Reading(transcript)
+        reading = _ThreadReading(transcript)
         for path in file.paths:
             reading.begin_file()
             for line, record in _read_lines(path):
                 reading.add(record, line)
         reading.finish(file.paths)
-        if reading.base is not None:
-            copies = self._read_copies(file.paths[0], *reading.base)
+        if reading.fork_base is not None:
+            copies = self._read_copies(file.paths[0], *reading.fork_base)
             if copies:
                 transcript.source["forked_after"] = copies[-1].identity
             if is_complete:
@@ -153,7 +153,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
         yield from parse_lines(io.BufferedReader(stream))
 
 
-class _Reading:
+class _ThreadReading:
     """The messages and facts of one thread, collected record by record."""
 
     def __init__(self, transcript: Transcript) -> None:
@@ -169,7 +169,7 @@ class _Reading:
         self._counted_responses: set[str] = set()
         self._has_usage_records = False
         self._finished_items: dict[str, dict[str, Any]] = {}
-        self.base: tuple[str, int] | None = None
+        self.fork_base: tuple[str, int] | None = None
         """Parent thread of a fork, and the ordinal of its first record after the fork."""
         self._results: dict[str, TranscriptMessage] = {}
         """Tool results by the id of their call."""
@@ -223,7 +223,7 @@ class _Reading:
         if not isinstance(end_ordinal, int):
             return
         if history_base.get("thread_id") != payload.get("id"):
-            self.base = as_text(history_base.get("thread_id")), end_ordinal
+            self.fork_base = as_text(history_base.get("thread_id")), end_ordinal
             return
         # This file follows a revert. Hide the messages of the earlier file from `end_ordinal` on.
         for message in self._transcript.messages:
@@ -317,7 +317,7 @@ class _Reading:
         fork = meta.get("forked_from_id")
         transcript.finish(
             _find_name_in_index(paths[0], transcript.key)
-            or _IMAGE.sub("", transcript.first_prompt()),
+            or _IMAGE_TAG.sub("", transcript.first_prompt()),
             folders=list(self._folders),
             branches=[git["branch"]] if isinstance(git.get("branch"), str) else [],
             commit=git.get("commit_hash"),
@@ -411,7 +411,7 @@ def _kind_of_item(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Kind
     kinds = passthrough.get("content_item_kinds")
     if isinstance(kinds, list) and "user.text" in kinds:
         return None
-    is_injected = payload["role"] == "developer" or text.startswith(_INJECTED)
+    is_injected = payload["role"] == "developer" or text.startswith(_INJECTED_PREFIXES)
     return "injected" if is_injected or (isinstance(kinds, list) and kinds) else None
 
 
