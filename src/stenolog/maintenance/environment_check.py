@@ -207,7 +207,7 @@ def _catalog_notes(path: Path) -> Iterator[CheckNote]:
             pass
     except (CatalogDamaged, CatalogUnusable) as error:
         meaning = f"The search index cannot be used: {error}. No messages are lost."
-        advice = "The next `steno list` rebuilds it."
+        advice = "The next `steno list` rebuilds the index."
         yield CheckNote(kind="index", meaning=meaning, advice=advice)
 
 

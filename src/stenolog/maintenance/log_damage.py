@@ -164,7 +164,7 @@ def _unknown_key_finding(path: str) -> Finding:
         path=path,
         where="every state",
         meaning="The key of this deleted session cannot be read, so its uid is listed instead. "
-        "Its messages can be read.",
+        "The messages can be read.",
         advice=f"`steno restore {uid} --as KEY` restores it, `steno purge {uid}` deletes it "
         "permanently.",
     )
@@ -268,7 +268,7 @@ class _DamagedLog:
             where=bad_line.position(),
             meaning="Checksum mismatch: the line was edited or corrupted, so it is skipped. "
             f"{describe_lost(lost)}",
-            advice=f"{self._restore_advice}Read the line. --accept makes it valid.",
+            advice=f"{self._restore_advice}Read the line. --accept makes the line valid.",
             lost=tuple(lost),
         )
 
@@ -280,9 +280,9 @@ class _DamagedLog:
         return self._finding(
             kind=Kind.HAND_EDIT,
             where=bad_line.position(),
-            meaning="A message in plain JSON was added by hand. It is not a record, so it is not "
-            "part of the session. No message is missing.",
-            advice=f"{self._restore_advice}Read the line. --accept stores it as a message.",
+            meaning="A message in plain JSON was added by hand. The line is not a record, so "
+            "the session does not contain it. No message is missing.",
+            advice=f"{self._restore_advice}Read the line. --accept stores the line as a message.",
         )
 
     def _line_end_finding(self, bad_lines: Sequence["_BadLine"]) -> Finding:

@@ -2,7 +2,7 @@
 
 The age of a session is the time since its last stored change; file times do not count. Rules do not
 apply to a session with a running turn. If a user restores a session that a rule deleted, the
-deletion counts as the last change. Otherwise the rule would soon delete the session again. For the
+deletion counts as the last change, so that the rule does not soon delete the session again. For the
 same reason an imported session is no older than its import. Purge rules apply only to sessions in
 the trash. `exclude_tag` also protects sessions in the trash. The next purge completes an
 interrupted purge.
@@ -85,9 +85,9 @@ def plan_retention(
     """Return the steps that the rules require: archive first, purge last, one step per session.
 
     If rules require different actions, the strongest action wins. `read_info` returns details of a
-    session. `tags_of` returns the tags of a deleted session, or None if they are unreadable. Both
-    functions are called only if a rule needs them. `unfinished` are sessions whose purge was
-    interrupted.
+    session. `tags_of` returns the tags of a deleted session, or None if they are unreadable. The
+    two functions are called only if a rule needs their results. `unfinished` are sessions whose
+    purge was interrupted.
     """
     steps: dict[str, RetentionStep] = {}
     for rule in rules:
@@ -145,7 +145,7 @@ def _is_old(rule: Rule, changed_at: datetime, now: datetime) -> bool:
 
 
 def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
-    """Return whether the rule applies. Checks the conditions that the catalog cannot check."""
+    """Return whether the conditions of the rule that the catalog cannot check are met."""
     if rule.larger_than and info.bytes <= rule.larger_than:
         return False
     imported_at = _last_import_time(info)
@@ -194,7 +194,7 @@ def _purge_steps(
     now: datetime,
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
-    """Yield the purges of sessions in the trash. Their age counts from their deletion."""
+    """Yield the purges of sessions that were deleted long enough ago."""
     # A purge deletes all sessions with one key in the trash. So all of them must be old, none may
     # be excluded by a tag, and no live session may have the key.
     kept_keys = {session.key for session in entries}

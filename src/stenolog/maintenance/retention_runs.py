@@ -131,10 +131,10 @@ def apply_rules(
 ) -> list[RetentionResult]:
     """Execute the rules on the sessions of every agent of a workspace, or of one agent.
 
-    With `dry_run` nothing is changed, and the planned steps are returned. Otherwise `confirm` is
-    called first. Actions are logged in retention.log in the workspace, or in the program's log if
-    the workspace is not a folder. `should_stop` is called before each step; True stops the run.
-    Raises UsageError, StoreUnavailable.
+    With `dry_run` nothing is changed, and the planned steps are returned. Without `dry_run`,
+    `confirm` is called first. Actions are logged in retention.log in the workspace, or in the
+    program's log if the workspace is not a folder. `should_stop` is called before each step; True
+    stops the run. Raises UsageError, StoreUnavailable.
     """
     plan: list[RetentionResult] = []
     if any(rule.has_condition for rule in rules):

@@ -51,7 +51,7 @@ TEMP_NAME: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 def examine(workspace: str | os.PathLike[str]) -> Report:
     """Return the problems of a workspace or a database, without writing anything.
 
-    Covers every named agent and every namespace. Raises UsageError if `workspace` is not a
+    Every named agent and every namespace is checked. Raises UsageError if `workspace` is not a
     workspace, and StoreUnavailable or DamagedStore if it cannot be read.
     """
     parsed = parse_address(workspace)
@@ -379,7 +379,7 @@ def _unreferenced_archive_finding(path: str, key: str | None) -> Finding:
         path=path,
         meaning="No session refers to this archive: a compaction or a purge was interrupted, or "
         "the log of the session was deleted by hand.",
-        advice="If a purge was interrupted, repeat it. Otherwise check whether a log is missing; "
+        advice="If a purge was interrupted, repeat it. If not, check whether a log is missing; "
         f"--repair moves the archive into {ASIDE_FOLDER}/.",
         repairable=True,
     )

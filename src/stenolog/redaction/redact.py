@@ -289,7 +289,7 @@ class _DataRedactor:
         return redacted.text
 
     def redacted_json(self, text: str) -> str:
-        """Replace the secrets in a JSON text. `redact` has found them in the decoded value."""
+        """Replace the secrets that `redact` found in the decoded value of this JSON text."""
         if not self.stubs:
             return text
         pieces, at = list[str](), 0

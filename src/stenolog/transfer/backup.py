@@ -405,7 +405,7 @@ def _now() -> str:
 
 @contextmanager
 def _hold_lock(folder: Path) -> Iterator[None]:
-    """Hold the backup lock of a folder. Raises StoreBusy if another backup holds it."""
+    """Hold the backup lock of a folder. Raises StoreBusy if another backup holds the lock."""
     try:
         create_private_folder(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

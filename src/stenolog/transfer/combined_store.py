@@ -1,6 +1,6 @@
 """A read-only store of several places: workspaces, databases and transcripts in one list.
 
-The store writes nothing to these places. The search index is a file outside of them.
+The store writes nothing to these places. The search index is a file outside of the places.
 """
 
 import threading

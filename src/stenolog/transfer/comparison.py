@@ -145,8 +145,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
 def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) -> Comparison:
     """Compare a session in the source with the session of the same uid in the destination.
 
-    An earlier copy may be overwritten if it was not changed since. Raises UnknownDamage if the
-    source turns out to be damaged.
+    An earlier copy may be overwritten if no process has changed the copy. Raises UnknownDamage if
+    the source turns out to be damaged.
     """
     source, target = source_reading.snapshot, target_reading.snapshot
     target_last_seq = target.last_seq

@@ -134,7 +134,7 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     bytes: int = 0
     """Total length of the written messages, in bytes."""
     passes: int = 0
-    """Number of passes, including the last one."""
+    """Number of passes, including the last pass."""
     unlocked: bool = False
     """Whether the source could not be locked, so that the copy may lack the newest changes."""
 
@@ -167,7 +167,7 @@ def copy_snapshots(
 ) -> CopyTotals:
     """Copy every session of one store to another; existing sessions stay unchanged.
 
-    `known` are the results of an earlier copy to this destination, by uid. These sessions are not
+    `known` are the results of an earlier copy to this destination, by uid. Known sessions are not
     read again if the source is unchanged. Sessions with uids in `exclude_uids` are not copied.
     Sessions that could not be copied are in `problems`. Raises the errors of the destination, for
     example NotStored if the disk is full. After an error, a repeated call continues the copy.
@@ -563,9 +563,9 @@ class _CopyRun:
 
 
 def _raise_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
-    """Yield the messages of the source. Raises DamagedStore if some of them cannot be read.
+    """Yield the messages of the source. Raises DamagedStore if a message cannot be read.
 
-    Other errors would look like errors of the destination, which end the whole copy.
+    StoreUnavailable would look like an error of the destination, which ends the whole copy.
     """
     try:
         yield from messages

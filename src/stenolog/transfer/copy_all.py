@@ -1,7 +1,7 @@
 """Copying of all sessions of a place to another place, namespace by namespace.
 
 The sessions of a named agent are in `agents/NAME/sessions` in a folder, and in the namespace
-`agents.NAME` in a database. This module uses the name `agents.NAME` for both.
+`agents.NAME` in a database. This module uses the name `agents.NAME` for folders, too.
 """
 
 import time
@@ -281,7 +281,7 @@ def opened_read_only(where: str, namespace: str) -> Iterator[SnapshotStore]:
 
 @contextmanager
 def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
-    """Open a destination read-only. If it does not exist, yield an empty store."""
+    """Open a destination read-only. If the destination does not exist, yield an empty store."""
     try:
         store = _open_namespace(where, namespace, read_only=True)
     except EmptyStore:

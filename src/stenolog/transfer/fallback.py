@@ -1,7 +1,7 @@
 """The fallback store: a JSONL folder that keeps the sessions while their store is unusable.
 
-The fallback store is an ordinary JSONL store, so every call works. When it is opened, legacy
-sessions are copied into it. The next successful start merges the fallback store into the store,
+The fallback store is an ordinary JSONL store, so every call works. Opening the store copies legacy
+sessions into it. The next successful start merges the fallback store into the store,
 session by session, like other old sessions. The merge recognizes messages from legacy files by
 their content. Messages that were added to the fallback store are recognized by their token, or by
 the uid of their session and their seq. After the merge, the folder is renamed. The merge also
@@ -66,7 +66,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class FallbackStore(JSONLStore):
-    """The open fallback store. Its health is never ok and gives the reason for its use."""
+    """The open fallback store. `health` is never ok and gives the reason for using this store."""
 
     def __init__(self, workspace: Path, lock: disk.Descriptor, *, because: str) -> None:
         super().__init__(workspace, namespace=NAMESPACE)
@@ -195,7 +195,7 @@ def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
             log_report(report, store)
 
 
-# --- merging it into the store ---------------------------------------------------------------
+# --- merging the fallback store into the store -----------------------------------------------
 
 
 def merge_fallback(place: SessionsLocation, store: Store) -> None:
@@ -321,7 +321,7 @@ class _FallbackSnapshots:
         return [Source(name=name, body=None) for name in self._keys]
 
     def read(self, source: Source) -> SourceContent:
-        """Return the unmerged part of a session. Raises NotASession if it cannot be read."""
+        """Return the unmerged part of a session. Raises NotASession for an unreadable session."""
         try:
             info = self._fallback.info(self._keys[source.name])
         except StenologError as error:
@@ -578,7 +578,7 @@ def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
 def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     """Repeat a purge in the store. If messages remain, return the key and the reason.
 
-    Deletes only messages that are older than the purge. Raises StenologError.
+    Only messages that are older than the purge are deleted. Raises StenologError.
     """
     if purge.before is None and not purge.is_trash:
         return _purge_sessions(purge, store)
@@ -631,7 +631,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
         store.purge_trash(key, old_sessions)
     if not is_older:
         return key, "the session was created or imported after the purge"
-    return None if is_all_trash or purge.is_trash else (key, "the trash has sessions deleted since")
+    return None if is_all_trash or purge.is_trash else (key, "the trash has newer sessions")
 
 
 def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
@@ -654,7 +654,7 @@ def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
 
 
 def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
-    """Move a session into the trash. Raises StoreBusy if it changed after `info` was read."""
+    """Move a session into the trash. Raises StoreBusy if the session differs from `info`."""
     trashed = store.delete(info.key)
     if (trashed.uid, trashed.count) != (info.uid, info.count):
         store.restore(info.key, uid=trashed.uid)

@@ -27,13 +27,13 @@ MESSAGES_DIGEST: Final = "said_sha256"
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Receipt field: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Receipt field: time of the import. For retention rules, the session is not older than this."""
+"""Receipt field: time of the import. Retention rules take the session as no older."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of the newest messages whose tokens a session is certain to know."""
 SEPARATE_SUFFIX: Final = " (legacy "
 """Text between the old key and the date in the key of a session that is kept separately."""
 TRUNCATING_LAYOUTS: Final = ("nanobot",)
-"""Programs that keep only the newest messages. Their messages have times, so each is unique."""
+"""Programs that keep only the newest messages, and whose messages are unique by their times."""
 OTHER_PROGRAMS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
 """Programs whose sessions do not record which summary they started with."""
 MAX_SEPARATE_SESSIONS: Final = 100
@@ -64,7 +64,7 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
 
 
 class Merge(Struct, frozen=True, kw_only=True):
-    """The decision how an old session is merged with an existing one."""
+    """The decision how an old session is merged with an existing session."""
 
     seqs: tuple[int, ...] = ()
     """Seqs of the first old messages, which the existing session already has.

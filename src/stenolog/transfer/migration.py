@@ -172,13 +172,13 @@ def import_folder(
     """Import the old sessions of a folder, or of the single file `only` in it.
 
     - `thorough`: also read files whose names suggest that they are logs of stenolog.
-    - `rename_files`: rename imported files. Otherwise nothing in the folder changes. Then sessions
+    - `rename_files`: rename imported files. If False, nothing in the folder changes, and sessions
       that were deleted in the store are imported again, unless `is_own` is set.
-    - `fallbacks`: import JSON files of a fallback store. Otherwise they are left to their store.
+    - `fallbacks`: import JSON files of a fallback store. If False, they are left to their store.
     - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored
       unchanged and aliases are accepted. Without `is_own`, reserved fields and idempotency keys are
       dropped.
-    - `aliases`: accept aliases of foreign data. Otherwise the report lists the aliases.
+    - `aliases`: accept aliases of foreign data. If False, the report lists the aliases.
     - `dry_run`: write nothing.
     - `exclude_keys`: keys to skip.
     - `layouts`: layouts to import. The files of databases and trees are never renamed.
@@ -479,7 +479,7 @@ class _ImportRun:
         *,
         gets_aliases: bool,
     ) -> ImportedSession:
-        """Return the result for a file that was imported before. Only aliases may be new."""
+        """Return the result for a file that was imported before. Only new aliases are added."""
         if self._is_at_start:
             # At start-up problems are reported only once. `steno import` reports them each time.
             imported = replace(imported, dropped=0, problems=())
@@ -624,7 +624,7 @@ class _ImportRun:
                 reason = "the file changed after it was imported: the next import reads it again"
                 folder.restore_names(job.source)
             except OSError as error:
-                reason = f"it was imported, but could not be renamed: {error.strerror}"
+                reason = f"the file was imported, but could not be renamed: {error.strerror}"
             self._skipped.append(SkippedFile(job.file, reason))
         with suppress(OSError):
             folder.sync()
@@ -633,8 +633,8 @@ class _ImportRun:
 def _sort_own_logs_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
     """Return the jobs, with the files whose own name the new log needs at the end.
 
-    Such files cannot get their original names back. If a log and a JSON file have the same key, the
-    log comes first.
+    Files whose name the new log takes cannot get their original names back. If a log and a JSON
+    file have the same key, the log comes first.
     """
     own_log_keys = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}
     return sorted(jobs, key=lambda job: (job.key in own_log_keys, job.source.name.endswith(SUFFIX)))

@@ -1,4 +1,4 @@
-"""Finds, recognizes and opens the places that `steno view` shows. Nothing in them is changed.
+"""Finds, recognizes and opens the places that `steno view` shows, without changing them.
 
 A place is a workspace, a SQLite file of stenolog, a PostgreSQL database, or transcripts of a known
 program.

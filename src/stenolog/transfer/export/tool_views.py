@@ -128,7 +128,7 @@ class DiffBudget:
         self._long_left = _MAX_LONG_LINES
 
     def take(self, count: int) -> bool:
-        """Return whether this number of lines may be compared. If so, reduce the budget."""
+        """Return whether the budget allows this number of lines, and reduce the budget by it."""
         if count > min(self.left, _MAX_COMPARED_LINES):
             return False
         self.left -= count
@@ -435,7 +435,7 @@ def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) -> list[DiffLine]:
-    """Return the diff of two lists of lines. If it takes too long, all lines count as changed."""
+    """Return the diff of two lists of lines. If the lists are too long, all lines are changed."""
     if old_lines and new_lines and budget.take(len(old_lines) + len(new_lines)):
         diff = _shortest_diff(old_lines, new_lines)
         if diff is not None:
@@ -447,7 +447,7 @@ def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) 
 def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine] | None:
     """Return the shortest diff (Myers), or None if it has more than _MAX_CHANGES changes.
 
-    Takes at most about 2 * _MAX_CHANGES * (len(old_lines) + len(new_lines)) steps.
+    The search takes at most about 2 * _MAX_CHANGES * (len(old_lines) + len(new_lines)) steps.
     """
     furthest_x = {1: 0}
     history: list[dict[int, int]] = []
@@ -466,7 +466,7 @@ def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine]
 
 
 def _adds_line(furthest_x: Mapping[int, int], changes: int, diagonal: int) -> bool:
-    """Return whether the last of these changes adds a line. Otherwise it removes a line."""
+    """Return True if the last of these changes adds a line, False if it removes a line."""
     is_first, is_last = diagonal == -changes, diagonal == changes
     return is_first or (not is_last and furthest_x[diagonal - 1] < furthest_x[diagonal + 1])
 

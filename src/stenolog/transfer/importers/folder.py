@@ -88,7 +88,7 @@ class Folder:
         os.close(self._descriptor)
 
     def lock(self, seconds: float) -> None:
-        """Wait until no other process renames or rewrites files here. Raises StoreBusy."""
+        """Wait until no other process renames or rewrites files of the folder. Raises StoreBusy."""
         # Some network file systems cannot lock folders; tokens still prevent duplicate messages.
         with suppress(OSError):
             lock_name = f"the folder {self.path}"
@@ -107,8 +107,8 @@ class Folder:
     def sources(self) -> list[Source]:
         """Return the old sessions. If a log and a JSON file have the same key, the log is newer.
 
-        So logs come before JSON files. Unless `thorough` is set, a file whose name is an escaped
-        key counts as a log of stenolog without being read, so that the start stays fast.
+        Logs therefore come before JSON files. Unless `thorough` is set, a file whose name is an
+        escaped key counts as a log of stenolog without being read, so that the start stays fast.
         """
         names = self._list_names()
         logs = list(self._find_logs(names))
@@ -321,7 +321,7 @@ class Folder:
         disk.sync_folder(self._descriptor)
 
     def _make_private(self, name: str) -> None:
-        """Restrict the file to its owner. Other users may have read it before."""
+        """Restrict the file to its owner. Before the import, other users may have had access."""
         with suppress(OSError):  # a file of another user keeps its permissions
             descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
             try:
@@ -413,7 +413,7 @@ _MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-
 
 
 LogPair = tuple[str, str | None, str | None]
-"""Stem, current name of the log, and current name of its meta file. One name may be None."""
+"""Stem, current name of the log, and current name of its meta file; None for a missing file."""
 
 
 def find_log_pairs(names: Set[str]) -> Iterator[LogPair]:

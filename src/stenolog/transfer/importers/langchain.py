@@ -31,7 +31,7 @@ ROLES: Final = {
 }
 
 _THINKING_TYPES: Final = ("thinking", "redacted_thinking", "reasoning")
-# This is a tuple, because `x in set` raises TypeError if a malformed part has a list as type.
+# A tuple, because `x in set` raises TypeError if a malformed part has a list as its type.
 _CALL_TYPES: Final = (
     "tool_use",
     "tool_call",

@@ -41,7 +41,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     messages: tuple[JSONMessage, ...]
     summary: str = ""
     previous_summary: str = ""
-    """Summary before the current one. Only JSON files of stenolog's fallback store have it."""
+    """Summary before the current one; always empty except in files of stenolog's fallback store."""
     aliases: tuple[str, ...] = ()
     """Other names that the program or its users gave the session."""
     agent: str | None = None
@@ -49,7 +49,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     state: dict[str, Any] = {}
     """Other data of the program, kept in the meta under the name of the layout."""
     meta: dict[str, Any] = {}
-    """Meta fields. Only sessions of stenolog have them."""
+    """Meta fields, which only sessions of stenolog have."""
     created: datetime
     updated: datetime
     dropped: int = 0
@@ -93,7 +93,7 @@ def _parse_line(number: int, line: bytes) -> Line:
 
 
 def encode_message(fields: dict[str, Any], label: str, problems: list[str]) -> bytes | None:
-    """Return the bytes of a message. If it cannot be stored, add a problem and return None."""
+    """Return the bytes of a message. For a message that cannot be stored, add a problem."""
     try:
         return encode_object(fields)
     except RefusedMessage as error:

@@ -1,6 +1,6 @@
 """nanobot's logs: a line with the session's metadata, then one message per line.
 
-The times in these logs have no offset. They are read as local time of this machine.
+The times in these logs have no offset and are read as local time of this machine.
 """
 
 from base64 import urlsafe_b64decode

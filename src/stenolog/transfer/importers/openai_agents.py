@@ -29,7 +29,7 @@ _OUTPUT_TYPES: Final = ("function_call_output", "custom_tool_call_output")
 
 
 def is_encrypted(item: dict[str, Any]) -> bool:
-    """Return whether an EncryptedSession wrote the item. Such an item cannot be read."""
+    """Return whether an EncryptedSession wrote the item, so that the item cannot be read."""
     return ENCRYPTED_FIELD in item and "payload" in item
 
 

@@ -25,7 +25,7 @@ MESSAGE_FIELDS: Final = frozenset(
         *("tool_call_id", "media", "attachments", "system_parts"),
     }
 )
-"""Fields of picoclaw's messages. They identify a log without a `.meta.json` file."""
+"""Fields of picoclaw's messages, which identify a log without a `.meta.json` file."""
 DIMENSIONS: Final = ("space", "chat", "topic", "sender")
 """Dimensions by which picoclaw separates conversations."""
 

@@ -69,7 +69,7 @@ def _read_header(path: Path) -> bytes:
 class SQLiteFile:
     """A SQLite file that is only read. A context manager.
 
-    Pass `may_copy=False` for a file that holds credentials. Such a file is never copied.
+    Pass `may_copy=False` for a file that holds credentials, so that the file is never copied.
     """
 
     def __init__(self, path: Path, *, may_copy: bool = True) -> None:
@@ -170,8 +170,8 @@ def fetch_rows(
 ) -> list[Row]:
     """Return the rows of a query.
 
-    Raises NotASession if the rows have many times the `size` of the file in bytes. This happens if
-    a malicious file uses the same pages for several rows.
+    Raises NotASession if the rows have many times the `size` of the file in bytes. A malicious file
+    may use the same pages for several rows.
     """
     return _fetch_bounded(connection.execute(sql, values), size)
 

@@ -1,7 +1,7 @@
 """Sessions of Strands' FileSessionManager: its folders, and its messages in the chat format.
 
 A session is a folder with a folder per agent and a file per message. The messages consist of
-Bedrock's content blocks. Tool results in a user message become separate messages before it.
+Bedrock's content blocks. Tool results in a user message become separate, earlier messages.
 """
 
 import os

@@ -111,7 +111,7 @@ class ClaudeCode(TranscriptReader):
     def _mark_copies(self, transcript: Transcript, path: Path, *, is_complete: bool) -> None:
         """Find the messages that an earlier session of the project has with the same uuid.
 
-        These messages are marked as copies. If `is_complete` is False, they are removed.
+        The messages are marked as copies, or removed if `is_complete` is False.
         """
         index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
         self._projects[path.parent] = index
@@ -231,7 +231,7 @@ class _RecordTree:
         self.nodes: dict[str, _RecordNode] = {}
         self.visible: set[str] = set()
         self.usage_owners: dict[str, str] = {}
-        """Uuid of the last record of each response. Only its message has the usage."""
+        """Uuid of the last record of each response, whose message gets the usage."""
         self._boundary: tuple[int, dict[str, Any]] | None = None
         """Number and record of the last compaction."""
 

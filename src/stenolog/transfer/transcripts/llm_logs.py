@@ -3,7 +3,7 @@
 In the new tables, threads share messages, and messages have no time. A message gets the time of the
 turn that added it. If an old conversation was continued, its thread has the whole conversation.
 
-Each imported message keeps the rows from which it was made, by table. These data are left out:
+Each imported message keeps the rows from which it was made, by table. The rows leave out:
 
 - columns that are NULL, and the spaces of JSON in `payload`
 - definitions of tools and schemas, as for other programs; the rows have their ids and names
@@ -107,7 +107,7 @@ class _Database:
         return all_rows
 
     def attachment_part(self, row: _Row) -> dict[str, Any]:
-        """Return an attachment as a part of the chat format. Replaces the content in its row."""
+        """Return an attachment as a part of the chat format. The content in `row` becomes a URL."""
         sql = "SELECT content FROM attachments WHERE id=?"
         [content] = self._connection.execute(sql, (row["id"],)).fetchone()
         kind, url = as_text(row["type"]), as_text(row["url"])

@@ -1,7 +1,7 @@
 """Sessions of opencode, in its database `opencode.db`.
 
-The database also holds accounts and credentials. So only the tables `session`, `message` and `part`
-are read, and the file is never copied.
+Only the tables `session`, `message` and `part` are read, and the file is never copied, because the
+database also holds accounts and credentials.
 """
 
 import os

@@ -62,7 +62,7 @@ class TranscriptMessage(Struct, kw_only=True):
     """A message of a transcript."""
 
     identity: str
-    """Identifier of the message in its session. It stays the same if the file is rewritten."""
+    """Identifier of the message in its session, which stays the same in a rewritten file."""
     message: dict[str, Any]
     at: datetime | None = None
     hidden: bool = False
@@ -179,8 +179,9 @@ class TranscriptReader(ABC):
         """Read a transcript. Raises OSError, NotASession.
 
         Messages that the program copied from another session, for example for a fork, are marked as
-        copies. Their usage counts for the other session, which `forked_from` names. `forked_after`
-        is the identity of the last copied message. With `is_complete=False` copies are left out.
+        copies. The usage of a copy counts for the other session, which `forked_from` names.
+        `forked_after` is the identity of the last copied message. With `is_complete=False` copies
+        are left out.
         """
         transcript = Transcript(program=self.program, key=file.key)
         transcript.source["path"] = str(file.paths[-1])

@@ -233,7 +233,7 @@ class _StoredMessages:
         self._last_seq = 0
         self.visible: set[int] = set()
         self.has_own_messages = False
-        """Whether the session was continued in stenolog. If so, an import hides nothing."""
+        """Whether the session was continued in stenolog, so that an import hides nothing."""
         self._counted_responses: set[str] = set()
         if exists:
             for message in store.get_history(key, full=True):
