@@ -186,7 +186,7 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
         # An outdated catalog is updated only in memory, because the doctor writes nothing.
         with open_catalog(store, keep=False) as catalog:
             interrupted = catalog.list(state="interrupted", limit=1 << 62).entries
-            running = catalog.list(state="running", limit=1 << 62).entries
+            running_entries = catalog.list(state="running", limit=1 << 62).entries
         if interrupted:
             yield CheckNote(
                 kind="interrupted turns",
@@ -194,8 +194,8 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
                 advice="An agent resumes only messages that it received itself, not imported or "
                 "copied ones. `steno list --state interrupted` lists the sessions.",
             )
-        if running:
-            meaning = _name_sessions(running, f"{owner} with a turn in progress")
+        if running_entries:
+            meaning = _name_sessions(running_entries, f"{owner} with a turn in progress")
             yield CheckNote(kind="turns under way", meaning=meaning)
 
 

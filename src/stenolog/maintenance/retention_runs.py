@@ -111,10 +111,10 @@ def _purge_deleted_sessions(
         on_start()
         if isinstance(store, PurgingStore):
             # Purge only the checked session: another process may create this key right now.
-            purged = store.purge_trash(step.key, [planned_entry])
+            purge_result = store.purge_trash(step.key, [planned_entry])
         else:
-            purged = store.purge(step.key)
-        return "done", f"{purged.messages:,} messages deleted permanently"
+            purge_result = store.purge(step.key)
+        return "done", f"{purge_result.messages:,} messages deleted permanently"
     return "skipped", "a new session with this key exists"
 
 

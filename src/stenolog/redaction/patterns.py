@@ -225,8 +225,8 @@ def _is_attached_password(match: re.Match[str]) -> bool:
 
 
 def _is_curl_password(match: re.Match[str]) -> bool:
-    before = match.string[max(0, match.start() - 300) : match.start()]
-    return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
+    text_before = match.string[max(0, match.start() - 300) : match.start()]
+    return "curl" in text_before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
 
 
 _COMMAND_PATTERNS: Final = (

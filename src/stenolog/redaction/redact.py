@@ -329,8 +329,8 @@ def _possible_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[Sec
 
 def _has_no_escapes(text: str) -> bool:
     """Whether a JSON text has no escaped or invisible characters that could hide a secret."""
-    escapes = "\\u" in text or "\\/" in text
-    return not escapes and (text.isascii() or _INVISIBLE_CHARACTERS.search(text) is None)
+    has_escapes = "\\u" in text or "\\/" in text
+    return not has_escapes and (text.isascii() or _INVISIBLE_CHARACTERS.search(text) is None)
 
 
 def _find_matches(text: str, pattern: SecretPattern) -> list[SecretSpan]:

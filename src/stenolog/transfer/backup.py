@@ -326,8 +326,8 @@ def _check_outside_workspace(where: str, folder: Path) -> None:
     if address.engine != "jsonl":
         return
     workspace, resolved = Path(address.path), folder.resolve()
-    logs = log_folders(workspace) if workspace.is_dir() else []
-    for name in (NAMESPACE, NOTES, AGENTS, *logs):
+    folder_names = log_folders(workspace) if workspace.is_dir() else []
+    for name in (NAMESPACE, NOTES, AGENTS, *folder_names):
         if resolved.is_relative_to((workspace / name).resolve()):
             raise UsageError(
                 f"{folder} is inside the workspace ({workspace / name}); "

@@ -345,19 +345,19 @@ class _CopyRun:
     def _copy_last_changes(self) -> None:
         """Copy the sessions that still change, one by one, under their locks."""
         self._passes += 1
-        remaining: list[SnapshotMark] = []
+        remaining_marks: list[SnapshotMark] = []
         for _ in range(MAX_ATTEMPTS):
             marks = self._changed_sessions()
             self._report_progress("last pass", 0, len(marks))
-            remaining = []
+            remaining_marks = []
             for number, mark in enumerate(marks, 1):
                 # Changes after the lock is released are not copied, but the copy stays consistent.
                 if not self._copy_locked(mark):
-                    remaining.append(mark)
+                    remaining_marks.append(mark)
                 self._report_progress("last pass", number, len(marks))
-            if not remaining:
+            if not remaining_marks:
                 return
-        for mark in remaining:
+        for mark in remaining_marks:
             self._add_problem(mark, self._failure_reasons.get(mark.uid, _ALWAYS_CHANGING_REASON))
 
     def _copy_locked(self, mark: SnapshotMark) -> bool:

@@ -364,7 +364,7 @@ def _to_source_content(
     receipts = merge.import_receipts(snapshot.meta)
     hidden_spans = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
     tokens = _message_tokens(snapshot, messages)
-    unmerged = tuple(
+    unmerged_messages = tuple(
         JSONMessage(
             message.to_json(),
             message.at,
@@ -376,11 +376,11 @@ def _to_source_content(
     )
     updated = datetime.fromisoformat(snapshot.updated)
     lost_count = spans.size(snapshot.lost)
-    has_new_messages = any(message.once is not None for message in unmerged)
+    has_new_messages = any(message.once is not None for message in unmerged_messages)
     session = LegacySession(
         layout="stenolog-json",
         key=snapshot.key,
-        messages=unmerged,
+        messages=unmerged_messages,
         summary="" if after else snapshot.summary,
         meta={} if after else omit(snapshot.meta, *_UNMERGED_FIELDS),
         created=datetime.fromisoformat(snapshot.created),

@@ -152,8 +152,8 @@ def prefix_digests(messages: Sequence[JSONMessage]) -> Iterator[str]:
 
 def hidden_prefix(old_session: LegacySession) -> int:
     """Return the number of hidden messages before the first visible message."""
-    visible = (n for n, message in enumerate(old_session.messages) if not message.hidden)
-    return next(visible, len(old_session.messages))
+    visible_indexes = (n for n, message in enumerate(old_session.messages) if not message.hidden)
+    return next(visible_indexes, len(old_session.messages))
 
 
 def separate_key_prefix(key: str) -> str:

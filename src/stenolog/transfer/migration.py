@@ -314,10 +314,10 @@ class _ImportRun:
         self._store = store
         self._source = source
         self._options = options
-        renames = options.rename_files and not options.dry_run
-        self._renamed_folder = source if renames and isinstance(source, Folder) else None
+        renames_files = options.rename_files and not options.dry_run
+        self._renamed_folder = source if renames_files and isinstance(source, Folder) else None
         """The folder in which files are renamed; None if all files keep their names."""
-        self._is_at_start = options.is_own or renames
+        self._is_at_start = options.is_own or renames_files
         self._map_key = options.map_key or (lambda key: key)
         self._progress = options.progress or (lambda _: None)
         self._on_imported = options.on_imported or (lambda *_: None)

@@ -150,9 +150,9 @@ class SessionImport:
 
     def _hides_only_imported(self, upto: int) -> bool:
         """Return whether a checkpoint up to this seq hides only messages of the old session."""
-        visible = {message.seq for message in self._store.get_history(self._key)}
+        visible_seqs = {message.seq for message in self._store.get_history(self._key)}
         # guard: merge-hides-only-covered
-        return all(seq > upto for seq in visible.difference(self._seqs))
+        return all(seq > upto for seq in visible_seqs.difference(self._seqs))
 
     def describe_skipped_state(self) -> Iterator[str]:
         """Yield a sentence for each item that is skipped because the session has newer messages."""

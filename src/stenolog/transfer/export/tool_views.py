@@ -352,8 +352,8 @@ def _checklist_items(value: Any) -> tuple[ChecklistItem, ...]:
 def _step_state(item: Mapping[str, Any]) -> ItemState | None:
     status = item.get("status")
     if isinstance(status, str):
-        lower = status.lower()
-        return "done" if lower in _DONE_STATES else "active" if lower in _ACTIVE else "open"
+        status = status.lower()
+        return "done" if status in _DONE_STATES else "active" if status in _ACTIVE else "open"
     for name in ("done", "completed"):
         if isinstance(item.get(name), bool):
             return "done" if item[name] else "open"
@@ -440,8 +440,8 @@ def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) 
         diff = _shortest_diff(old_lines, new_lines)
         if diff is not None:
             return diff
-    removed = [DiffLine("removed", line) for line in old_lines]
-    return [*removed, *(DiffLine("added", line) for line in new_lines)]
+    removed_lines = [DiffLine("removed", line) for line in old_lines]
+    return [*removed_lines, *(DiffLine("added", line) for line in new_lines)]
 
 
 def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine] | None:

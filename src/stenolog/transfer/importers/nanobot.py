@@ -63,8 +63,8 @@ def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
             index += 1
     hidden_count = _hidden_count(metadata, index, report)
     messages_with_visibility = [
-        JSONMessage(message.payload, message.at, hidden=at < hidden_count)
-        for message, at in zip(messages, indexes, strict=True)
+        JSONMessage(message.payload, message.at, hidden=message_index < hidden_count)
+        for message, message_index in zip(messages, indexes, strict=True)
     ]
     return report.session(
         "nanobot",

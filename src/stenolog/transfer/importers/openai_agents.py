@@ -69,9 +69,9 @@ def _call_message(item: dict[str, Any], field: str) -> dict[str, Any]:
     value = item.get(field)
     arguments = {"input": value} if field == "input" else value
     call = make_call(item.get("call_id"), item.get("name"), arguments)
-    rest = omit(item, "call_id", "name", field, *(("type",) if field == "arguments" else ()))
+    extra = omit(item, "call_id", "name", field, *(("type",) if field == "arguments" else ()))
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return with_extra(message, EXTRA_FIELD, non_empty(rest))
+    return with_extra(message, EXTRA_FIELD, non_empty(extra))
 
 
 def _output_message(item: dict[str, Any], report: ImportProblems) -> dict[str, Any]:

@@ -25,9 +25,9 @@ BUSY_TIMEOUT: Final = 5.0
 
 _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """Maximum size of a single value, in bytes. SQLite's own limit is a billion."""
-_SPARE_BYTES: Final = 16 * 1024 * 1024
+_MIN_FETCH_BYTES: Final = 16 * 1024 * 1024
 _STEPS_PER_CHECK: Final = 1_000_000
-_SPARE_CHECKS: Final = 200
+_MIN_CHECKS: Final = 200
 """Number of time checks that every file may use, one per `_STEPS_PER_CHECK` steps of SQLite."""
 
 _APPLICATION_ID: Final = b"STNO"
@@ -145,7 +145,7 @@ def _limit_cost(connection: sqlite3.Connection, size: int) -> None:
         "ignore_check_constraints=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
-    checks_left = _SPARE_CHECKS + size // 10_000
+    checks_left = _MIN_CHECKS + size // 10_000
 
     def is_too_long() -> bool:
         nonlocal checks_left
@@ -178,7 +178,7 @@ def fetch_rows(
 
 def _fetch_bounded(cursor: sqlite3.Cursor, size: int) -> list[Row]:
     rows: list[Row] = []
-    bytes_left = 4 * size + _SPARE_BYTES
+    bytes_left = 4 * size + _MIN_FETCH_BYTES
     for row in cursor:
         bytes_left -= sum(len(value) for value in row if isinstance(value, bytes))
         if bytes_left < 0:  # guard: import-bytes

@@ -104,7 +104,7 @@ class StrandsFolder:
             max((path.stat().st_mtime_ns for path in files.values()), default=0)
         )
         times = [message.at for message in messages if message.at is not None]
-        imported = report.session(
+        session_content = report.session(
             "strands",
             _make_key(session, agent, session_fields, agent_fields),
             messages,
@@ -115,7 +115,7 @@ class StrandsFolder:
             agent=agent.name.removeprefix(AGENT_PREFIX),
             state=_make_state(agent_fields, session_fields),
         )
-        return SourceContent(imported, digest.hexdigest(), mtime, ())
+        return SourceContent(session_content, digest.hexdigest(), mtime, ())
 
 
 def _convert_messages(

@@ -172,8 +172,8 @@ def _convert_part(part: Any, find_picture: Callable[[str], str]) -> dict[str, An
 
 
 def _node_time(node: Any) -> float:
-    at = as_dict(as_dict(node).get("message")).get("create_time")
-    return at if isinstance(at, int | float) else 0.0
+    created_at = as_dict(as_dict(node).get("message")).get("create_time")
+    return created_at if isinstance(created_at, int | float) else 0.0
 
 
 class _Pictures:

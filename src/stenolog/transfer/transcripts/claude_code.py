@@ -486,12 +486,12 @@ def _assistant_message(message: dict[str, Any], *, owns_usage: bool) -> Draft:
 
 
 def _read_usage(usage: Mapping[str, Any]) -> dict[str, int]:
-    cached = usage.get("cache_read_input_tokens", 0)
+    cached_tokens = usage.get("cache_read_input_tokens", 0)
     cache_writes = usage.get("cache_creation_input_tokens")
     return usage_counts(
-        prompt=sum_counts(usage.get("input_tokens"), cached, cache_writes),
+        prompt=sum_counts(usage.get("input_tokens"), cached_tokens, cache_writes),
         answer=usage.get("output_tokens"),
-        cached=cached,
+        cached=cached_tokens,
     )
 
 

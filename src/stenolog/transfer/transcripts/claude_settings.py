@@ -59,13 +59,13 @@ def expiring_transcripts(
     if folder is None:
         return []
     max_age = timedelta(days=min(cleanup_days(settings_file()), MAX_DAYS))
-    expiring = []
+    expiring_files = []
     with suppress(PermissionError):
         for file in reader.find(folder):
             deleted_at = datetime.fromtimestamp(file.modified / 1e9, UTC) + max_age
             if deleted_at <= now + within:
-                expiring.append((deleted_at, file))
-    return sorted(expiring, key=lambda pair: (pair[0], pair[1].key))
+                expiring_files.append((deleted_at, file))
+    return sorted(expiring_files, key=lambda pair: (pair[0], pair[1].key))
 
 
 def has_hook() -> bool:

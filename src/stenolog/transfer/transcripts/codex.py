@@ -313,8 +313,8 @@ class _ThreadReading:
         transcript, meta = self._transcript, self._meta
         git = as_dict(meta.get("git"))
         spawn = as_dict(as_dict(as_dict(meta.get("source")).get("subagent")).get("thread_spawn"))
-        parent = meta.get("parent_thread_id") or spawn.get("parent_thread_id")
-        fork = meta.get("forked_from_id")
+        parent_id = meta.get("parent_thread_id") or spawn.get("parent_thread_id")
+        fork_id = meta.get("forked_from_id")
         transcript.finish(
             _find_name_in_index(paths[0], transcript.key)
             or _IMAGE_TAG.sub("", transcript.first_prompt()),
@@ -323,8 +323,8 @@ class _ThreadReading:
             commit=git.get("commit_hash"),
             repository=git.get("repository_url"),
             versions=[meta["cli_version"]] if meta.get("cli_version") else [],
-            parent={"key": f"{PROGRAM}:{parent}"} if isinstance(parent, str) else None,
-            forked_from=f"{PROGRAM}:{fork}" if isinstance(fork, str) else None,
+            parent={"key": f"{PROGRAM}:{parent_id}"} if isinstance(parent_id, str) else None,
+            forked_from=f"{PROGRAM}:{fork_id}" if isinstance(fork_id, str) else None,
             archived=any("archived_sessions" in path.parts for path in paths),
         )
 
@@ -385,8 +385,8 @@ def _convert_parts(parts: Any) -> Any:
     """Return the content with its parts in the chat format."""
     if not isinstance(parts, list):
         return parts
-    converted = [_convert_part(part) for part in parts]
-    return make_content(converted) if len(converted) == 1 else converted
+    converted_parts = [_convert_part(part) for part in parts]
+    return make_content(converted_parts) if len(converted_parts) == 1 else converted_parts
 
 
 def _convert_part(part: Any) -> Any:

@@ -72,5 +72,5 @@ def _make_message(name: str, record: dict[str, Any]) -> Draft:
 
 
 def _message_time(message: dict[str, Any]) -> float:
-    at = message.get("timestamp")
-    return at if isinstance(at, int | float) else 0.0
+    created_at = message.get("timestamp")
+    return created_at if isinstance(created_at, int | float) else 0.0

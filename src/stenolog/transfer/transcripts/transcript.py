@@ -51,7 +51,7 @@ _MIN_SEARCHED_CHARS: Final = 200
 _SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """Errors that occur if a value has an unexpected type."""
 _SHORT_TYPES: Final = frozenset({int, float, bool, type(None)})
-_decode: Final = msgspec.json.Decoder().decode
+_decode_json: Final = msgspec.json.Decoder().decode
 _to_json: Final = JSONEncoder(ensure_ascii=False).encode
 
 Draft = tuple[dict[str, Any], dict[str, Any]]
@@ -578,7 +578,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Any]]:
 def parse_json(text: bytes | str) -> Any:
     """Return the JSON value, or None if the text is not JSON."""
     try:
-        return _decode(text)
+        return _decode_json(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         pass
     try:
