@@ -828,7 +828,7 @@ def test_p11_a_fallback_folder_that_is_a_link_is_not_followed(
     with open_sessions(where) as good:
         assert good.health().ok
         assert good.list_sessions() == []
-    assert "it is a symbolic link" in caplog.text
+    assert "the folder is a symbolic link" in caplog.text
     with broken(monkeypatch), open_sessions(where) as sessions:
         assert isinstance(sessions, SessionManager)
     with open_store(elsewhere) as planted:
