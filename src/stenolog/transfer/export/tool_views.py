@@ -429,7 +429,7 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the number of equal lines at the start."""
+    """Return the number of equal lines at the start of two lists."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

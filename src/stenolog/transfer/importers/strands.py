@@ -192,7 +192,7 @@ def _list_folders(folder: Path, prefix: str) -> list[Path]:
 
 
 def _message_files(folder: Path) -> dict[int, Path]:
-    """Return the files with messages, by their numbers."""
+    """Return the message files of a folder, by message number."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:

@@ -197,7 +197,7 @@ class _Container:
         self._outer_space = outer_space
         self.items: list[_Item] = []
         self.members: dict[str, int] = {}
-        """Index of the item with each name. If a name occurs twice, the last item counts."""
+        """Index of each item, by name. If a name occurs twice, the last item counts."""
         position = _skip_space(text, start + 1)
         while text[position] not in "]}":
             item_start, name = position, None

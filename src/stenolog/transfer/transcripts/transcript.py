@@ -246,7 +246,7 @@ class ExportReader(TranscriptReader):
                     yield self.file_at(item, file, item=item)
 
     def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
-        """Add the messages of a conversation, if the file still has it. Raises OSError."""
+        """Add the messages of a conversation, if it is still in the file. Raises OSError."""
         path = file.paths[0]
         raw = self._conversations(path).get(file.item, Raw(b"{}"))
         self.convert(as_dict(parse_json(bytes(raw))), path, transcript)
