@@ -28,7 +28,7 @@ from stenolog.stores.file_names import log_name
 from stenolog.stores.findings import Finding
 from stenolog.stores.jsonl.directory import LOW_DISK_BYTES
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.transfer.fallback import purged_since
+from stenolog.transfer.fallback import keys_purged_since_merge
 
 _MOUNTS_FILE: Final = "/proc/self/mounts"
 _MAX_NAMED_SESSIONS: Final = 5
@@ -58,7 +58,7 @@ def low_disk(workspace: str, *, least: int = LOW_DISK_BYTES) -> list[Finding]:
     try:
         free = least if folder is None else shutil.disk_usage(folder).free
     except OSError:
-        return []  # the examination reports a folder that cannot be read
+        return []  # `examine` reports a folder that cannot be read
     if free >= least:
         return []
     return [
@@ -82,16 +82,16 @@ def _sessions_folder(workspace: str) -> Path | None:
 def unindexed_sessions(workspace: str) -> list[Finding]:
     """Return a finding for each session that the catalog cannot index."""
     findings: list[Finding] = []
-    with suppress(StenologError):  # the examination reports why a store cannot be read
+    with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
-            findings += _unindexed_of_agent(workspace, agent)
+            findings += _unindexed_sessions_of_agent(workspace, agent)
     return findings
 
 
 def purged_but_in_fallback(workspace: str) -> list[Finding]:
     """Return a finding for each purged session that the fallback store still contains."""
     findings: list[Finding] = []
-    with suppress(StenologError):  # the examination reports why a store cannot be read
+    with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
             place = locate_sessions(workspace, agent)
             if place.fallback is None or not place.fallback.is_dir():
@@ -106,12 +106,12 @@ def purged_but_in_fallback(workspace: str) -> list[Finding]:
                         "messages.",
                         advice=f"Run `steno purge {quote(key)} -w {quote(str(place.fallback))}`.",
                     )
-                    for key in purged_since(place, store)
+                    for key in keys_purged_since_merge(place, store)
                 ]
     return findings
 
 
-def _unindexed_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
+def _unindexed_sessions_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
     place = locate_sessions(workspace, agent)
     folder = Path(place.where, place.namespace)
     is_jsonl = parse_address(place.where).engine == "jsonl"
@@ -144,7 +144,7 @@ def check_notes(workspace: str, *, mounts: str = _MOUNTS_FILE) -> list[CheckNote
     try:
         agents = other_namespaces(workspace).agents
     except StenologError:
-        return notes  # the examination reports why the store cannot be read
+        return notes  # `examine` reports why the store cannot be read
     for agent in (None, *agents):
         with suppress(StenologError):
             notes += _session_notes(workspace, agent)
@@ -179,23 +179,23 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
     is_jsonl = parse_address(place.where).engine == "jsonl"
     if is_jsonl and not Path(place.where, place.namespace).is_dir():
         return
-    of_agent = "" if agent is None else f" of the agent {agent}"
+    owner = "" if agent is None else f" of the agent {agent}"
     with open_store(place.where, namespace=place.namespace, read_only=True) as store:
         if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
             yield from _catalog_notes(path)
         # An outdated catalog is updated only in memory, because the doctor writes nothing.
         with open_catalog(store, keep=False) as catalog:
             interrupted = catalog.list(state="interrupted", limit=1 << 62).entries
-            running = catalog.list(state="running", limit=1 << 62).entries
+            running_entries = catalog.list(state="running", limit=1 << 62).entries
         if interrupted:
             yield CheckNote(
                 kind="interrupted turns",
-                meaning=_name_sessions(interrupted, f"{of_agent} with an unanswered last message"),
+                meaning=_name_sessions(interrupted, f"{owner} with an unanswered last message"),
                 advice="An agent resumes only messages that it received itself, not imported or "
                 "copied ones. `steno list --state interrupted` lists the sessions.",
             )
-        if running:
-            meaning = _name_sessions(running, f"{of_agent} with a turn in progress")
+        if running_entries:
+            meaning = _name_sessions(running_entries, f"{owner} with a turn in progress")
             yield CheckNote(kind="turns under way", meaning=meaning)
 
 
@@ -207,7 +207,7 @@ def _catalog_notes(path: Path) -> Iterator[CheckNote]:
             pass
     except (CatalogDamaged, CatalogUnusable) as error:
         meaning = f"The search index cannot be used: {error}. No messages are lost."
-        advice = "The next `steno list` rebuilds it."
+        advice = "The next `steno list` rebuilds the index."
         yield CheckNote(kind="index", meaning=meaning, advice=advice)
 
 
@@ -234,7 +234,7 @@ def _version_notes(workspace: str) -> Iterator[CheckNote]:
         with open_store(workspace, read_only=True) as store:
             from stenolog.stores.postgres import PostgresStore
 
-            assert isinstance(store, PostgresStore), "it is the engine of this place"
+            assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
             with store.database.read_transaction() as transaction:
                 [(version,)] = transaction.execute("SELECT current_setting('server_version')")
         yield CheckNote(kind="version", meaning=f"PostgreSQL {version}.")
@@ -264,7 +264,7 @@ def find_unindexable_sessions(store: Store) -> Iterator[tuple[str, NotIndexable]
 
 
 def _indexed_stamps(store: Store) -> dict[str, str]:
-    """Return the stamps of the sessions that the catalog has indexed without a problem, by key."""
+    """Return, by key, the change stamps of sessions that the catalog indexed without a problem."""
     with (
         closing(database_of(store, keep=False)) as database,
         suppress(CatalogDamaged, CatalogUnusable),

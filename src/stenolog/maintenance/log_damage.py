@@ -1,4 +1,4 @@
-"""Finds damage in the bytes of one log, and describes meaning and remedy. Pure functions."""
+"""Finds damage in the bytes of a log, and describes its meaning and its repair. Pure functions."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from stenolog.stores.findings import Finding as Finding
 from stenolog.stores.jsonl import scan
 
 ASIDE_FOLDER: Final = "aside"
-"""Folder next to the logs. Repairs move files into it instead of deleting them."""
+"""Folder next to the logs, into which repairs move files instead of deleting them."""
 
 
 class Kind(StrEnum):
@@ -28,9 +28,9 @@ class Kind(StrEnum):
     MISSING_LINE = "missing line"
     FOREIGN_LOG = "foreign log"
     NEWER_FORMAT = "newer format"
-    UNKNOWN_KIND = "unknown kind"
+    UNKNOWN_RECORD_KIND = "unknown kind"
     EMPTY_FILE = "empty file"
-    WRONG_NAME = "wrong name"
+    WRONG_FILE_NAME = "wrong name"
     NOT_A_FILE = "not a file"
     UNREADABLE = "unreadable"
     MISSING_ARCHIVE = "missing archive"
@@ -62,8 +62,8 @@ def examine_log(
 ) -> LogReport:
     """Return the findings for the bytes of a log with this file name.
 
-    `deleted` means that the log is in the trash. There, the file name does not contain the key, and
-    no process writes to the log.
+    `deleted` means that the log is in the trash. In the trash, file names do not contain the key,
+    and no process writes to a log.
     """
     path = f"{folder}/{name}"
     key = None if deleted else file_names.key_of_log(name)
@@ -101,17 +101,17 @@ def examine_log(
 
 
 def _examine_without_records(text: bytes, key: str | None, path: str) -> LogReport:
-    finding_for = partial(Finding, key=key, path=path)
+    make_finding = partial(Finding, key=key, path=path)
     move_advice = f"--repair moves it into {ASIDE_FOLDER}/."
     if not text:
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.EMPTY_FILE,
             meaning="Empty log: a session was created but nothing was stored. Safe to ignore.",
             advice=move_advice,
             repairable=True,
         )
     elif scan.may_be_torn_log(text) and b"\n" in text.strip(b"\0\n"):
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.DAMAGED_LINE,
             where="every line",
             meaning="No line is an intact record, so no message can be read.",
@@ -119,7 +119,7 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
             repairable=True,
         )
     elif scan.may_be_torn_log(text):
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
             where=f"bytes 0 to {len(text):,}",
             meaning="The first write was interrupted and never acknowledged, so no session exists. "
@@ -128,7 +128,7 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
             repairable=True,
         )
     else:
-        finding = finding_for(
+        finding = make_finding(
             kind=Kind.FOREIGN_LOG,
             meaning="Another program wrote this file; stenolog neither reads nor changes it.",
             advice="Move it elsewhere.",
@@ -146,7 +146,7 @@ def _newer_format_finding(key: str | None, path: str, version: str) -> Finding:
 
 def _wrong_name_finding(key: str, path: str) -> Finding:
     return Finding(
-        kind=Kind.WRONG_NAME,
+        kind=Kind.WRONG_FILE_NAME,
         key=key,
         path=path,
         meaning="The file name does not match the key of the session in it: the file was renamed "
@@ -164,7 +164,7 @@ def _unknown_key_finding(path: str) -> Finding:
         path=path,
         where="every state",
         meaning="The key of this deleted session cannot be read, so its uid is listed instead. "
-        "Its messages can be read.",
+        "The messages can be read.",
         advice=f"`steno restore {uid} --as KEY` restores it, `steno purge {uid}` deletes it "
         "permanently.",
     )
@@ -172,7 +172,7 @@ def _unknown_key_finding(path: str) -> Finding:
 
 def _unknown_kind_finding(key: str | None, path: str, kind: str) -> Finding:
     return Finding(
-        kind=Kind.UNKNOWN_KIND,
+        kind=Kind.UNKNOWN_RECORD_KIND,
         key=key,
         path=path,
         meaning=f"The log contains a record of the unknown kind {kind!r}, so the session can be "
@@ -195,12 +195,12 @@ class _DamagedLog:
         known_missing = [] if state is None else [*state.void, *state.purged]
         self._lost = spans.minus(self.scan.lost, spans.union(known_missing))
         self._bad_lines_by_offset = (
-            _bad_lines(text) if self.scan.damaged or self.scan.tail is not None else {}
+            _find_bad_lines(text) if self.scan.damaged or self.scan.tail is not None else {}
         )
 
     def damaged_line_findings(self) -> Iterator[Finding]:
         """Yield a finding for each damaged line before the last record."""
-        without_line_end: list[_BadLine] = []
+        lines_without_end: list[_BadLine] = []
         for damaged_part in self.scan.damaged:
             if damaged_part.offset >= self.scan.consumed:
                 continue
@@ -211,11 +211,11 @@ class _DamagedLog:
             elif plain_message(damaged_part.text.strip()) is not None:
                 yield self._added_line_finding(bad_line)
             elif not damaged_part.is_void and not lost and salvage(damaged_part.text):
-                without_line_end.append(bad_line)
+                lines_without_end.append(bad_line)
             elif not damaged_part.is_void:
                 yield self._damaged_line_finding(bad_line, damaged_part.text, lost)
-        if without_line_end:
-            yield self._line_end_finding(without_line_end)
+        if lines_without_end:
+            yield self._line_end_finding(lines_without_end)
 
     def tail_findings(self, *, may_write: bool) -> Iterator[Finding]:
         """Yield findings for a bad tail, which the next writer would mark as void."""
@@ -237,7 +237,7 @@ class _DamagedLog:
             yield from map(self._added_line_finding, added_lines)
             return
         kind, meaning = _describe_tail(tail, self._text[start:])
-        # If a batch became void, its edited line could no longer be accepted with `--accept`.
+        # If --repair made a batch void, --accept could no longer accept its edited line.
         repairable = may_write and not edited_lines
         advice_now = "The next write skips these bytes; --repair does so now."
         first_advice = self._restore_advice or "Fix the other findings of this log first. "
@@ -268,7 +268,7 @@ class _DamagedLog:
             where=bad_line.position(),
             meaning="Checksum mismatch: the line was edited or corrupted, so it is skipped. "
             f"{describe_lost(lost)}",
-            advice=f"{self._restore_advice}Read the line. --accept makes it valid.",
+            advice=f"{self._restore_advice}Read the line. --accept makes the line valid.",
             lost=tuple(lost),
         )
 
@@ -280,9 +280,9 @@ class _DamagedLog:
         return self._finding(
             kind=Kind.HAND_EDIT,
             where=bad_line.position(),
-            meaning="A message in plain JSON was added by hand. It is not a record, so it is not "
-            "part of the session. No message is missing.",
-            advice=f"{self._restore_advice}Read the line. --accept stores it as a message.",
+            meaning="A message in plain JSON was added by hand. The line is not a record, so "
+            "the session does not contain it. No message is missing.",
+            advice=f"{self._restore_advice}Read the line. --accept stores the line as a message.",
         )
 
     def _line_end_finding(self, bad_lines: Sequence["_BadLine"]) -> Finding:
@@ -311,12 +311,12 @@ class _DamagedLog:
         )
 
     def _take_lost_seqs(self, bad_line: "_BadLine") -> list[Span]:
-        """Return the lost seqs between the records around this line. Removes them from `_lost`."""
-        taken = spans.clipped(
+        """Remove the lost seqs around this line from `_lost`, and return them."""
+        lost_seqs = spans.clipped(
             self._lost, bad_line.low_seq, min(bad_line.high_seq, self.scan.next_seq)
         )
-        self._lost = spans.minus(self._lost, taken)
-        return taken
+        self._lost = spans.minus(self._lost, lost_seqs)
+        return lost_seqs
 
 
 @dataclass(slots=True)
@@ -340,7 +340,7 @@ class _BadLine:
         return f"line {self.line:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
 
 
-def _bad_lines(text: bytes) -> dict[int, _BadLine]:
+def _find_bad_lines(text: bytes) -> dict[int, _BadLine]:
     """Return each line that is not a record, by its offset."""
     bad_lines: dict[int, _BadLine] = {}
     lines_since_record: list[_BadLine] = []
@@ -353,8 +353,8 @@ def _bad_lines(text: bytes) -> dict[int, _BadLine]:
             lines_since_record.clear()
             low_seq = record.seq + isinstance(record, Message)
         elif line:
-            signed_line = correct_checksum(line)
-            edit = parse_line(signed_line) if signed_line is not None else None
+            corrected_line = correct_checksum(line)
+            edit = parse_line(corrected_line) if corrected_line is not None else None
             bad_line = _BadLine(
                 line=number,
                 offset=offset,

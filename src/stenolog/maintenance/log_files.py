@@ -26,13 +26,13 @@ def examine_log_file(
     if descriptor is None:
         return None
     with closing(descriptor):
-        log_report = examine_log(read_whole(descriptor), name, folder=namespace, deleted=deleted)
+        log_report = examine_log(read_file(descriptor), name, folder=namespace, deleted=deleted)
     if not log_report.may_be_growing:
         return log_report
     with locked_log(directory, name) as locked_descriptor:
         if locked_descriptor is None:
             return None
-        return examine_log(read_whole(locked_descriptor), name, folder=namespace, deleted=deleted)
+        return examine_log(read_file(locked_descriptor), name, folder=namespace, deleted=deleted)
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
             descriptor.release()
 
 
-def read_whole(descriptor: int) -> bytes:
+def read_file(descriptor: int) -> bytes:
     """Return all bytes of an open file. Raises OSError."""
     with open(descriptor, "rb", closefd=False) as file:
         return file.read()
@@ -121,7 +121,7 @@ def examine_archives(
         try:
             content = archive.read_archive(directory, state.uid, archive_ref)
         except StenologError as error:
-            yield _archive_finding(state.key, path, f"It could not be read: {error}.", all_seqs)
+            yield _archive_finding(state.key, path, f"Unreadable archive: {error}.", all_seqs)
             return
         present_seqs = spans.union(((m.seq, m.seq) for m in content.messages), known_missing)
         lost = spans.minus(all_seqs, present_seqs)

@@ -20,10 +20,10 @@ from stenolog.maintenance.log_files import (
     locked_archives,
     locked_log,
     opened_trash,
-    read_whole,
+    read_file,
     unreferenced_archives,
 )
-from stenolog.maintenance.workspace_check import LEFTOVER, examine, examine_folder, sqlite_checks
+from stenolog.maintenance.workspace_check import TEMP_NAME, examine, examine_folder, sqlite_checks
 from stenolog.records import Message, Record, Span, StateRecord, VoidRecord, timestamp
 from stenolog.sessions.folders import check_workspace, log_folders
 from stenolog.stores import spans
@@ -64,7 +64,7 @@ def _repair_postgres(where: str | os.PathLike[str]) -> list[RepairResult]:
         # The driver is optional. If a store of this engine was opened, the driver is installed.
         from stenolog.stores.postgres import PostgresStore, database
 
-        assert isinstance(store, PostgresStore), "it is the engine of this place"
+        assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
         return _with_finding_path(database.repair(store.database), path=store.database.address)
 
 
@@ -77,10 +77,10 @@ def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
 
     All edits of a log are accepted together, with one result. Raises the errors of `examine`.
     """
-    return _repair_findings(workspace, _hand_edits, _accept_edits)
+    return _repair_findings(workspace, _select_hand_edits, _accept_edits)
 
 
-def _hand_edits(findings: Iterable[Finding]) -> list[Finding]:
+def _select_hand_edits(findings: Iterable[Finding]) -> list[Finding]:
     edits = [f for f in findings if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
     return list({f.key: f for f in edits if f.key is not None}.values())
 
@@ -121,7 +121,7 @@ def _try_repair(
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
-        error_text = str(store_error(error, f"settling {finding.path}"))
+        error_text = str(store_error(error, f"repairing {finding.path}"))
         return RepairResult(finding=finding, done=False, words=error_text)
 
 
@@ -135,14 +135,14 @@ def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
         return _move_trashed(folder, name)
     if path_below:
         return _move_archive(folder, path_below[-1], name, finding.key)
-    leftover = LEFTOVER.fullmatch(name)
+    leftover = TEMP_NAME.fullmatch(name)
     if leftover is not None:
         with locked_log(directory, leftover[1]):
             return _move_aside(folder, directory.descriptor, name)
     with locked_log(directory, name) as descriptor:
         if descriptor is None:
             return _ALREADY_FIXED
-        log_report = examine_log(read_whole(descriptor), name)
+        log_report = examine_log(read_file(descriptor), name)
         if log_report.state is None:
             if any(finding.repairable for finding in log_report.findings):
                 return _move_aside(folder, directory.descriptor, name)
@@ -152,7 +152,7 @@ def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
 
 def _move_trashed(folder: _LogFolder, name: str) -> str:
     """Move a file that is in the trash, but is not a session, into the folder `aside`."""
-    leftover = LEFTOVER.fullmatch(name)
+    leftover = TEMP_NAME.fullmatch(name)
     with opened_trash(folder.directory) as trash_folder:
         if trash_folder is None:
             return _ALREADY_FIXED
@@ -160,7 +160,7 @@ def _move_trashed(folder: _LogFolder, name: str) -> str:
             if leftover is None:
                 if descriptor is None:
                     return _ALREADY_FIXED
-                log_report = examine_log(read_whole(descriptor), name, deleted=True)
+                log_report = examine_log(read_file(descriptor), name, deleted=True)
                 if log_report.state is not None or not any(
                     f.repairable for f in log_report.findings
                 ):
@@ -241,16 +241,16 @@ def _accept_edits(folder: _LogFolder, finding: Finding) -> str:
         with log.mutex:
             size, state = log.size, copy_state(log.known_state())
         text = log.read_bytes(0, size)
-        signed_log = sign_edits(text, last_seq=0 if state.archive is None else state.archive.last)
-        if signed_log is None:
+        fixed_log = fix_edits(text, last_seq=0 if state.archive is None else state.archive.last)
+        if fixed_log is None:
             return _ALREADY_FIXED
-        kept_name = _copy_aside(folder.directory, log.name, text)
-        new_log = rewrite.compose_log(rewrite.replay(signed_log, state), signed_log, writer.now())
+        copy_name = _write_copy_aside(folder.directory, log.name, text)
+        new_log = rewrite.compose_log(rewrite.replay(fixed_log, state), fixed_log, writer.now())
         rewrite.replace_log(log, new_log)
-    return f"accepted; the previous log is {folder.path}/{ASIDE_FOLDER}/{kept_name}"
+    return f"accepted; the previous log is {folder.path}/{ASIDE_FOLDER}/{copy_name}"
 
 
-def _copy_aside(directory: Directory, name: str, text: bytes) -> str:
+def _write_copy_aside(directory: Directory, name: str, text: bytes) -> str:
     """Write these bytes into the folder `aside`, durably, and return the file name."""
     target = f"{name}.{_unique_time_text()}"
     with _open_aside(directory) as aside:
@@ -265,8 +265,8 @@ def _copy_aside(directory: Directory, name: str, text: bytes) -> str:
     return target
 
 
-def sign_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
-    """Return the log with valid checksums of edited records, and with plain messages as records.
+def fix_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
+    """Return the log with correct checksums of edited records, and with plain messages as records.
 
     The restored messages are removed from the lists of lost messages in other records. Returns None
     if there is no hand edit. `last_seq` is the seq before the first message of the log.
@@ -274,20 +274,22 @@ def sign_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
     lines = text.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
     next_seqs = _next_seqs(records)
-    at = ""
+    last_time = ""
     restored_seqs: list[Span] = []
     for index, line in enumerate(lines):
         if line and records[index] is None:
-            signed = correct_checksum(line) or _as_record(line, last_seq + 1, next_seqs[index], at)
-            if signed is not None:
-                lines[index] = signed
-                records[index] = parse_line(signed)
+            record_line = correct_checksum(line) or _to_record(
+                line, last_seq + 1, next_seqs[index], last_time
+            )
+            if record_line is not None:
+                lines[index] = record_line
+                records[index] = parse_line(record_line)
                 restored_seqs += _readable_seqs(records[index])
         record = records[index]
         if isinstance(record, Message):
-            at, last_seq = timestamp(record.at), record.seq
+            last_time, last_seq = timestamp(record.at), record.seq
         elif record is not None:
-            at = record.at
+            last_time = record.at
     if b"\n".join(lines) == text:
         return None
     if lines[-1] and records[-1] is not None:
@@ -309,7 +311,7 @@ def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
     return next_seqs[::-1]
 
 
-def _as_record(line: bytes, seq: int, next_seq: int | None, time_text: str) -> bytes | None:
+def _to_record(line: bytes, seq: int, next_seq: int | None, time_text: str) -> bytes | None:
     """Return the record of a message in plain JSON.
 
     Return None if the line is not a message, or if its seq is taken.

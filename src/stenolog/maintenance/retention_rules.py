@@ -2,7 +2,7 @@
 
 The age of a session is the time since its last stored change; file times do not count. Rules do not
 apply to a session with a running turn. If a user restores a session that a rule deleted, the
-deletion counts as the last change. Otherwise the rule would soon delete the session again. For the
+deletion counts as the last change, so that the rule does not soon delete the session again. For the
 same reason an imported session is no older than its import. Purge rules apply only to sessions in
 the trash. `exclude_tag` also protects sessions in the trash. The next purge completes an
 interrupted purge.
@@ -85,18 +85,18 @@ def plan_retention(
     """Return the steps that the rules require: archive first, purge last, one step per session.
 
     If rules require different actions, the strongest action wins. `read_info` returns details of a
-    session. `tags_of` returns the tags of a deleted session, or None if they are unreadable. Both
-    functions are called only if a rule needs them. `unfinished` are sessions whose purge was
-    interrupted.
+    session. `tags_of` returns the tags of a deleted session, or None if they are unreadable. The
+    two functions are called only if a rule needs their results. `unfinished` are sessions whose
+    purge was interrupted.
     """
     steps: dict[str, RetentionStep] = {}
     for rule in rules:
         rule_steps = _steps_of_rule(
             rule, entries, trash, now=now, read_info=read_info, tags_of=tags_of
         )
-        for step in (*rule_steps, *_unfinished_steps(rule, unfinished)):
-            planned = steps.get(step.uid)
-            if planned is None or _STRENGTH[planned.action] < _STRENGTH[step.action]:
+        for step in (*rule_steps, *_unfinished_purge_steps(rule, unfinished)):
+            planned_step = steps.get(step.uid)
+            if planned_step is None or _STRENGTH[planned_step.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
     return sorted(steps.values(), key=lambda step: (_STRENGTH[step.action], step.updated, step.key))
 
@@ -113,9 +113,9 @@ def _steps_of_rule(
     if not rule.has_condition:  # guard: retention-rule-needs-condition
         return
     if rule.action == "purge":
-        yield from _trash_steps(rule, entries, trash, now=now, tags_of=tags_of)
+        yield from _purge_steps(rule, entries, trash, now=now, tags_of=tags_of)
         return
-    matching_entries = [entry for entry in entries if _matches(rule, entry)]
+    matching_entries = [entry for entry in entries if _matches_filters(rule, entry)]
     max_time = datetime.max.replace(tzinfo=UTC)
     matching_entries.sort(key=lambda entry: (entry.updated or max_time, entry.key), reverse=True)
     for entry in matching_entries[rule.keep_newest :]:
@@ -131,7 +131,7 @@ def _steps_of_rule(
         yield _make_step(rule, entry, entry.updated)
 
 
-def _matches(rule: Rule, entry: Entry) -> bool:
+def _matches_filters(rule: Rule, entry: Entry) -> bool:
     is_readable = entry.problem is None and entry.updated is not None
     return (
         is_readable
@@ -145,7 +145,7 @@ def _is_old(rule: Rule, changed_at: datetime, now: datetime) -> bool:
 
 
 def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
-    """Return whether the rule applies. Checks the conditions that the catalog cannot check."""
+    """Return whether the conditions of the rule that the catalog cannot check are met."""
     if rule.larger_than and info.bytes <= rule.larger_than:
         return False
     imported_at = _last_import_time(info)
@@ -178,7 +178,7 @@ def _last_import_time(info: SessionInfo) -> datetime | None:
 
 
 def _parse_time(value: object) -> datetime | None:
-    """Return a time from the meta; None if it is invalid, because any program may write meta."""
+    """Return the time in a meta field; None if the value, set by any program, is not a time."""
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
@@ -186,7 +186,7 @@ def _parse_time(value: object) -> datetime | None:
     return at if at is None or at.utcoffset() is not None else at.replace(tzinfo=UTC)
 
 
-def _trash_steps(
+def _purge_steps(
     rule: Rule,
     entries: Sequence[Entry],
     trash: Sequence[Trashed],
@@ -194,7 +194,7 @@ def _trash_steps(
     now: datetime,
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
-    """Yield the purges of sessions in the trash. Their age counts from their deletion."""
+    """Yield the purges of sessions that were deleted long enough ago."""
     # A purge deletes all sessions with one key in the trash. So all of them must be old, none may
     # be excluded by a tag, and no live session may have the key.
     kept_keys = {session.key for session in entries}
@@ -212,7 +212,7 @@ def _trash_steps(
             yield replace(step, trash_entries=trash_entries(session.key, trash))
 
 
-def _unfinished_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[RetentionStep]:
+def _unfinished_purge_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[RetentionStep]:
     """Yield steps that complete interrupted purges. The age of the sessions does not matter."""
     if rule.action != "purge" or not rule.has_condition:
         return

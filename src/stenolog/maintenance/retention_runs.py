@@ -61,7 +61,7 @@ def execute_step(
     """
     try:
         if step.action == "purge":
-            return _purge_deleted(store, step, on_start)
+            return _purge_deleted_sessions(store, step, on_start)
         with store.lease(step.key, ttl=_LEASE_SECONDS, wait=0):
             info = store.info(step.key)
             if info.uid != step.uid or info.updated != step.updated:
@@ -74,7 +74,7 @@ def execute_step(
             if info.lost or info.damaged:
                 return "skipped", "the session is damaged; run `steno doctor`"
             on_start()
-            # The mark is a separate write. If the process is killed after it, nothing is deleted.
+            # If the process is killed after this write, the session is marked, but not deleted.
             store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
             trashed = store.delete(step.key)
             if trashed.count != info.count:
@@ -90,7 +90,7 @@ def execute_step(
     return "done", "moved to the trash"
 
 
-def _purge_deleted(
+def _purge_deleted_sessions(
     store: Store, step: RetentionStep, on_start: Callable[[], None]
 ) -> tuple[Outcome, str]:
     """Purge the sessions with this key, if all of them are in the trash and were planned."""
@@ -102,7 +102,7 @@ def _purge_deleted(
     planned_entry = (step.uid, step.updated)
     if planned_entry not in entries:
         return "skipped", "the session is not in the trash"
-    # Fewer sessions are acceptable: other sessions of this key may have just been purged.
+    # The trash may have fewer sessions than planned: another process may have purged some.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
         return "skipped", "the trash changed after the plan was made"
     try:
@@ -110,12 +110,11 @@ def _purge_deleted(
     except NoSuchSession:
         on_start()
         if isinstance(store, PurgingStore):
-            # Purge only the checked session: another process may create a session of this key right
-            # now.
-            purged = store.purge_trash(step.key, [planned_entry])
+            # Purge only the checked session: another process may create this key right now.
+            purge_result = store.purge_trash(step.key, [planned_entry])
         else:
-            purged = store.purge(step.key)
-        return "done", f"{purged.messages:,} messages deleted permanently"
+            purge_result = store.purge(step.key)
+        return "done", f"{purge_result.messages:,} messages deleted permanently"
     return "skipped", "a new session with this key exists"
 
 
@@ -132,23 +131,23 @@ def apply_rules(
 ) -> list[RetentionResult]:
     """Execute the rules on the sessions of every agent of a workspace, or of one agent.
 
-    With `dry_run` nothing is changed, and the planned steps are returned. Otherwise `confirm` is
-    called first. Actions are logged in retention.log in the workspace, or in the program's log if
-    the workspace is not a folder. `should_stop` is called before each step; True stops the run.
-    Raises UsageError, StoreUnavailable.
+    With `dry_run` nothing is changed, and the planned steps are returned. Without `dry_run`,
+    `confirm` is called first. Actions are logged in retention.log in the workspace, or in the
+    program's log if the workspace is not a folder. `should_stop` is called before each step; True
+    stops the run. Raises UsageError, StoreUnavailable.
     """
-    planned: list[RetentionResult] = []
+    plan: list[RetentionResult] = []
     if any(rule.has_condition for rule in rules):
         for agent_name, agent_namespace in _selected_agents(workspace, agent, namespace):
             # If the session of an interrupted purge is unknown, every namespace lists the purge.
-            has_unknown = any(result.step.unfinished and not result.step.uid for result in planned)
-            planned += (
+            has_unknown = any(result.step.unfinished and not result.step.uid for result in plan)
+            plan += (
                 result
                 for result in _plan_for_agent(workspace, rules, agent_name, agent_namespace)
                 if not (has_unknown and result.step.unfinished and not result.step.uid)
             )
-    if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
-        return planned
+    if dry_run or not plan or not confirm(plan):  # guard: retention-dry-run
+        return plan
     results: list[RetentionResult] = []
     with _open_log(workspace) as log_result:
         started_results: list[RetentionResult] = []
@@ -157,7 +156,7 @@ def apply_rules(
             started_results[:] = [result]
             log_result(replace(result, outcome="begins"))
 
-        for result in _execute_steps(workspace, planned, should_stop, on_start):
+        for result in _execute_steps(workspace, plan, should_stop, on_start):
             # A step that was skipped at its start is not logged: each run would log it again.
             if result.outcome != "skipped" or started_results:
                 log_result(result)
@@ -241,13 +240,13 @@ def _plan_for_agent(
 
 def _execute_steps(
     workspace: str,
-    planned: Sequence[RetentionResult],
+    plan: Sequence[RetentionResult],
     should_stop: Callable[[], bool],
     on_start: Callable[[RetentionResult], None],
 ) -> Iterator[RetentionResult]:
-    for agent, namespace in dict.fromkeys((result.agent, result.namespace) for result in planned):
+    for agent, namespace in dict.fromkeys((result.agent, result.namespace) for result in plan):
         with open_store(locate_sessions(workspace, agent).where, namespace=namespace) as store:
-            for result in planned:
+            for result in plan:
                 if should_stop():
                     return
                 if (result.agent, result.namespace) == (agent, namespace):

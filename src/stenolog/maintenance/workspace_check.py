@@ -42,16 +42,16 @@ from stenolog.stores.jsonl import archive, leases, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.open_store import open_store, parse_address
 
-_FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
-_CATALOG: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
-LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
-"""Name of a temporary file of an unfinished write."""
+_STENOLOG_FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
+_CATALOG_FILES: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
+TEMP_NAME: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
+"""Pattern of the name of a temporary file that an interrupted write left."""
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
     """Return the problems of a workspace or a database, without writing anything.
 
-    Covers every named agent and every namespace. Raises UsageError if `workspace` is not a
+    Every named agent and every namespace is checked. Raises UsageError if `workspace` is not a
     workspace, and StoreUnavailable or DamagedStore if it cannot be read.
     """
     parsed = parse_address(workspace)
@@ -70,22 +70,22 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     folders = log_folders(workspace_path)
     reports = [examine_folder(workspace_path, folder) for folder in folders]
     # Without logs or a catalog of stenolog, a folder may belong to another program.
-    own_reports = [
+    stenolog_reports = [
         report
         for folder, report in zip(folders, reports, strict=True)
-        if report.logs > len(report.foreign) or (workspace_path / folder / CATALOG).exists()
+        if report.logs > len(report.foreign_logs) or (workspace_path / folder / CATALOG).exists()
     ]
-    readable_by_others = dict.fromkeys(mode for report in own_reports for mode in report.wide_modes)
+    wide_modes = dict.fromkeys(mode for report in stenolog_reports for mode in report.wide_modes)
     findings = [finding for report in reports for finding in report.findings]
-    if readable_by_others:
-        findings.append(_wide_permissions_finding(str(workspace_path), list(readable_by_others)))
-    read_only: dict[str, str] = {}
+    if wide_modes:
+        findings.append(_wide_permissions_finding(str(workspace_path), list(wide_modes)))
+    problems: dict[str, str] = {}
     for folder in folders:
-        with suppress(OSError):  # the examination has already reported this problem
+        with suppress(OSError):  # `examine_folder` has already reported this problem
             if (reason := write_problem(workspace_path / folder)) is not None:
-                read_only[folder] = reason
-    if read_only:
-        findings.append(_not_writable_finding(list(read_only), next(iter(read_only.values()))))
+                problems[folder] = reason
+    if problems:
+        findings.append(_not_writable_finding(list(problems), next(iter(problems.values()))))
     return Report(
         workspace=str(workspace_path),
         sessions=sum(report.logs for report in reports),
@@ -99,20 +99,19 @@ def sqlite_checks() -> ModuleType:
     from stenolog.stores.sqlite.store import missing_driver
 
     try:
-        from stenolog.stores.sqlite import file_check as verify
+        from stenolog.stores.sqlite import file_check
     except ImportError as error:
         raise missing_driver(error) from error
-    return verify
+    return file_check
 
 
 def _examine_postgres(where: str | os.PathLike[str]) -> Report:
     with open_store(where, read_only=True) as store:
         # The driver is optional. If a store of this engine was opened, the driver is installed.
-        from stenolog.stores.postgres import PostgresStore
-        from stenolog.stores.postgres import database as verify
+        from stenolog.stores.postgres import PostgresStore, database
 
-        assert isinstance(store, PostgresStore), "it is the engine of this place"
-        report = verify.examine(store.database)
+        assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
+        report = database.examine(store.database)
         return _with_location(report, store.database.address, path=store.database.address)
 
 
@@ -129,9 +128,9 @@ class FolderReport:
     findings: list[Finding] = field(default_factory=list)
     archives_by_uid: dict[str, tuple[str, set[str]]] = field(default_factory=dict)
     """The key of the session and the names of its archives, by uid."""
-    purged: set[str] = field(default_factory=set)
+    purged_uids: set[str] = field(default_factory=set)
     """Uids of sessions that are being purged: their missing files are no problem."""
-    foreign: list[Finding] = field(default_factory=list)
+    foreign_logs: list[Finding] = field(default_factory=list)
     """Logs of other programs, reported together because there are often many."""
     may_hide_sessions: bool = False
     """Whether a file may belong to a session that this version of stenolog cannot read."""
@@ -171,8 +170,8 @@ def _check_folder(
             _check_entry(directory, namespace, name, status, report)
     _check_trash(directory, namespace, report)
     _check_leases(directory, namespace, report)
-    if report.foreign:
-        report.findings.append(_foreign_logs_finding(directory, report.foreign))
+    if report.foreign_logs:
+        report.findings.append(_foreign_logs_finding(directory, report.foreign_logs))
     for uid, files in archives_by_uid.items():
         _check_archives(directory, namespace, uid, files, report)
 
@@ -181,10 +180,10 @@ def _check_entry(
     directory: Directory, namespace: str, name: str, status: os.stat_result, report: FolderReport
 ) -> None:
     path = f"{namespace}/{name}"
-    leftover = LEFTOVER.fullmatch(name)
-    if (stat.S_ISDIR(status.st_mode) and name in _FOLDERS) or name in _CATALOG:
+    leftover = TEMP_NAME.fullmatch(name)
+    if (stat.S_ISDIR(status.st_mode) and name in _STENOLOG_FOLDERS) or name in _CATALOG_FILES:
         _check_mode(report, path, status)
-    elif name in _FOLDERS or (
+    elif name in _STENOLOG_FOLDERS or (
         name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(status.st_mode)
     ):
         report.findings.append(_not_a_file_finding(path, name, status))
@@ -221,7 +220,7 @@ def _check_log(
     report.logs += 1
     for finding in log_report.findings:
         is_foreign = finding.kind is Kind.FOREIGN_LOG
-        (report.foreign if is_foreign else report.findings).append(finding)
+        (report.foreign_logs if is_foreign else report.findings).append(finding)
     state = log_report.state
     if state is None:
         report.may_hide_sessions |= (
@@ -243,7 +242,7 @@ def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> 
             return
         for name in sorted(folder.list_names()):
             path = f"{namespace}/{trash.FOLDER}/{name}"
-            leftover = LEFTOVER.fullmatch(name)
+            leftover = TEMP_NAME.fullmatch(name)
             if (status := folder.file_status(name)) is None:
                 continue
             if leftover is not None:
@@ -251,7 +250,7 @@ def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> 
                     if folder.file_status(name) is not None:
                         report.findings.append(_leftover_finding(path, None))
             elif (entry := trash.parse_entry(name)) is not None and entry.purged:
-                report.purged.add(entry.uid)
+                report.purged_uids.add(entry.uid)
                 report.findings.append(_unfinished_purge_finding(folder, path, name))
             elif entry is not None and stat.S_ISREG(status.st_mode):
                 _check_mode(report, path, status)
@@ -297,7 +296,7 @@ def _check_archives(
 ) -> None:
     archive_folder = f"{namespace}/{archive.FOLDER}/{uid}"
     key, referenced = report.archives_by_uid.get(uid, (None, set[str]()))
-    if (key is None and report.may_hide_sessions) or uid in report.purged:
+    if (key is None and report.may_hide_sessions) or uid in report.purged_uids:
         return
     for file in files:
         # A temporary file may have been renamed since it was listed.
@@ -309,7 +308,7 @@ def _check_archives(
     with locked_archives(directory, uid) as folder:
         for file in unreferenced_archives(directory, folder, uid, key):
             if file in files:
-                is_leftover = LEFTOVER.fullmatch(file) is not None
+                is_leftover = TEMP_NAME.fullmatch(file) is not None
                 make_finding = _leftover_finding if is_leftover else _unreferenced_archive_finding
                 report.findings.append(make_finding(f"{archive_folder}/{file}", key))
 
@@ -339,7 +338,7 @@ def _not_a_file_finding(path: str, name: str, status: os.stat_result) -> Finding
 
 def _unreadable_finding(path: str, key: str | None, error: Exception) -> Finding:
     """Return the finding for a log or a folder that could not be read."""
-    meaning = f"It could not be read: {error}."
+    meaning = f"The file or folder could not be read: {error}."
     advice = "Run `steno doctor` as the user who owns the file, and check the disk."
     return Finding(kind=Kind.UNREADABLE, key=key, path=path, meaning=meaning, advice=advice)
 
@@ -380,7 +379,7 @@ def _unreferenced_archive_finding(path: str, key: str | None) -> Finding:
         path=path,
         meaning="No session refers to this archive: a compaction or a purge was interrupted, or "
         "the log of the session was deleted by hand.",
-        advice="If a purge was interrupted, repeat it. Otherwise check whether a log is missing; "
+        advice="If a purge was interrupted, repeat it. If not, check whether a log is missing; "
         f"--repair moves the archive into {ASIDE_FOLDER}/.",
         repairable=True,
     )

@@ -20,20 +20,20 @@ class SecretPattern(Struct, frozen=True):
 
     name: str
     pattern: re.Pattern[str]
-    """Pattern of the secret: its group `quoted`, `bare` or `value`, else the whole match."""
+    """The secret is the group `quoted`, `bare` or `value`, or else the whole match."""
     hints: tuple[str, ...]
     """Words in lower case; a text without any of these words has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
 
-    def is_hinted(self, lower_case: str) -> bool:
+    def may_occur_in(self, lower_case_text: str) -> bool:
         """Whether a text in lower case may contain a secret of this kind."""
-        return any(hint in lower_case for hint in self.hints)
+        return any(hint in lower_case_text for hint in self.hints)
 
 
-def _pattern(
+def _secret_pattern(
     name: str, hints: str, pattern: str, check: Callable[[re.Match[str]], bool] = bool
 ) -> SecretPattern:
-    """Return the pattern of a kind of secret. Spaces separate the hints."""
+    """Return the pattern of a kind of secret. `hints` are words separated by spaces."""
     return SecretPattern(name, lazy_pattern(pattern), tuple(hints.split()), check)
 
 
@@ -41,29 +41,29 @@ def _key_pattern(
     name: str, hints: str, pattern: str, check: Callable[[re.Match[str]], bool] = bool
 ) -> SecretPattern:
     """Return the pattern of a key that does not continue a longer word."""
-    return _pattern(name, hints, rf"(?<![A-Za-z0-9_-])(?:{pattern})", check)
+    return _secret_pattern(name, hints, rf"(?<![A-Za-z0-9_-])(?:{pattern})", check)
 
 
-_LONG_RUN: Final = lazy_pattern("[A-Za-z0-9]{16}")
-"""Minimum length of a random run; parts of words such as `sk-learn-compatible-api` are shorter."""
+_ALPHANUMERIC_RUN: Final = lazy_pattern("[A-Za-z0-9]{16}")
+"""16 letters or digits in a row. Words such as `sk-learn-compatible-api` have no such row."""
 
 
-def _has_long_run(match: re.Match[str]) -> bool:
-    return _LONG_RUN.search(match[0]) is not None
+def _has_alphanumeric_run(match: re.Match[str]) -> bool:
+    return _ALPHANUMERIC_RUN.search(match[0]) is not None
 
 
-_CHARACTER_CHANGE: Final = lazy_pattern("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
-"""A change between kinds of characters: many in random keys, few in words with hyphens."""
+_CHARACTER_KIND_CHANGE: Final = lazy_pattern("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
+"""A change of the kind of character. Random keys have many changes, words with hyphens few."""
 
 
 def _looks_random(match: re.Match[str]) -> bool:
-    return len(_CHARACTER_CHANGE.findall(match[0])) > 2
+    return len(_CHARACTER_KIND_CHANGE.findall(match[0])) > 2
 
 
 def _is_credential(match: re.Match[str]) -> bool:
     """Whether the text after `bearer` is a credential and not a word of the sentence."""
     value = match["value"]
-    return any(map(str.isdigit, value)) or _LONG_RUN.search(value) is not None
+    return any(map(str.isdigit, value)) or _ALPHANUMERIC_RUN.search(value) is not None
 
 
 PRIVATE_KEY: Final = SecretPattern(
@@ -77,10 +77,10 @@ PRIVATE_KEY: Final = SecretPattern(
     ("private key",),
 )
 
-_PUTTY_KEY: Final = _pattern(
+_PUTTY_KEY: Final = _secret_pattern(
     "private key",
     "private-lines:",
-    # Lines of base64; the next line, Private-MAC, has a hyphen.
+    # The key is base64, so it ends before the line `Private-MAC`, which has a hyphen.
     r"Private-Lines:[ \t]{0,4}[0-9]{1,4}(?:\r?\n|\\n)"
     r"(?P<value>(?:[A-Za-z0-9+/=]{1,120}(?:\r?\n|\\n|\Z)){1,400})",
 )
@@ -88,7 +88,7 @@ _PUTTY_KEY: Final = _pattern(
 _KEY_PATTERNS: Final = (
     _key_pattern("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
     _key_pattern("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
-    _key_pattern("api key", "sk-", r"sk-[A-Za-z0-9_-]{20,}+", _has_long_run),
+    _key_pattern("api key", "sk-", r"sk-[A-Za-z0-9_-]{20,}+", _has_alphanumeric_run),
     _key_pattern("api key", "aiza", r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
     _key_pattern("api key", "hf_", r"hf_[A-Za-z0-9]{30,}+"),
     _key_pattern("api key", "gsk_", r"gsk_[A-Za-z0-9]{40,}+"),
@@ -101,7 +101,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key_pattern("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key_pattern("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
-    # GitLab: runners, deploy tokens and others. GLRT is also a test in statistics.
+    # Tokens of GitLab. They must look random, because `GLRT-` also occurs in texts on statistics.
     _key_pattern(
         "token",
         "glrt- gldt- glptt- glcbt- glft- glsoat- glimt- glagent-",
@@ -125,7 +125,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
     _key_pattern("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
     _key_pattern("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
-    _key_pattern(  # Discord bot: id in base64, time, signature
+    _key_pattern(  # Token of a Discord bot: id in base64, time, signature
         "token",
         ".",
         r"(?<!\.)[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+",
@@ -142,10 +142,10 @@ _KEY_PATTERNS: Final = (
         r"webhook\.office\.com/webhookb2/(?P<value>[A-Za-z0-9@/._-]{30,}+)",
     ),
     # Azure shared access signature.
-    _pattern("token", "sig=", r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"),
+    _secret_pattern("token", "sig=", r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"),
     # The gateway's cookie and login links.
     _key_pattern("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
-    _pattern("token", "/login?code=", r"/login\?code=(?P<value>[\w.-]{8,}+)"),
+    _secret_pattern("token", "/login?code=", r"/login\?code=(?P<value>[\w.-]{8,}+)"),
     _key_pattern("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
     _key_pattern("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
     _key_pattern("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
@@ -154,7 +154,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
     _key_pattern("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
     _key_pattern("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
-    # Telegram bot; in URLs the token follows `bot`.
+    # Token of a Telegram bot. In URLs, the token follows the word `bot`.
     _key_pattern(
         "token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"
     ),
@@ -165,31 +165,31 @@ _KEY_PATTERNS: Final = (
 )
 
 _HEADER_PATTERNS: Final = (
-    _pattern(
+    _secret_pattern(
         "token",
         "bearer",
         r"(?i)\bbearer:?[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)",
         _is_credential,
     ),
-    _pattern(
+    _secret_pattern(
         "password",
         "basic",
         r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)",
     ),
-    _pattern(
+    _secret_pattern(
         "token",
         "authorization",
         r"(?i)\bauthorization:[ \t]{0,4}(?:token|apikey|key)[ \t]{1,4}"
         r"(?:token=)?[\"']?(?P<value>[\w.~+/=-]{8,}+)",
         _is_credential,
     ),
-    _pattern(
+    _secret_pattern(
         "cookie",
         "set-cookie",
         r"(?i)(?<![\w-])set-cookie:[ \t]{0,4}[^\s=;,\"']{1,64}="
         r"(?P<value>(?!\[redacted)[^\s;,\"'\\]{1,4096}+)",
     ),
-    _pattern(
+    _secret_pattern(
         "cookie",
         "cookie",
         r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
@@ -197,7 +197,7 @@ _HEADER_PATTERNS: Final = (
     ),
     # In URLs: scheme://user:password@host. The password may contain an @ or a slash, so it extends
     # to the last @. Text that starts with a port number is not a password.
-    _pattern(
+    _secret_pattern(
         "password",
         "://",
         r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@",
@@ -224,52 +224,52 @@ def _is_attached_password(match: re.Match[str]) -> bool:
     return not (_PLACEHOLDER.match(value) or value[0] in "$%<-" or value.isupper())
 
 
-def _is_after_curl(match: re.Match[str]) -> bool:
-    before = match.string[max(0, match.start() - 300) : match.start()]
-    return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
+def _is_curl_password(match: re.Match[str]) -> bool:
+    text_before = match.string[max(0, match.start() - 300) : match.start()]
+    return "curl" in text_before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
 
 
 _COMMAND_PATTERNS: Final = (
-    _pattern(
+    _secret_pattern(
         "secret",
         "--",
         r"(?i)(?<![\w-])--(?:[a-z]{1,20}-){0,3}(?:password|passwd|passphrase|token|secret"
         rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_OPTION_VALUE}",
         _is_option_value,
     ),
-    _pattern(
+    _secret_pattern(
         "password",
         "sshpass",
         rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_OPTION_VALUE}",
         _is_option_value,
     ),
-    _pattern(
+    _secret_pattern(
         "password",
         "mysql",
         rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_OPTION_VALUE}",
         _is_attached_password,
     ),
-    _pattern(
+    _secret_pattern(
         "password",
         "curl",
         r"(?<![\w-])(?:-u|--user)[ \t=]{0,4}[\"']?[^\s:\"'/]{1,64}:"
         r"(?P<value>[^\s\"'`\\]{1,256}+)",
-        _is_after_curl,
+        _is_curl_password,
     ),
-    _pattern(
+    _secret_pattern(
         "password",
         "login",
         r"\bmachine\s{1,8}\S{1,128}+\s{1,8}login\s{1,8}\S{1,128}+"
         r"\s{1,8}password\s{1,8}(?P<value>(?!\[redacted)\S{1,256}+)",
     ),
-    _pattern(
+    _secret_pattern(
         "access key",
         "accountkey= sharedaccesskey=",
         r"(?i)\b(?:account|sharedaccess)key=(?P<value>[a-z0-9+/=]{20,}+)",
     ),
 )
 
-_ELEMENT: Final = lazy_pattern(
+_XML_ELEMENT: Final = lazy_pattern(
     r"<(?P<tag>[\w:.-]{1,64})(?:\s[^<>]{0,200})?>(?P<value>[^<>]{1,256})</(?P=tag)\s{0,4}>"
 )
 
@@ -291,9 +291,8 @@ _PASSWORD: Final = lazy_pattern(
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
-# The pattern starts with the possible first letters, so that the rest is tried only there. This
-# pattern takes most of the time.
-_ASSIGNED: Final = lazy_pattern(
+# This pattern takes most of the time, so it starts with the set of possible first letters.
+_ASSIGNED_SECRET: Final = lazy_pattern(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
     r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
@@ -339,7 +338,7 @@ _SENTENCE_WORD_LIST: Final = """
     wrong your yours
 """
 _SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
-"""Words that continue a sentence about a password."""
+"""Words that often follow `password is` in ordinary sentences."""
 
 
 def _is_password(match: re.Match[str]) -> bool:
@@ -348,32 +347,32 @@ def _is_password(match: re.Match[str]) -> bool:
     if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
     if match["closed"] and _NUMBER.fullmatch(value):
-        return False  # a field name, which `secret_fields` has checked
+        return False  # `secret_fields` has checked numbers after quoted field names
     if match["quoted"] is not None or "=" in match["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
         return "to" not in match["sep"].lower() or any(map(str.isdigit, value))
-    is_end = match["bare"][-1] in ".,;!?)" or match["next"].strip().lower() in ("", "and", "but")
-    word = value.lower()
-    is_sentence = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
-    return is_end and not is_sentence and "to" not in match["sep"].lower()
+    word, next_word = value.lower(), match["next"].strip().lower()
+    ends_clause = match["bare"][-1] in ".,;!?)" or next_word in ("", "and", "but")
+    is_sentence_word = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
+    return ends_clause and not is_sentence_word and "to" not in match["sep"].lower()
 
 
-def _is_assigned(match: re.Match[str]) -> bool:
+def _is_assigned_secret(match: re.Match[str]) -> bool:
     """Whether the text after `api key` or similar words is a key: long, and not a word."""
     text_before = match.string[max(0, match.start() - 12) : match.start()]
     if match["key"] and not _KEY_PREFIX.search(text_before):
         return False
     if match["token"] and not _TOKEN_PREFIX.search(text_before):
-        is_alone = not text_before[-1:].isascii() or not text_before[-1:].isalnum()
-        if not is_alone or match["sep"].strip()[:1] not in ("=", ":"):
+        is_separate_word = not text_before[-1:].isascii() or not text_before[-1:].isalnum()
+        if not is_separate_word or match["sep"].strip()[:1] not in ("=", ":"):
             return False
     value = _value_text(match)
     if len(value) < (4 if match["password"] else 8) or _PLACEHOLDER.match(value):
         return False
     if any(map(str.isdigit, value)):
         return any(map(str.isalpha, value))
-    return match["sep"].strip() in _ASSIGNMENT_SIGNS and _LONG_RUN.search(value) is not None
+    return match["sep"].strip() in _ASSIGNMENT_SIGNS and _ALPHANUMERIC_RUN.search(value) is not None
 
 
 def _value_text(match: re.Match[str]) -> str:
@@ -384,23 +383,23 @@ def _value_text(match: re.Match[str]) -> str:
 
 _CARD_SEPARATOR: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
 """Separators between the groups of a card number: spaces, hyphens, dashes or dots."""
-_CARD: Final = lazy_pattern(
+_CARD_NUMBER: Final = lazy_pattern(
     rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_CARD_SEPARATOR})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
     rf"|3[0-9]{{3}}({_CARD_SEPARATOR})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
 )
-_ISSUED_CARD: Final = lazy_pattern(
+_ISSUED_CARD_NUMBER: Final = lazy_pattern(
     r"4[0-9]{15}|(?:5[1-5]|2[2-7])[0-9]{14}|3[47][0-9]{13}|3(?:0[0-5]|[68][0-9])[0-9]{11}"
     r"|(?:35|65|62)[0-9]{14}|6(?:011|4[4-9][0-9])[0-9]{12}|62[0-9]{17}"
 )
 
 
-def _is_card(match: re.Match[str]) -> bool:
-    """Whether a known issuer uses such numbers and the check digit (Luhn) is correct."""
+def _is_card_number(match: re.Match[str]) -> bool:
+    """Whether a card issuer uses numbers of this form and the check digit (Luhn) is correct."""
     digits = re.sub("[^0-9]", "", match[0])
-    if not _ISSUED_CARD.fullmatch(digits):
+    if not _ISSUED_CARD_NUMBER.fullmatch(digits):
         return False
-    doubled = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
-    return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
+    luhn_values = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
+    return sum(value - 9 * (value > 9) for value in luhn_values) % 10 == 0
 
 
 SECRET_PATTERNS: Final = (  # guard: keys-redacted
@@ -409,12 +408,11 @@ SECRET_PATTERNS: Final = (  # guard: keys-redacted
     *_KEY_PATTERNS,
     *_HEADER_PATTERNS,
     *_COMMAND_PATTERNS,
-    SecretPattern("secret", _ELEMENT, ("</",), _is_secret_element),
-    SecretPattern("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
+    SecretPattern("secret", _XML_ELEMENT, ("</",), _is_secret_element),
+    SecretPattern("secret", _ASSIGNED_SECRET, _ASSIGNED_HINTS, _is_assigned_secret),
     SecretPattern("pin", _PIN, ("pin",)),
-    SecretPattern("card number", _CARD, tuple("3456"), _is_card),
-    # This pattern comes last, because the decision on a word depends on the text after it, which
-    # may be a secret.
+    SecretPattern("card number", _CARD_NUMBER, tuple("3456"), _is_card_number),
+    # Passwords come last: their check reads the text after the match, which may be a secret.
     SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
 )
 """All kinds of secrets in search order, the most specific first."""

@@ -1,4 +1,4 @@
-"""Redaction: remove secrets from text and data before they are stored as notes or shared."""
+"""Redaction: removes secrets from texts and JSON data that are stored as notes or shared."""
 
 import json
 import re
@@ -17,30 +17,30 @@ from stenolog.redaction.secret_fields import (
     is_schema,
     is_secret_number,
     is_secret_value,
-    kind_below,
     kind_of,
+    kind_of_nested_field,
     stub_of,
 )
 
 _NON_SPACES: Final = lazy_pattern(r"\S*")
 _SECRET_MARGIN: Final = 1_000
-"""Maximum length in characters of a secret with a space, except a private key."""
+"""Maximum length in characters of a secret that contains spaces, except private keys."""
 
 
 _MIN_SECRET_LENGTH: Final = 16
 """Minimum length of a secret that is recognized by its form, in characters."""
-_INVISIBLE_CHARACTERS: Final = (
+_INVISIBLE_REGEX: Final = (
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
-    # Pattern of the same characters as JSON escapes.
+    # Invisible characters that are written as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
-_INVISIBLE: Final = lazy_pattern(_INVISIBLE_CHARACTERS)
+_INVISIBLE_CHARACTERS: Final = lazy_pattern(_INVISIBLE_REGEX)
 """Invisible characters, which can hide a secret from a pattern."""
-_TOO_SHORT: Final = lazy_pattern(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
-"""Pattern of texts that are too short for a secret that is recognized by its form."""
-_INVISIBLE_OR_ESCAPED: Final = lazy_pattern(
-    _INVISIBLE_CHARACTERS
+_TOO_SHORT_TEXT: Final = lazy_pattern(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
+"""Pattern of texts that are too short to contain a secret."""
+_INVISIBLE_OR_ESCAPED_CHARACTERS: Final = lazy_pattern(
+    _INVISIBLE_REGEX
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
 """Invisible characters, and letters written as escapes."""
@@ -81,11 +81,11 @@ def _redact_with(text: str, patterns: Iterable[SecretPattern]) -> Redacted:
 
 
 def _find_secrets(text: str, patterns: Iterable[SecretPattern]) -> list[SecretSpan]:
-    if _TOO_SHORT.fullmatch(text):
+    if _TOO_SHORT_TEXT.fullmatch(text):
         return []
-    draft = _StepwiseText(text, _hidden_characters(text))  # guard: hidden-characters-redacted
+    draft = _StepwiseRedaction(text, _hidden_characters(text))  # guard: hidden-characters-redacted
     draft.replace_and_record(list(find_secret_fields(draft.text)))  # guard: secret-fields-redacted
-    for pattern in _hinted_patterns(draft.text, patterns):
+    for pattern in _possible_patterns(draft.text, patterns):
         draft.replace_and_record(_find_matches(draft.text, pattern))
     return draft.spans()
 
@@ -93,17 +93,17 @@ def _find_secrets(text: str, patterns: Iterable[SecretPattern]) -> list[SecretSp
 def _hidden_characters(text: str) -> list[SecretSpan]:
     """Return the spans of invisible characters and of letters written as JSON escapes.
 
-    The replacement of an invisible character is empty, that of an escape sequence is its letter.
+    An invisible character is replaced by nothing, and an escape sequence by its letter.
     """
     if text.isascii() and "\\u" not in text:
         return []
     return [
         SecretSpan(*match.span(), chr(int(match["letter"], 16)) if match["letter"] else "")
-        for match in _INVISIBLE_OR_ESCAPED.finditer(text)
+        for match in _INVISIBLE_OR_ESCAPED_CHARACTERS.finditer(text)
     ]
 
 
-class _StepwiseText:
+class _StepwiseRedaction:
     """A text in which secrets are replaced step by step, with positions in the original text.
 
     Each step searches the result of the previous step, so that no secret is found twice.
@@ -111,7 +111,7 @@ class _StepwiseText:
 
     def __init__(self, text: str, hidden: list[SecretSpan]) -> None:
         self.text = text
-        self._steps: list[_PositionMap] = []
+        self._position_maps: list[_PositionMap] = []
         self._stubs: list[tuple[int, int, int, str]] = []
         if hidden:
             self._replace_secrets(hidden)
@@ -122,16 +122,15 @@ class _StepwiseText:
             return
         for secret in secrets:
             start, end = secret.start, secret.end
-            for step in reversed(self._steps):
+            for step in reversed(self._position_maps):
                 start, end = step.span_before(start)[0], step.span_before(max(start, end - 1))[1]
-            self._stubs.append((start, end, len(self._steps), secret.stub))
+            self._stubs.append((start, end, len(self._position_maps), secret.stub))
         self._replace_secrets(secrets)
 
     def spans(self) -> list[SecretSpan]:
         """Return the secrets with their positions in the original text."""
         secrets, at = list[SecretSpan](), 0
-        # A later secret may contain an earlier secret; then the later secret ends at or after the
-        # earlier one.
+        # If a secret contains a secret of an earlier step, only the outer secret is returned.
         for start, end, _, stub in sorted(self._stubs, key=lambda row: (row[0], -row[2])):
             if start >= at:
                 secrets.append(SecretSpan(start, end, stub))
@@ -139,7 +138,7 @@ class _StepwiseText:
         return secrets
 
     def _replace_secrets(self, secrets: list[SecretSpan]) -> None:
-        self._steps.append(_PositionMap(secrets))
+        self._position_maps.append(_PositionMap(secrets))
         self.text = _replace_spans(self.text, secrets)
 
 
@@ -149,10 +148,10 @@ class _PositionMap:
     def __init__(self, secrets: list[SecretSpan]) -> None:
         self._secrets = secrets
         self._starts: list[int] = []
-        removed = 0
+        removed_length = 0
         for secret in secrets:
-            self._starts.append(secret.start - removed)
-            removed += secret.end - secret.start - len(secret.stub)
+            self._starts.append(secret.start - removed_length)
+            removed_length += secret.end - secret.start - len(secret.stub)
 
     def span_before(self, position: int) -> tuple[int, int]:
         """Return the span, in the text before the step, that became the character at `position`."""
@@ -173,24 +172,24 @@ def redact_data(value: Any) -> RedactedData:
     return RedactedData(redactor.redact(value), redactor.count)
 
 
-_CUT_OFF_KEY: Final = f"[redacted: {PRIVATE_KEY.name}]"
+_PRIVATE_KEY_STUB: Final = f"[redacted: {PRIVATE_KEY.name}]"
 
 
 class _NumberText(str):
-    """A number in its original spelling."""
+    """The text of a JSON number, exactly as it was written."""
 
 
 class _Fields(list[tuple[str, Any]]):
     """A JSON object that may have duplicate names."""
 
 
-_JSON: Final = json.JSONDecoder(
+_JSON_DECODER: Final = json.JSONDecoder(
     parse_float=_NumberText,
     parse_int=_NumberText,
     parse_constant=_NumberText,
     object_pairs_hook=_Fields,
 )
-_SCALAR: Final = lazy_pattern(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
+_JSON_SCALAR: Final = lazy_pattern(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
 
 
 class _DataRedactor:
@@ -204,7 +203,7 @@ class _DataRedactor:
         self.stubs: dict[int, str] = {}
         """Replacements of secrets, by position among all scalars and field names."""
 
-    def redact(self, value: Any, kind: SecretKind | None = None, *, directly: bool = False) -> Any:
+    def redact(self, value: Any, kind: SecretKind | None = None, *, is_named: bool = False) -> Any:
         """Return the value without secrets. If `kind` is given, the whole value is a secret."""
         match value:
             case list() if not isinstance(value, _Fields):
@@ -213,7 +212,7 @@ class _DataRedactor:
                 return dict(self._redact_object(list(value.items()), kind))
             case _Fields():
                 return _Fields(self._redact_object(value, kind))
-        redacted_value = self._redact_scalar(value, kind, directly=directly)
+        redacted_value = self._redact_scalar(value, kind, is_named=is_named)
         if redacted_value is not value:
             self.stubs[self._scalar_count] = redacted_value
         self._scalar_count += 1
@@ -225,25 +224,25 @@ class _DataRedactor:
         for value in values:
             redacted_value = self.redact(value, key_kind or kind)
             if isinstance(value, str):
-                is_in_key = key_kind is not None or redacted_value.endswith(_CUT_OFF_KEY)
+                is_in_key = key_kind is not None or redacted_value.endswith(_PRIVATE_KEY_STUB)
                 key_kind = kind_of("private_key") if is_in_key and "-----END" not in value else None
             yield redacted_value
 
     def _redact_object(
-        self, fields: list[tuple[Any, Any]], above: SecretKind | None
+        self, fields: list[tuple[Any, Any]], outer_kind: SecretKind | None
     ) -> Iterator[Any]:
-        schema = above is not None and any(is_schema(str(name), value) for name, value in fields)
-        named_kind = self._kind_from_sibling(fields)
+        schema = outer_kind is not None and any(is_schema(str(n), value) for n, value in fields)
+        sibling_kind = self._kind_from_sibling(fields)
         is_model_token = any(name == "logprob" for name, _ in fields)
         for name, value in fields:
-            field_name = _INVISIBLE.sub("", name) if isinstance(name, str) else ""
+            field_name = _INVISIBLE_CHARACTERS.sub("", name) if isinstance(name, str) else ""
             field_kind = kind_of(field_name)
             if field_name == "token" and is_model_token:
-                field_kind = None  # a piece of a model's answer
+                field_kind = None  # this token is a piece of a model's answer
             if field_name.lower() == "value":
-                field_kind = field_kind or named_kind
-            kind = field_kind or kind_below(above, field_name, schema=schema)
-            yield self._redact_name(name), self.redact(value, kind, directly=field_kind is not None)
+                field_kind = field_kind or sibling_kind
+            kind = field_kind or kind_of_nested_field(outer_kind, field_name, schema=schema)
+            yield self._redact_name(name), self.redact(value, kind, is_named=field_kind is not None)
 
     def _redact_name(self, name: Any) -> Any:
         if isinstance(name, str) and len(name) >= _MIN_SECRET_LENGTH:
@@ -252,19 +251,19 @@ class _DataRedactor:
         return name
 
     def _kind_from_sibling(self, fields: list[tuple[Any, Any]]) -> SecretKind | None:
-        """Return the kind of the value in `{"name": "Authorization", "value": …}`."""
+        """Return the kind of secret in an object such as `{"name": "token", "value": …}`."""
         for name, value in fields:
             if isinstance(name, str) and name.lower() in ("name", "key") and isinstance(value, str):
-                return kind_of(_INVISIBLE.sub("", value))
+                return kind_of(_INVISIBLE_CHARACTERS.sub("", value))
         return None
 
-    def _redact_scalar(self, value: Any, kind: SecretKind | None, *, directly: bool) -> Any:
+    def _redact_scalar(self, value: Any, kind: SecretKind | None, *, is_named: bool) -> Any:
         if isinstance(value, str) and not isinstance(value, _NumberText):
-            if kind is None or not is_secret_value(kind, _INVISIBLE.sub("", value)):
+            if kind is None or not is_secret_value(kind, _INVISIBLE_CHARACTERS.sub("", value)):
                 return self._redact_text(value)
         elif (
             kind is None
-            or not directly
+            or not is_named
             or not isinstance(value, int | _NumberText)
             or not is_secret_number(kind, str(value))
         ):
@@ -276,27 +275,27 @@ class _DataRedactor:
         if text.lstrip()[:1] in ("{", "[", '"'):
             patterns = self._patterns
             if _has_no_escapes(text):
-                patterns = _hinted_patterns(text, patterns)
-            nested = _DataRedactor(patterns)
+                patterns = _possible_patterns(text, patterns)
+            nested_redactor = _DataRedactor(patterns)
             try:
-                nested.redact(_JSON.decode(text))
+                nested_redactor.redact(_JSON_DECODER.decode(text))
             except (ValueError, RecursionError):
                 pass  # the text is not JSON: redact it as ordinary text
             else:
-                self.count += nested.count
-                return nested.redacted_json(text)
+                self.count += nested_redactor.count
+                return nested_redactor.redacted_json(text)
         redacted = _redact_with(text, self._patterns)
         self.count += redacted.count
         return redacted.text
 
     def redacted_json(self, text: str) -> str:
-        """Return the JSON text whose decoded value was redacted, with its secrets replaced."""
+        """Replace the secrets that `redact` found in the decoded value of this JSON text."""
         if not self.stubs:
             return text
         pieces, at = list[str](), 0
-        for number, match in enumerate(_SCALAR.finditer(text)):
+        for number, match in enumerate(_JSON_SCALAR.finditer(text)):
             if number in self.stubs:
-                # Keep ASCII escapes: a lone surrogate has no other form.
+                # Keep ASCII escapes: a lone surrogate can only be written as an escape.
                 redacted_value = json.dumps(self.stubs[number], ensure_ascii=match[0].isascii())
                 pieces += [text[at : match.start()], redacted_value]
                 at = match.end()
@@ -312,9 +311,9 @@ def redact_ends(text: str, *, max_end_length: int) -> Redacted:
     private_keys = _find_matches(text, PRIVATE_KEY)  # guard: private-key-redacted
     text = _replace_spans(text, private_keys)
     if len(text) <= 2 * max_end_length:
-        rest = redact(text)
-        return Redacted(rest.text, len(private_keys) + rest.count)
-    # Drop the run without spaces at the cut: a secret there may have lost its recognizable part.
+        redacted = redact(text)
+        return Redacted(redacted.text, len(private_keys) + redacted.count)
+    # Drop the word at the cut: if it is a secret, its recognizable part may be cut off.
     parts = text[: max_end_length + _SECRET_MARGIN].rsplit(None, 1)
     head = redact(parts[0] if len(parts) == 2 else "")
     tail = redact(_NON_SPACES.sub("", text[-max_end_length - _SECRET_MARGIN :], count=1))
@@ -322,16 +321,16 @@ def redact_ends(text: str, *, max_end_length: int) -> Redacted:
     return Redacted(f"{head.text[:-_SECRET_MARGIN]}\n…\n{tail.text[_SECRET_MARGIN:]}", count)
 
 
-def _hinted_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[SecretPattern]:
-    """Return the kinds of secrets that may occur in the text, to skip most searches."""
+def _possible_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[SecretPattern]:
+    """Return the patterns that may match in the text, so that most searches are skipped."""
     lower_case = text.lower()
-    return [pattern for pattern in patterns if pattern.is_hinted(lower_case)]
+    return [pattern for pattern in patterns if pattern.may_occur_in(lower_case)]
 
 
 def _has_no_escapes(text: str) -> bool:
     """Whether a JSON text has no escaped or invisible characters that could hide a secret."""
-    escapes = "\\u" in text or "\\/" in text
-    return not escapes and (text.isascii() or _INVISIBLE.search(text) is None)
+    has_escapes = "\\u" in text or "\\/" in text
+    return not has_escapes and (text.isascii() or _INVISIBLE_CHARACTERS.search(text) is None)
 
 
 def _find_matches(text: str, pattern: SecretPattern) -> list[SecretSpan]:

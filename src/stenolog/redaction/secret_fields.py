@@ -1,8 +1,8 @@
 """Secrets that are recognized by the name of their field, such as `"password": "hunter2"`.
 
-In text, field names are found in the quoted form of JSON and programs, at any depth of escapes,
-because arguments and results of tools are often JSON inside JSON. Every search takes linear time:
-no value is scanned twice.
+In text, field names in quotes are found, as in JSON and programs. The quotes may be escaped several
+times, because arguments and results of tools are often JSON inside JSON. Every search takes linear
+time: no value is scanned twice.
 """
 
 import re
@@ -22,12 +22,12 @@ class SecretKind(Struct, frozen=True):
     name: str
     fields: str
     """Pattern of field names in lower case, with `_` between words."""
-    safe: str = "(?!)"
+    safe_values: str = "(?!)"
     """Pattern of values that are not secrets."""
     has_numbers: bool = False
     """Whether a number can be a secret of this kind."""
     includes_nested: bool = True
-    """Whether all values below such a field are secrets."""
+    """Whether all values inside an object or list in such a field are secrets."""
 
 
 @cache
@@ -41,8 +41,8 @@ _PASS_PREFIXES: Final = """
     login mail mongo mqtt my mysql new old pg postgres proxy rabbitmq redis remote root server
     service smtp ssh sudo truststore user vpn wifi
 """
-"""Prefixes that make `pass` a password, unlike a mountain pass or a boarding pass."""
-_PAGE_TOKENS: Final = (
+"""Words before `pass` that make it a password, unlike in `mountain_pass` or `boarding_pass`."""
+_NON_SECRET_TOKENS: Final = (
     r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
 )
@@ -73,9 +73,9 @@ _KINDS: Final = (
     SecretKind("token", r"(?:x_)?auth", r"[a-z]{2,12}[0-9]?", includes_nested=False),
     SecretKind("pin", r"(?:.*_)?(?:pin|pin_code|cvv|cvc|otp)", has_numbers=True),
 )
-_NON_SECRET_NAME: Final = lazy_pattern(f"{_PAGE_TOKENS}|{_FLAG_NAMES}")
+_NON_SECRET_NAME: Final = lazy_pattern(f"{_NON_SECRET_TOKENS}|{_FLAG_NAMES}")
 _MAX_NAME_LENGTH: Final = 64
-"""Maximum number of characters of a name that are checked, from its end."""
+"""Number of characters at the end of a field name that are checked."""
 _NAME_SUFFIX: Final = lazy_pattern(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
 """Pattern of a suffix in a field name, such as in `password (prod)`."""
 _CAMEL_CASE: Final = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -94,7 +94,7 @@ _SCHEMA_VALUES: Final = ("value", "default", "const", "example")
 """Names of schema fields that contain values."""
 _DESCRIPTION_FIELDS: Final = ("description", "title", "label", "placeholder")
 
-_NAME: Final = lazy_pattern(
+_FIELD_NAME: Final = lazy_pattern(
     # The pattern starts at the first of several backslashes, so that each run of backslashes is
     # scanned once.
     r"(?<!\\)(?P<quote>\\{0,31}[\"'])(?P<name>[^\"'\\\n]{1,160})(?P=quote)\s*+(?:=>|[:=])\s*+"
@@ -103,7 +103,7 @@ _QUOTE: Final = lazy_pattern(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
 _BARE_NUMBER: Final = lazy_pattern(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
 _PUNCTUATION: Final = lazy_pattern(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
 _COLON: Final = lazy_pattern(r"\s*+:")
-_LOGPROB: Final = lazy_pattern(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
+_LOGPROB_FIELD: Final = lazy_pattern(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
 """Pattern of the text after a model's output token, which is not a secret."""
 
 Span = tuple[int, int]
@@ -133,7 +133,7 @@ def is_secret_value(kind: SecretKind, value: str) -> bool:
     """Whether the value of a field of this kind is a secret and not a placeholder."""
     if kind.name == "pin":
         return _DIGITS.fullmatch(value) is not None
-    return _PLACEHOLDER.fullmatch(value) is None and _compile(kind.safe).fullmatch(value) is None
+    return not (_PLACEHOLDER.fullmatch(value) or _compile(kind.safe_values).fullmatch(value))
 
 
 def is_secret_number(kind: SecretKind, value: str) -> bool:
@@ -141,7 +141,7 @@ def is_secret_number(kind: SecretKind, value: str) -> bool:
     return kind.has_numbers and bool(_LONG_NUMBER.fullmatch(value)) and is_secret_value(kind, value)
 
 
-def kind_below(kind: SecretKind | None, name: str, *, schema: bool) -> SecretKind | None:
+def kind_of_nested_field(kind: SecretKind | None, name: str, *, schema: bool) -> SecretKind | None:
     """Return the kind of a field inside an object whose values are all secrets, or None."""
     if kind is None or not kind.includes_nested or name in _DESCRIPTION_FIELDS:
         return None
@@ -163,7 +163,7 @@ def stub_of(kind: SecretKind) -> str:
 def find_secret_fields(text: str) -> Iterator[SecretSpan]:
     """Yield the secrets of a text that follow the name of their field, in order."""
     at = 0
-    while (match := _NAME.search(text, at)) is not None:
+    while (match := _FIELD_NAME.search(text, at)) is not None:
         at = match.end()
         kind = kind_of(match["name"])
         if kind is None:
@@ -180,18 +180,18 @@ def find_secret_fields(text: str) -> Iterator[SecretSpan]:
 
 
 def _value_spans(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of the value at a position, or of all texts inside it, and its end."""
+    """Return the spans of all texts in the value at a position, and the end of the value."""
     if text[at : at + 1] in ("[", "{"):
         return _spans_inside(text, at, kind) if kind.includes_nested else ([], at)
     quote = _QUOTE.match(text, at)
     if quote is None:
         return [], at
-    end, after = _find_end(text, quote)
-    return [] if _LOGPROB.match(text, after) else [(quote.end(), end)], after
+    end, after = _find_quote_end(text, quote)
+    return [] if _LOGPROB_FIELD.match(text, after) else [(quote.end(), end)], after
 
 
 def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of the texts in the list or object at a position, without names."""
+    """Return the spans of all texts except names in a list or object, and the end of the value."""
     depth, name, schema = 0, "", False
     spans = list[tuple[str, Span]]()
     while (match := _PUNCTUATION.search(text, at)) is not None:
@@ -203,36 +203,37 @@ def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int
             if depth <= 0:
                 break
         elif (quote := _QUOTE.match(text, match.start())) is not None:
-            end, at = _find_end(text, quote)
-            quoted = text[quote.end() : end]
+            end, at = _find_quote_end(text, quote)
+            quoted_text = text[quote.end() : end]
             if _COLON.match(text, at):
-                name = quoted
+                name = quoted_text
                 schema = schema or (name != "type" and is_schema(name, None))
             else:
                 spans.append((name, (quote.end(), end)))
-                schema = schema or is_schema(name, quoted)
+                schema = schema or is_schema(name, quoted_text)
     else:
         at = len(text)
-    return [span for name, span in spans if kind_below(kind, name, schema=schema)], at
+    return [span for name, span in spans if kind_of_nested_field(kind, name, schema=schema)], at
 
 
-def _find_end(text: str, quote: re.Match[str]) -> Span:
+def _find_quote_end(text: str, quote: re.Match[str]) -> Span:
     """Return the end of a quoted text, and the end of its closing quote.
 
-    A newline ends the text, too. Each level of escapes doubles the backslashes before a quote and
+    A newline also ends the text. Each level of escapes doubles the backslashes before a quote and
     adds one. So a quote with as many backslashes as the opening quote closes the text. A quote with
-    more may be part of the text, and a quote with fewer closes an outer text.
+    more backslashes may be part of the text, and a quote with fewer backslashes closes an outer
+    text.
     """
     escapes, at = len(quote["escapes"]), quote.end()
-    ends = _QUOTE_OR_NEWLINE[quote["mark"]]
-    while (match := ends.search(text, at)) is not None:
-        run = match.start()
-        while run > at and text[run - 1] == "\\":
-            run -= 1
-        before = match.start() - run
-        if match[0] == "\n" or before < escapes:
-            return run, run
-        if (before - escapes) % (2 * (escapes + 1)) == 0:
+    end_pattern = _QUOTE_OR_NEWLINE[quote["mark"]]
+    while (match := end_pattern.search(text, at)) is not None:
+        backslash_start = match.start()
+        while backslash_start > at and text[backslash_start - 1] == "\\":
+            backslash_start -= 1
+        backslash_count = match.start() - backslash_start
+        if match[0] == "\n" or backslash_count < escapes:
+            return backslash_start, backslash_start
+        if (backslash_count - escapes) % (2 * (escapes + 1)) == 0:
             return match.start() - escapes, match.end()
         at = match.end()
     return len(text), len(text)

@@ -1,8 +1,8 @@
 """Backups: a copy of all sessions as plain text in a folder, with a manifest that detects damage.
 
 The folder is an ordinary workspace, even if the sessions came from a database. The manifest holds
-the digest of each session and its stamp in the source store, so that unchanged sessions are not
-read again. The manifest is written before the first session and after the last session.
+the digest of each session and its change stamp in the source store, so that unchanged sessions are
+not read again. The manifest is written before the first session and after the last session.
 """
 
 import os
@@ -42,7 +42,7 @@ from stenolog.transfer.copy_all import (
 MANIFEST: Final = "backup.json"
 _LOCK_FILE: Final = ".backup.lock"
 _TEMPORARY_FILES: Final = (_LOCK_FILE, f".{MANIFEST}.new")
-"""Files that a killed first backup may leave before it writes the manifest."""
+"""Files that the first backup leaves if it is killed before it writes the manifest."""
 _MANIFEST_FORMAT: Final = 1
 _LOCK_TIMEOUT: Final = 5.0
 
@@ -55,7 +55,7 @@ class BackupEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: int
     digest: str
     stamp: str = ""
-    """Stamp in the source store."""
+    """Change stamp of the session in the source store."""
     deleted: str | None = None
     taken: str
     """Time at which this content was first backed up."""
@@ -69,7 +69,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """A digest of the source's address, which may contain a password."""
     begun: str
     finished: str | None = None
-    """End of the backup. If None, it was interrupted and sessions may be newer than entries."""
+    """End of the backup; None if it was interrupted, so that sessions may be newer than entries."""
     namespaces: dict[str, dict[str, BackupEntry]] = {}
     """Entries by namespace and uid."""
     digest: str = ""
@@ -113,11 +113,11 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
     check_different_places(where, target)
     _check_outside_workspace(where, Path(folder))
     if os.path.lexists(folder):
-        # Check before creating anything in the folder.
+        # Check the folder before creating anything in it.
         _manifest_to_extend(Path(folder), where)
     with _hold_lock(Path(folder)):
         old_manifest = _manifest_to_extend(Path(folder), where)
-        names = namespaces_of(where)
+        namespaces = namespaces_of(where)
         _write_manifest(Path(folder), replace(old_manifest, begun=_now(), finished=None))
         entries = dict(old_manifest.namespaces)
 
@@ -128,7 +128,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
             )
 
         copied, failed_totals = copy_namespaces(
-            names,
+            namespaces,
             lambda name: opened_store(where, name, is_source=True),
             lambda name: opened_store(target, name),
             copy,
@@ -175,11 +175,11 @@ def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck
             if uid_or_key in read_problems:
                 reason = read_problems[uid_or_key]
             elif uid not in digests:
-                reason = "it is missing"
+                reason = "the session is missing"
             elif manifest.finished is None:
-                reason = "it is damaged, or newer: the last backup was interrupted; run it again"
+                reason = "the session is damaged or newer: the backup was interrupted; repeat it"
             else:
-                reason = "it is damaged: its content differs from the backed-up one"
+                reason = "the session is damaged: its content differs from the backed-up content"
             findings.append(
                 DamagedBackupSession(namespace=name, key=entry.key, uid=uid, reason=reason)
             )
@@ -196,7 +196,7 @@ def restore(
 ) -> tuple[CopyReport, BackupCheck]:
     """Restore the sessions of a backup. Sessions that are newer in the store stay unchanged.
 
-    Sessions that are damaged in the backup are skipped; the second value lists them. Raises
+    Sessions that are damaged in the backup are skipped, and the returned check lists them. Raises
     UsageError, DamagedStore, and the errors of copy_snapshots.
     """
     source, started_at = _folder_address(folder), time.monotonic()
@@ -271,7 +271,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _manifest_error(path: Path, reason: str) -> DamagedStore:
     return DamagedStore(
         f"{path} is damaged ({reason}); if `steno doctor` finds no problem in the sessions next to "
-        "it, delete the file, copy them with `steno copy`, and make a new backup"
+        "it, delete the file, copy the sessions with `steno copy`, and make a new backup"
     )
 
 
@@ -280,11 +280,11 @@ def _manifest_digest(manifest: Manifest) -> str:
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    complete = replace(manifest, digest=_manifest_digest(manifest))
+    manifest_with_digest = replace(manifest, digest=_manifest_digest(manifest))
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            text = msgspec.json.format(msgspec.json.encode(complete), indent=1)
+            text = msgspec.json.format(msgspec.json.encode(manifest_with_digest), indent=1)
             replace_file(descriptor, MANIFEST, text + b"\n")
         finally:
             os.close(descriptor)
@@ -303,7 +303,7 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
         # Earlier versions hashed the URL with its password.
         is_same_source = manifest.source in (source, _digest_of_text(where))
         manifest = replace(manifest, source=source)
-        # Stamps of different stores cannot be compared.
+        # Change stamps of different stores cannot be compared.
         return manifest if is_same_source else _without_stamps(manifest)
     try:
         other_names = [
@@ -312,10 +312,10 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
     except OSError as error:
         raise store_error(error, f"looking into {folder}") from error
     if other_names:
-        what = "a workspace" if log_folders(folder) else "something else"
+        content = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
-            f"{folder} contains {what}, not a backup; give an empty folder or that of an earlier "
-            "backup"
+            f"{folder} contains {content}, not a backup; give an empty folder or the folder of "
+            "an earlier backup"
         )
     return Manifest(source=source, begun=_now())
 
@@ -326,8 +326,8 @@ def _check_outside_workspace(where: str, folder: Path) -> None:
     if address.engine != "jsonl":
         return
     workspace, resolved = Path(address.path), folder.resolve()
-    logs = log_folders(workspace) if workspace.is_dir() else []
-    for name in (NAMESPACE, NOTES, AGENTS, *logs):
+    folder_names = log_folders(workspace) if workspace.is_dir() else []
+    for name in (NAMESPACE, NOTES, AGENTS, *folder_names):
         if resolved.is_relative_to((workspace / name).resolve()):
             raise UsageError(
                 f"{folder} is inside the workspace ({workspace / name}); "
@@ -405,7 +405,7 @@ def _now() -> str:
 
 @contextmanager
 def _hold_lock(folder: Path) -> Iterator[None]:
-    """Hold the backup lock of a folder. Raises StoreBusy if another backup holds it."""
+    """Hold the backup lock of a folder. Raises StoreBusy if another backup holds the lock."""
     try:
         create_private_folder(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,6 +1,6 @@
 """A read-only store of several places: workspaces, databases and transcripts in one list.
 
-Nothing is written to the places. The search index is a file elsewhere.
+The store writes nothing to these places. The search index is a file outside of the places.
 """
 
 import threading
@@ -22,11 +22,11 @@ from stenolog.stores.base import ChangeMarkerStore, SessionView, Store, leased_k
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
 from stenolog.transfer.read_only_store import ReadOnlyStore
 from stenolog.transfer.transcripts.transcript import as_dict, identity_of
-from stenolog.transfer.transcripts.transcript_import import META
+from stenolog.transfer.transcripts.transcript_import import META_FIELD
 
 
 class StorePlace(Struct, frozen=True, kw_only=True):
-    """An open place. In the combined store, the keys of the place start with `prefix`."""
+    """An open workspace, database or folder of transcripts; `prefix` starts its combined keys."""
 
     store: Store
     prefix: str = ""
@@ -35,21 +35,21 @@ class StorePlace(Struct, frozen=True, kw_only=True):
     exists: Callable[[], bool] = lambda: True
     """Function that returns whether the place still exists. A missing place has no sessions."""
     has_transcripts: bool = False
-    """Whether its sessions are transcripts, which may be imported into other places."""
+    """Whether the sessions are transcripts, which may also be imported into other places."""
 
 
 class _ImportedCopy(Struct, frozen=True, kw_only=True):
     """A session that was imported from a transcript."""
 
     is_continued: bool
-    """Whether it has messages that are not from the transcript."""
+    """Whether the session has messages that are not from the transcript."""
     size: int
     """Bytes of the transcript when it was imported."""
     modified: int
     """Modification time of the transcript when it was imported, in nanoseconds."""
 
     def is_covered_by(self, stamp: str) -> bool:
-        """Return whether the transcript with this stamp has not become smaller or older."""
+        """Return whether the transcript has not become smaller or older since the import."""
         size, _, modified = stamp.partition("-")
         if not (size.isdecimal() and modified.isdecimal()):
             return True
@@ -98,7 +98,7 @@ class CombinedStore(ReadOnlyStore):
         self._stamps: dict[str, dict[str, str]] = {}
         """The last stamps of each place, by prefix."""
         self._copies: dict[str, tuple[str, _ImportedCopy]] = {}
-        """Each imported copy, with the stamp that it had when it was read."""
+        """Change stamp and facts of each imported copy when it was last read, by key."""
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -107,8 +107,8 @@ class CombinedStore(ReadOnlyStore):
 
         For a place that cannot be read now, the last known stamps are returned. Of a transcript and
         its imported copy, only one is listed: the copy if it was continued in stenolog, otherwise
-        the transcript. The other can still be read. If the transcript has become smaller or older
-        since the import, both are listed.
+        the transcript. The unlisted session can still be read. If the transcript has become smaller
+        or older since the import, both are listed.
         """
         all_stamps: dict[str, str] = {}
         problems = dict(self._unopened)
@@ -128,20 +128,20 @@ class CombinedStore(ReadOnlyStore):
 
     def _unlisted_keys(self, stamps: Mapping[str, str]) -> Iterator[str]:
         transcripts: defaultdict[str, list[str]] = defaultdict(list)
-        others: list[tuple[str, StorePlace, str]] = []
+        stored_sessions: list[tuple[str, StorePlace, str]] = []
         for key in stamps if len(self._places) > 1 else ():
             place, inner_key = self._find_place(key)
             if place.has_transcripts:
                 transcripts[inner_key].append(key)
             else:
-                others.append((key, place, inner_key))
-        for key, place, inner_key in others:
+                stored_sessions.append((key, place, inner_key))
+        for key, place, inner_key in stored_sessions:
             if inner_key not in transcripts:
                 continue
             copy = self._read_copy(key, stamps[key], place.store, inner_key)
             if copy is not None and copy.is_continued:
                 yield from transcripts[inner_key]
-            elif copy and any(copy.is_covered_by(stamps[one]) for one in transcripts[inner_key]):
+            elif copy and any(copy.is_covered_by(stamps[name]) for name in transcripts[inner_key]):
                 yield key
 
     def _read_copy(
@@ -151,15 +151,15 @@ class CombinedStore(ReadOnlyStore):
         known_stamp, copy = self._copies.get(key, ("", None))
         if copy is None or known_stamp != stamp:
             try:
-                facts = store.info(inner_key).meta.get(META)
+                facts = store.info(inner_key).meta.get(META_FIELD)
                 messages = store.get_history(inner_key, full=True) if facts else []
             except StenologError:
                 return None
             if not facts:
                 return None
             is_continued = any(identity_of(message.to_dict()) is None for message in messages)
-            sizes = [as_dict(facts).get(name) for name in ("size", "modified")]
-            size, modified = (value if isinstance(value, int) else 0 for value in sizes)
+            values = [as_dict(facts).get(name) for name in ("size", "modified")]
+            size, modified = (value if isinstance(value, int) else 0 for value in values)
             copy = _ImportedCopy(is_continued=is_continued, size=size, modified=modified)
             self._copies[key] = stamp, copy
         return copy
@@ -215,7 +215,7 @@ class CombinedStore(ReadOnlyStore):
         return place.store.read_snapshot(replace(mark, key=inner_key), after=after)
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return an empty list: a copy is made from the places themselves."""
+        """Return an empty list, because copies are made from the places themselves."""
         return []
 
     def leased(self, keys: Collection[str]) -> set[str]:
@@ -230,7 +230,7 @@ class CombinedStore(ReadOnlyStore):
         return all_leased
 
     def read_marker(self, name: str) -> str:
-        """Return the change marker of the only place; empty if there are several."""
+        """Return the change marker of the only place; empty if there are several places."""
         store = self._places[0].store
         return (
             store.read_marker(name)
@@ -246,7 +246,7 @@ class CombinedStore(ReadOnlyStore):
         raise NoSuchSession(key)
 
     def _inner_keys(self, keys: Iterable[str], place: StorePlace) -> dict[str, str]:
-        """Return the keys that belong to a place, each with the key of the same session in it."""
+        """Return the keys that belong to a place, each with its key without the prefix."""
         located_keys = ((key, *self._find_place(key)) for key in keys)
         return {key: inner_key for key, key_place, inner_key in located_keys if key_place is place}
 
@@ -283,5 +283,5 @@ def _with_key_prefix(info: SessionInfo, prefix: str) -> SessionInfo:
     origin = None if info.forked_from is None else prefix + info.forked_from
     meta = info.meta
     if (source := source_from(meta)) is not None:
-        meta = {**meta, META: {**meta[META], "forked_from": prefix + source}}
+        meta = {**meta, META_FIELD: {**meta[META_FIELD], "forked_from": prefix + source}}
     return replace(info, key=prefix + info.key, forked_from=origin, meta=meta)

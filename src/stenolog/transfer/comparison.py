@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _DIGEST_VERSION: Final = b"stenolog life 1\n"
-"""First digested bytes. They change with the digested layout, so that digests differ then."""
+"""First digested bytes. A new layout of the digested data must have other first bytes."""
 _UNCHANGED: Final = "The destination was not changed"
-TARGET_NEWER: Final = (
+TARGET_NEWER_REASON: Final = (
     "the destination has newer messages that the source does not have. "
     f"{_UNCHANGED}: copy in the other direction, or to another destination"
 )
-DIVERGED: Final = (
+DIVERGED_REASON: Final = (
     "source and destination have the same session with different content: both were written to. "
     f"{_UNCHANGED}: fork, rename or purge one of the two, or copy to another destination"
 )
-SOURCE_DAMAGED: Final = (
+SOURCE_DAMAGED_REASON: Final = (
     "the source has lost messages to damage that the destination still has. "
     f"{_UNCHANGED}: copy the session back from the destination"
 )
-TARGET_DAMAGED: Final = (
+TARGET_DAMAGED_REASON: Final = (
     f"the copy in the destination is damaged. {_UNCHANGED}: purge the session there and copy again"
 )
 
@@ -59,7 +59,7 @@ class MessagesDigest:
         self.messages = 0
         """Number of messages added."""
         self.bytes = 0
-        """Total length of their bodies, in bytes."""
+        """Total length of the bodies of these messages, in bytes."""
 
     def add(self, message: Message) -> None:
         """Add a message to the digest."""
@@ -79,7 +79,7 @@ class MessagesDigest:
         return digest.hexdigest()
 
     def add_all(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield all messages of a snapshot, and add each message. Raises UnknownDamage."""
+        """Add all messages of a snapshot to the digest, and yield them. Raises UnknownDamage."""
         expected_seq, gaps, add = 1, list[Span](), self.add
         for message in messages:
             if message.seq != expected_seq:
@@ -102,7 +102,7 @@ def digested_bytes(snapshot: Snapshot) -> bytes:
     """Return the digested bytes of a snapshot, without fields that an engine may not keep."""
     fields: dict[str, Any] = msgspec.to_builtins(snapshot)
     fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
-    # ASCII escapes, because a text may contain lone surrogates.
+    # `dumps` writes ASCII escapes, because a text may contain lone surrogates.
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -145,8 +145,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
 def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) -> Comparison:
     """Compare a session in the source with the session of the same uid in the destination.
 
-    An earlier copy may be overwritten if it was not changed since. Raises UnknownDamage if the
-    source turns out to be damaged.
+    An earlier copy may be overwritten if no process has changed the copy. Raises UnknownDamage if
+    the source turns out to be damaged.
     """
     source, target = source_reading.snapshot, target_reading.snapshot
     target_last_seq = target.last_seq
@@ -169,7 +169,7 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
             else:
                 only_in_target = True
     except _TargetDamaged:
-        return Comparison(digest=source_digest, reason=TARGET_DAMAGED)
+        return Comparison(digest=source_digest, reason=TARGET_DAMAGED_REASON)
     target_is_ahead = target.last_seq > source.last_seq or target.number > source.number
     are_different = has_changed or only_in_source or only_in_target or was_purged
     if (
@@ -179,13 +179,13 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
     ):
         return Comparison(digest=source_digest, equal=True)
     if has_changed:
-        return Comparison(digest=source_digest, reason=DIVERGED)
+        return Comparison(digest=source_digest, reason=DIVERGED_REASON)
     if only_in_target and not target_is_ahead and target_reading.untouched:
-        return Comparison(digest=source_digest, reason=SOURCE_DAMAGED)
+        return Comparison(digest=source_digest, reason=SOURCE_DAMAGED_REASON)
     if not target_reading.untouched or target_is_ahead:
         source_is_ahead = source.last_seq > target.last_seq or source.number > target.number
         is_newer = not source_is_ahead and not only_in_source
-        reason = TARGET_NEWER if is_newer else DIVERGED
+        reason = TARGET_NEWER_REASON if is_newer else DIVERGED_REASON
         return Comparison(digest=source_digest, reason=reason, is_newer=is_newer)
     return Comparison(digest=source_digest)
 
@@ -205,7 +205,7 @@ def _detect_damage(target_messages: Iterator[Message]) -> Iterator[Message]:
 def _pairs_by_seq(
     first: Iterator[Message], second: Iterator[Message]
 ) -> Iterator[tuple[Message | None, Message | None]]:
-    """Yield pairs of messages by ascending seq. None means that a side lacks this seq."""
+    """Yield pairs of messages by ascending seq; None if only the other side has this seq."""
     first_message, second_message = next(first, None), next(second, None)
     while first_message is not None or second_message is not None:
         if second_message is None or (

@@ -48,17 +48,17 @@ GROUP_BYTES: Final = 32 * 1024 * 1024
 MAX_PASSES: Final = 3
 """Maximum number of passes before the last pass. Most copies need two."""
 MAX_ATTEMPTS: Final = 5
-"""Maximum attempts of the last pass, in which sessions may be deleted and restored."""
+"""Maximum number of attempts to copy or compare sessions that other processes change."""
 
-_KEY_EXISTS: Final = (
+_KEY_EXISTS_ADVICE: Final = (
     "The destination was not changed: delete or rename that session there, or copy to another place"
 )
-_ALWAYS_CHANGING: Final = (
-    "other processes lock, delete, restore or rename it all the time; copy it again later"
+_ALWAYS_CHANGING_REASON: Final = (
+    "other processes lock, delete, restore or rename the session all the time; copy again later"
 )
 _BUSY: Final = "The destination has an older copy: copy again when no other process writes there"
-_TOO_DAMAGED: Final = "it is too damaged to be read; run `steno doctor`"
-_NOT_EQUAL: Final = (
+_TOO_DAMAGED_REASON: Final = "the session is too damaged to be read; run `steno doctor`"
+_NOT_EQUAL_REASON: Final = (
     "the copy differs from the source: the disk is faulty, or another process wrote to the copy; "
     "check the disk, purge the session in the destination, and copy again"
 )
@@ -97,7 +97,7 @@ class EarlierCopy(Struct, frozen=True, kw_only=True):
     """Result of an earlier copy of a session, as the caller recorded it."""
 
     stamp: str
-    """Stamp in the source when the session was copied."""
+    """Change stamp in the source when the session was copied."""
     digest: str
     last_seq: int
     messages: int
@@ -112,14 +112,14 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: int
     stamp: str
-    """Stamp in the source when the session was read; empty if it may have changed since."""
+    """Change stamp in the source when the session was read; empty if it may be outdated."""
     digest: str
     written: bool
-    """Whether data had to be written."""
+    """Whether the copy had to write data of this session."""
     lost: int = 0
     """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
-    """Whether both sides were read. False if the stamp shows that the source is unchanged."""
+    """Whether source and destination were read. False if the source has an unchanged stamp."""
 
 
 class CopyTotals(Struct, frozen=True, kw_only=True):
@@ -132,9 +132,9 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     messages: int = 0
     """Number of messages written."""
     bytes: int = 0
-    """Total length of these messages, in bytes."""
+    """Total length of the written messages, in bytes."""
     passes: int = 0
-    """Number of passes, including the last one."""
+    """Number of passes, including the last pass."""
     unlocked: bool = False
     """Whether the source could not be locked, so that the copy may lack the newest changes."""
 
@@ -151,7 +151,7 @@ class _CopyState(Struct, frozen=True):
     digest: MessagesDigest
     """Digest of the messages of the session."""
     stamp: str
-    """Stamp in the source when the session was copied; empty if it may have changed since."""
+    """Change stamp in the source when the session was copied; empty if it may be outdated."""
     checked: bool = False
     """Whether the destination's content was read and compared."""
     written: bool = False
@@ -167,20 +167,20 @@ def copy_snapshots(
 ) -> CopyTotals:
     """Copy every session of one store to another; existing sessions stay unchanged.
 
-    `known` are the results of an earlier copy to this destination, by uid. These sessions are not
+    `known` are the results of an earlier copy to this destination, by uid. Known sessions are not
     read again if the source is unchanged. Sessions with uids in `exclude_uids` are not copied.
     Sessions that could not be copied are in `problems`. Raises the errors of the destination, for
-    example NotStored if the disk is full. Then a repeated call continues the copy.
+    example NotStored if the disk is full. After an error, a repeated call continues the copy.
     """
-    return _Copy(source, target, known, exclude_uids, progress).run()
+    return _CopyRun(source, target, known, exclude_uids, progress).run()
 
 
 def preview_copy(source: SnapshotStore, target: SnapshotStore) -> CopyTotals:
     """Return the totals of `copy_snapshots`, as far as they are known without writing."""
-    return _Copy(source, target).preview()
+    return _CopyRun(source, target).preview()
 
 
-class _Copy:
+class _CopyRun:
     """One call of `copy_snapshots`."""
 
     def __init__(
@@ -205,7 +205,7 @@ class _Copy:
         self._damaged_seqs: dict[str, list[Span]] = {}
         """Seqs of messages that turned out to be damaged during the copy, by uid."""
         self._outdated_copies: dict[str, MessagesDigest] = {}
-        """Earlier copies to replace, by uid, with the digest of the messages that are copied."""
+        """Digest of the messages in each earlier copy that must be replaced, by uid."""
         self._source_uids: set[str] = set()
         self._unreadable_keys: set[str] = set()
         """Keys of sessions in the source whose uid cannot be read."""
@@ -216,7 +216,7 @@ class _Copy:
     def run(self) -> CopyTotals:
         """Run all passes and the comparison."""
         with self._target.snapshot_writer():
-            pass  # removes the remains of a killed copy
+            pass  # the writer removes the remains of a killed copy
         for _ in range(MAX_PASSES):
             marks = self._changed_sessions()
             if self._passes and not marks:
@@ -232,7 +232,7 @@ class _Copy:
         for mark in self._changed_sessions():
             if mark.uid in self._target_marks:
                 self._compare_with_target(mark)
-            if mark.uid in self._problems or self._is_done(mark):
+            if mark.uid in self._problems or self._is_copied(mark):
                 continue
             with self._open_source(mark) as reading:
                 if reading is not None:
@@ -248,12 +248,12 @@ class _Copy:
     def _changed_sessions(self) -> list[SnapshotMark]:
         """Return the sessions of the source that are missing or different in the destination."""
         self._target_marks = {}
-        unreadable: dict[str, str] = {}
+        problem_by_key: dict[str, str] = {}
         for mark in self._target.list_snapshots():
             if mark.uid or not mark.problem:
                 self._target_marks[mark.uid] = mark
             else:
-                unreadable[mark.key] = mark.problem
+                problem_by_key[mark.key] = mark.problem
         for uid in self._copy_states.keys() - self._target_marks.keys():
             del self._copy_states[uid]
         marks = self._source.list_snapshots()
@@ -261,19 +261,19 @@ class _Copy:
         for mark in marks:
             if not mark.uid:
                 self._unreadable_keys.add(mark.key)
-                self._add_problem(mark, mark.problem or _TOO_DAMAGED)
-            elif mark.key in unreadable and mark.deleted is None:
-                self._add_problem(mark, unreadable[mark.key])
+                self._add_problem(mark, mark.problem or _TOO_DAMAGED_REASON)
+            elif mark.key in problem_by_key and mark.deleted is None:
+                self._add_problem(mark, problem_by_key[mark.key])
         return [
             mark
             for mark in marks
             if mark.uid
             and mark.uid not in self._exclude_uids
             and mark.uid not in self._problems
-            and not self._is_done(mark)
+            and not self._is_copied(mark)
         ]
 
-    def _is_done(self, mark: SnapshotMark) -> bool:
+    def _is_copied(self, mark: SnapshotMark) -> bool:
         state, earlier = self._copy_states.get(mark.uid), self._earlier_copies.get(mark.uid)
         if state is not None:
             copied_version = state.stamp, state.snapshot.key, state.snapshot.deleted
@@ -281,7 +281,7 @@ class _Copy:
         if earlier is None or earlier.stamp != mark.stamp or mark.uid not in self._target_marks:
             return False
         if mark.last_seq not in (None, earlier.last_seq):
-            return False  # the stamp alone does not decide
+            return False  # the stamps are equal, but the last seqs differ
         self._unchanged[mark.uid] = CopiedSession(
             key=mark.key,
             uid=mark.uid,
@@ -315,7 +315,7 @@ class _Copy:
                 self._outdated_copies[mark.uid] = state.digest
             else:
                 self._compare_with_target(mark)
-        return mark.uid not in self._problems and not self._is_done(mark)
+        return mark.uid not in self._problems and not self._is_copied(mark)
 
     def _is_unchanged_copy(self, mark: SnapshotMark) -> bool:
         """Return whether the copy is unchanged since it was written."""
@@ -334,7 +334,7 @@ class _Copy:
                         mark = pending.pop()
                         with self._open_source(mark) as reading:
                             if reading is not None:
-                                written_states += self._write(writer, mark, reading)
+                                written_states += self._write_snapshot(writer, mark, reading)
             except (SessionExists, StoreBusy):
                 if len(pending) == pending_count:
                     raise
@@ -345,20 +345,20 @@ class _Copy:
     def _copy_last_changes(self) -> None:
         """Copy the sessions that still change, one by one, under their locks."""
         self._passes += 1
-        remaining: list[SnapshotMark] = []
+        remaining_marks: list[SnapshotMark] = []
         for _ in range(MAX_ATTEMPTS):
             marks = self._changed_sessions()
             self._report_progress("last pass", 0, len(marks))
-            remaining = []
+            remaining_marks = []
             for number, mark in enumerate(marks, 1):
                 # Changes after the lock is released are not copied, but the copy stays consistent.
                 if not self._copy_locked(mark):
-                    remaining.append(mark)
+                    remaining_marks.append(mark)
                 self._report_progress("last pass", number, len(marks))
-            if not remaining:
+            if not remaining_marks:
                 return
-        for mark in remaining:
-            self._add_problem(mark, self._failure_reasons.get(mark.uid, _ALWAYS_CHANGING))
+        for mark in remaining_marks:
+            self._add_problem(mark, self._failure_reasons.get(mark.uid, _ALWAYS_CHANGING_REASON))
 
     def _copy_locked(self, mark: SnapshotMark) -> bool:
         """Copy the remaining changes; return False if another attempt is needed."""
@@ -369,7 +369,7 @@ class _Copy:
                 return mark.uid in self._problems
             try:
                 with self._target.snapshot_writer() as writer:
-                    written_states = self._write(writer, mark, reading)
+                    written_states = self._write_snapshot(writer, mark, reading)
             except (SessionExists, StoreBusy) as error:
                 self._failure_reasons[mark.uid] = f"{error}. {_BUSY}"
                 return False
@@ -420,14 +420,14 @@ class _Copy:
                 self._add_problem(mark, str(error))
             yield reading
 
-    def _write(
+    def _write_snapshot(
         self, writer: SnapshotWriter, mark: SnapshotMark, reading: SnapshotReading
     ) -> list[_CopyState]:
         """Write a snapshot to the destination. If the result is empty, a later pass tries again."""
         target_mark = self._target_marks.get(mark.uid)
         self._failure_reasons.pop(mark.uid, None)
         if target_mark is not None and mark.uid not in self._outdated_copies:
-            return []  # it is still unknown whether the destination has a copy
+            return []  # the session in the destination is not compared yet
         snapshot = self._with_known_damage(reading.snapshot)
         digest = MessagesDigest()
         try:
@@ -437,12 +437,12 @@ class _Copy:
                 instead_of="" if target_mark is None else target_mark.stamp,
             )
         except UnknownDamage as damage:
-            self._add_damage(mark, damage)
+            self._add_damaged_seqs(mark, damage)
             return []
         except SessionExists as error:
             # The session that has this key in the destination may be an earlier copy whose source
             # was renamed or deleted since.
-            self._failure_reasons[mark.uid] = f"{error}. {_KEY_EXISTS}"
+            self._failure_reasons[mark.uid] = f"{error}. {_KEY_EXISTS_ADVICE}"
             return []
         except StoreBusy:
             return []
@@ -454,7 +454,7 @@ class _Copy:
         self._bytes += max(0, digest.bytes - old_digest.bytes)
         return [_CopyState(snapshot, digest, reading.stamp, written=True)]
 
-    def _add_damage(self, mark: SnapshotMark, damage: UnknownDamage) -> None:
+    def _add_damaged_seqs(self, mark: SnapshotMark, damage: UnknownDamage) -> None:
         known_seqs = self._damaged_seqs.get(mark.uid, [])
         self._damaged_seqs[mark.uid] = spans.union(known_seqs, damage.seqs)
 
@@ -467,7 +467,7 @@ class _Copy:
     # --- existing sessions -------------------------------------------------------------------
 
     def _compare_with_target(self, mark: SnapshotMark) -> None:
-        """Compare a session with the destination. A different session with its key is a problem."""
+        """Compare a session with the session of the same uid in the destination."""
         for _ in range(MAX_ATTEMPTS):
             with self._open_source(mark) as source, self._open_target(mark) as target:
                 if source is None or target is None:
@@ -476,7 +476,7 @@ class _Copy:
                 try:
                     comparison = compare(replace(source, snapshot=snapshot), target)
                 except UnknownDamage as damage:
-                    self._add_damage(mark, damage)
+                    self._add_damaged_seqs(mark, damage)
                     continue
                 except StoreBusy:
                     return
@@ -510,7 +510,7 @@ class _Copy:
                 with self._open_target(mark) as target_reading:
                     digest = "" if target_reading is None else digest_of(target_reading)
             if digest != state.digest.with_snapshot(state.snapshot):
-                self._add_problem(mark, _NOT_EQUAL)
+                self._add_problem(mark, _NOT_EQUAL_REASON)
         self._report_progress("comparing", len(pending), len(pending))
 
     # --- results -----------------------------------------------------------------------------
@@ -563,9 +563,9 @@ class _Copy:
 
 
 def _raise_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
-    """Yield the messages of the source. Raises DamagedStore if some of them cannot be read.
+    """Yield the messages of the source. Raises DamagedStore if a message cannot be read.
 
-    Other errors would look like errors of the destination, which end the whole copy.
+    StoreUnavailable would look like an error of the destination, which ends the whole copy.
     """
     try:
         yield from messages

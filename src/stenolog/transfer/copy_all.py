@@ -1,7 +1,7 @@
 """Copying of all sessions of a place to another place, namespace by namespace.
 
 The sessions of a named agent are in `agents/NAME/sessions` in a folder, and in the namespace
-`agents.NAME` in a database. This module uses the name `agents.NAME` for both.
+`agents.NAME` in a database. This module uses the name `agents.NAME` for folders, too.
 """
 
 import time
@@ -44,7 +44,7 @@ from stenolog.transfer.copy import (
 OnProgress = Callable[[str, CopyStep], None]
 """Progress callback: called with the namespace and each step."""
 
-_TEMPORARY: Final = "memory:"
+_TEMPORARY_ADDRESS: Final = "memory:"
 
 
 class CopyReport(Struct, frozen=True, kw_only=True):
@@ -138,9 +138,9 @@ def copy_namespaces(
     open_target: OpenNamespace,
     copy: Callable[[str, SnapshotStore, SnapshotStore], CopyTotals],
 ) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
-    """Copy namespaces. The second value has the namespaces that the destination cannot open.
+    """Copy namespaces. The second dict has the namespaces that the destination cannot open.
 
-    If the destination can open no namespace, raises the first error.
+    Raises the first error if the destination can open no namespace.
     """
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
@@ -215,8 +215,8 @@ def _namespace_of(where: str, folder: str) -> str:
 
 
 def check_different_places(source: str, target: str) -> None:
-    """Raise UsageError if both are the same place, or one of them is a temporary store."""
-    if _TEMPORARY in (source, target):
+    """Raise UsageError if source and target are the same place, or if one is a temporary store."""
+    if _TEMPORARY_ADDRESS in (source, target):
         raise UsageError("memory: is a temporary store; give another place")
     source_address, target_address = parse_address(source), parse_address(target)
     if source_address.engine != target_address.engine:
@@ -250,7 +250,7 @@ def _is_same_database(source: str, target: str) -> bool:
                 and source_store.is_same_place(target_store)
             )
     except StoreUnavailable:
-        return False  # not created yet; otherwise opening it for the copy reports the reason
+        return False  # a missing database; other problems are reported when the copy opens it
 
 
 # --- opening ---------------------------------------------------------------------------------
@@ -281,20 +281,20 @@ def opened_read_only(where: str, namespace: str) -> Iterator[SnapshotStore]:
 
 @contextmanager
 def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
-    """Open a destination read-only. If it does not exist, yield an empty store."""
+    """Open a destination read-only. If the destination does not exist, yield an empty store."""
     try:
         store = _open_namespace(where, namespace, read_only=True)
     except EmptyStore:
         store = InMemoryStore()
     except StoreUnavailable:
-        if _exists(where, namespace):
+        if _namespace_exists(where, namespace):
             raise
         store = InMemoryStore()
     with store:
         yield _as_snapshot_store(store, where)
 
 
-def _exists(where: str, namespace: str) -> bool:
+def _namespace_exists(where: str, namespace: str) -> bool:
     address = parse_address(where)
     path = Path(address.path)
     match address.engine:
@@ -303,7 +303,7 @@ def _exists(where: str, namespace: str) -> bool:
             try:
                 return Path(place.where, _namespace_folder(namespace)).exists()
             except OSError:
-                return True  # unknown, or it cannot be created
+                return True  # opening the namespace reports the problem
         case "sqlite":
             return path.exists()
         case _:

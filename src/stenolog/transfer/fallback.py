@@ -1,11 +1,11 @@
 """The fallback store: a JSONL folder that keeps the sessions while their store is unusable.
 
-The fallback store is an ordinary JSONL store, so every call works. When it is opened, legacy
-sessions are copied into it. The next successful start merges the fallback store into the store,
+The fallback store is an ordinary JSONL store, so every call works. Opening the store copies legacy
+sessions into it. The next successful start merges the fallback store into the store,
 session by session, like other old sessions. The merge recognizes messages from legacy files by
-their content. It recognizes messages that were added to the fallback store by their token, or by
-the uid of their session and their seq. Then the folder is renamed. The merge also repeats deletions
-and purges in the store. Purges are noted next to the folder.
+their content. Messages that were added to the fallback store are recognized by their token, or by
+the uid of their session and their seq. After the merge, the folder is renamed. The merge also
+repeats deletions and purges in the store. Notes of purges are kept next to the folder.
 
 Each process that uses the fallback store holds a shared lock. While any process holds the lock, a
 merge copies the current content and the folder keeps its name. A record of each merged session,
@@ -66,7 +66,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class FallbackStore(JSONLStore):
-    """The open fallback store. Its health is never ok and gives the reason for its use."""
+    """The open fallback store. `health` is never ok and gives the reason for using this store."""
 
     def __init__(self, workspace: Path, lock: disk.Descriptor, *, because: str) -> None:
         super().__init__(workspace, namespace=NAMESPACE)
@@ -80,9 +80,8 @@ class FallbackStore(JSONLStore):
         uids = [trashed.uid for trashed in trash if trashed.key == key]
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
-        with self._noting(
-            self._describe_purge(key, uids, before=before)
-        ):  # guard: fallback-purge-noted
+        note = self._make_purge_note(key, uids, before=before)
+        with self._note_purge(note):  # guard: fallback-purge-noted
             return super().purge(key, before=before)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
@@ -91,7 +90,8 @@ class FallbackStore(JSONLStore):
         The merge also purges the session with this key in the store, unless that session has
         messages that the purged sessions did not have.
         """
-        with self._noting(self._describe_purge(key, [uid for uid, _ in entries], is_trash=True)):
+        note = self._make_purge_note(key, [uid for uid, _ in entries], is_trash=True)
+        with self._note_purge(note):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
@@ -108,7 +108,7 @@ class FallbackStore(JSONLStore):
         super().close()
         self._fallback_lock.release()
 
-    def _describe_purge(
+    def _make_purge_note(
         self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
     ) -> "_PurgeNote":
         imported_seqs: dict[str, int] = {}
@@ -128,7 +128,7 @@ class FallbackStore(JSONLStore):
         )
 
     @contextmanager
-    def _noting(self, purge: "_PurgeNote") -> Iterator[None]:
+    def _note_purge(self, purge: "_PurgeNote") -> Iterator[None]:
         """Write a note of the purge before the purge runs, and complete the note afterwards.
 
         The note of a failed purge stays. The merge finds out whether that purge took effect.
@@ -195,7 +195,7 @@ def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
             log_report(report, store)
 
 
-# --- merging it into the store ---------------------------------------------------------------
+# --- merging the fallback store into the store -----------------------------------------------
 
 
 def merge_fallback(place: SessionsLocation, store: Store) -> None:
@@ -216,7 +216,7 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
             is_alone = _try_lock(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
             _repeat_purges(workspace, None, store, is_alone=False)
-            return  # it was merged before
+            return  # the fallback store was merged before
         try:
             fallback = JSONLStore(workspace, namespace=NAMESPACE, read_only=True)
         except StenologError as error:
@@ -224,22 +224,22 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
             return
         with fallback:
             _repeat_purges(workspace, fallback, store, is_alone=is_alone)
-            entries = _FallbackSnapshots(fallback, store, workspace)
-            merged = merge_source(entries, store, entries.record)
+            snapshots = _FallbackSnapshots(fallback, store, workspace)
+            report = merge_source(snapshots, store, snapshots.record)
             _repeat_deletions(workspace, fallback, store)
-        log_report(merged, store)
-        if is_alone and not merged.skipped:
-            _rename_merged_folder(workspace, merged)
+        log_report(report, store)
+        if is_alone and not report.skipped:
+            _rename_merged_folder(workspace, report)
     finally:
         lock.release()
 
 
 def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
-    """Repeat deletions of the fallback store, unless the session was used since in either store."""
+    """Repeat deletions of the fallback store, unless a store used the session afterwards."""
     keys = set(fallback.list_sessions())
     for deletion in fallback.list_trash():
         try:
-            record = _read_record(workspace, deletion.uid)
+            record = _read_merge_record(workspace, deletion.uid)
             if record.deleted == deletion.deleted:  # guard: fallback-deletion-repeated-once
                 continue
             with suppress(NoSuchSession):
@@ -249,10 +249,10 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
         except (StenologError, NotASession) as error:
             _logger.warning("the deletion of %r cannot be repeated: %s", deletion.key, error)
         else:
-            _write_record(workspace, deletion.key, replace(record, deleted=deletion.deleted))
+            _write_merge_record(workspace, deletion.key, replace(record, deleted=deletion.deleted))
 
 
-def _rename_merged_folder(workspace: Path, merged: ImportReport) -> None:
+def _rename_merged_folder(workspace: Path, report: ImportReport) -> None:
     time_text = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
     target = workspace / f"{NAMESPACE}.merged-{time_text}"
     try:
@@ -262,7 +262,7 @@ def _rename_merged_folder(workspace: Path, merged: ImportReport) -> None:
         _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
         return
     shutil.rmtree(workspace / MERGED_FOLDER, ignore_errors=True)
-    count = sum(session.added for session in merged.imported)
+    count = sum(session.added for session in report.imported)
     _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
 
 
@@ -285,7 +285,7 @@ def copies_in_fallback(place: SessionsLocation) -> Iterator[tuple[str, str]]:
                 )
 
 
-def purged_since(place: SessionsLocation, store: Store) -> list[str]:
+def keys_purged_since_merge(place: SessionsLocation, store: Store) -> list[str]:
     """Return the keys of merged sessions that were purged in the store after the merge."""
     workspace = place.fallback
     if workspace is None or workspace.is_symlink() or not isinstance(store, SnapshotStore):
@@ -321,12 +321,12 @@ class _FallbackSnapshots:
         return [Source(name=name, body=None) for name in self._keys]
 
     def read(self, source: Source) -> SourceContent:
-        """Return the unmerged part of a session. Raises NotASession if it cannot be read."""
+        """Return the unmerged part of a session. Raises NotASession for an unreadable session."""
         try:
             info = self._fallback.info(self._keys[source.name])
         except StenologError as error:
             raise NotASession(str(error)) from error
-        record = _read_record(self._workspace, info.uid)
+        record = _read_merge_record(self._workspace, info.uid)
         is_same = bool(record.stored) and record.stored[-1] == _session_uid(self._store, record.key)
         # Messages that were already merged are not merged into another session of the store: the
         # first session was purged or deleted.
@@ -353,8 +353,8 @@ class _FallbackSnapshots:
         earlier_uids = [stored_uid for stored_uid in record.stored if stored_uid != uid]
         stored_uids = (*earlier_uids, uid) if uid else tuple(earlier_uids)
         record = replace(record, key=imported.key, stored=stored_uids)
-        if record != _read_record(self._workspace, record.uid):
-            _write_record(self._workspace, self._keys[source.name], record)
+        if record != _read_merge_record(self._workspace, record.uid):
+            _write_merge_record(self._workspace, self._keys[source.name], record)
 
 
 def _to_source_content(
@@ -364,7 +364,7 @@ def _to_source_content(
     receipts = merge.import_receipts(snapshot.meta)
     hidden_spans = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
     tokens = _message_tokens(snapshot, messages)
-    unmerged = tuple(
+    unmerged_messages = tuple(
         JSONMessage(
             message.to_json(),
             message.at,
@@ -376,11 +376,11 @@ def _to_source_content(
     )
     updated = datetime.fromisoformat(snapshot.updated)
     lost_count = spans.size(snapshot.lost)
-    has_new = any(message.once is not None for message in unmerged)
+    has_new_messages = any(message.once is not None for message in unmerged_messages)
     session = LegacySession(
         layout="stenolog-json",
         key=snapshot.key,
-        messages=unmerged,
+        messages=unmerged_messages,
         summary="" if after else snapshot.summary,
         meta={} if after else omit(snapshot.meta, *_UNMERGED_FIELDS),
         created=datetime.fromisoformat(snapshot.created),
@@ -390,7 +390,7 @@ def _to_source_content(
     # A legacy session without new messages in the fallback store is as old as its file.
     times = [parse_go_time(receipt.get("updated")) for receipt in receipts]
     imported_times = [at for at in times if at is not None]
-    mtime = updated if has_new or not imported_times else max(imported_times)
+    mtime = updated if has_new_messages or not imported_times else max(imported_times)
     return SourceContent(session, _session_digest(snapshot, session), mtime, ())
 
 
@@ -434,9 +434,9 @@ def _session_digest(snapshot: Snapshot, session: LegacySession) -> str:
     """Return a digest that differs for each state of a session."""
     *_, messages_digest = ["", *merge.prefix_digests(session.messages)]
     hidden_flags = [message.hidden for message in session.messages]
-    digested = [snapshot.uid, snapshot.last_seq, messages_digest, hidden_flags]
-    digested += [session.summary, session.meta]
-    return sha256(json.dumps(digested, sort_keys=True).encode()).hexdigest()
+    digested_values = [snapshot.uid, snapshot.last_seq, messages_digest, hidden_flags]
+    digested_values += [session.summary, session.meta]
+    return sha256(json.dumps(digested_values, sort_keys=True).encode()).hexdigest()
 
 
 # --- records of merges -----------------------------------------------------------------------
@@ -460,7 +460,7 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     """Time of the deletion in the fallback store that was repeated."""
 
 
-def _read_record(workspace: Path, uid: str) -> _MergeRecord:
+def _read_merge_record(workspace: Path, uid: str) -> _MergeRecord:
     """Return the record of a session, or an empty record. Raises NotASession."""
     try:
         text = (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").read_bytes()
@@ -471,7 +471,7 @@ def _read_record(workspace: Path, uid: str) -> _MergeRecord:
         raise NotASession(f"the record of its merge cannot be read: {error}") from error
 
 
-def _write_record(workspace: Path, key: str, record: _MergeRecord) -> None:
+def _write_merge_record(workspace: Path, key: str, record: _MergeRecord) -> None:
     try:
         _write_json(workspace / MERGED_FOLDER, f"{escape_key(record.uid)}.json", record)
     except OSError as error:
@@ -505,7 +505,7 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
 
     key: str
     at: datetime
-    """Start of the purge. Newer messages stay."""
+    """Start of the purge. The merge keeps messages that are newer."""
     made: datetime | None = None
     """End of the purge; None if it is unknown whether the purge took effect."""
     before: int | None = None
@@ -541,12 +541,12 @@ def _repeat_purges(
                 if is_alone:
                     path.unlink()
                 continue
-            unfinished = _repeat_purge(purge, store)
+            unfinished_purge = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
                 (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if unfinished:
+            if unfinished_purge:
                 _logger.warning(
-                    "a purge in the fallback is not fully repeated for %r: %s", *unfinished
+                    "a purge in the fallback is not fully repeated for %r: %s", *unfinished_purge
                 )
                 path.rename(path.with_suffix(".left"))
             else:
@@ -578,7 +578,7 @@ def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
 def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     """Repeat a purge in the store. If messages remain, return the key and the reason.
 
-    Deletes only messages that are older than the purge. Raises StenologError.
+    Only messages that are older than the purge are deleted. Raises StenologError.
     """
     if purge.before is None and not purge.is_trash:
         return _purge_sessions(purge, store)
@@ -616,7 +616,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     is_older = True
     with suppress(NoSuchSession):
         info = store.info(key)
-        is_older = _is_older(purge, info)
+        is_older = _is_older_than_purge(purge, info)
         if is_older:
             history = store.get_history(key, full=True)
             newer_seqs = [message.seq for message in history if message.at > purge.at]
@@ -630,11 +630,11 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     if old_sessions and isinstance(store, PurgingStore):
         store.purge_trash(key, old_sessions)
     if not is_older:
-        return key, "the session was created or imported since"
-    return None if is_all_trash or purge.is_trash else (key, "the trash has sessions deleted since")
+        return key, "the session was created or imported after the purge"
+    return None if is_all_trash or purge.is_trash else (key, "the trash has newer sessions")
 
 
-def _is_older(purge: _PurgeNote, info: SessionInfo) -> bool:
+def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
     """Return whether a session is older than the purge or was imported from the same file."""
     if info.lost and info.updated > purge.at:
         raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
@@ -654,7 +654,7 @@ def _is_older(purge: _PurgeNote, info: SessionInfo) -> bool:
 
 
 def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
-    """Move a session into the trash, unless it was changed since. Raises StoreBusy."""
+    """Move a session into the trash. Raises StoreBusy if the session differs from `info`."""
     trashed = store.delete(info.key)
     if (trashed.uid, trashed.count) != (info.uid, info.count):
         store.restore(info.key, uid=trashed.uid)
@@ -667,7 +667,7 @@ def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
 
 def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
     if workspace.is_symlink():  # guard: fallback-no-link
-        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
+        raise OSError(errno.ELOOP, "the folder is a symbolic link, which is not followed")
     return disk.open_descriptor(workspace / LOCK_FILE, flags)
 
 

@@ -27,13 +27,13 @@ MESSAGES_DIGEST: Final = "said_sha256"
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Receipt field: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Receipt field: time of the import. For retention rules, the session is not older."""
+"""Receipt field: time of the import. Retention rules take the session as no older."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of the newest messages whose tokens a session is certain to know."""
 SEPARATE_SUFFIX: Final = " (legacy "
-"""Text after the key in the name of a session that is kept separately."""
+"""Text between the old key and the date in the key of a session that is kept separately."""
 TRUNCATING_LAYOUTS: Final = ("nanobot",)
-"""Programs that keep only the newest messages. Messages have times, so they are unique."""
+"""Programs that keep only the newest messages, and whose messages are unique by their times."""
 OTHER_PROGRAMS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
 """Programs whose sessions do not record which summary they started with."""
 MAX_SEPARATE_SESSIONS: Final = 100
@@ -64,10 +64,10 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
 
 
 class Merge(Struct, frozen=True, kw_only=True):
-    """The decision how an old session is merged with an existing one."""
+    """The decision how an old session is merged with an existing session."""
 
     seqs: tuple[int, ...] = ()
-    """Seqs of the old messages, from the first on, that the session already has.
+    """Seqs of the first old messages, which the existing session already has.
 
     The value is 0 for a message that was imported earlier and has since been moved or purged.
     """
@@ -86,14 +86,14 @@ def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSessio
     # A session that was merged once is not another conversation, even if it was changed since.
     first_with_token = 0 if merged_count else next(token_indexes, len(payloads))
     common = _common_prefix(payloads, existing.payloads)
-    has_all = common == len(existing.payloads)
+    old_has_all = common == len(existing.payloads)
     if (
         common < first_with_token
-        and not has_all
+        and not old_has_all
         and (known_seqs := _overlapping_seqs(old_session, payloads, existing))
     ):
         return Merge(seqs=tuple(known_seqs), include_state=False)
-    if common < first_with_token and not has_all:  # guard: import-keeps-conversations-apart
+    if common < first_with_token and not old_has_all:  # guard: import-keeps-conversations-apart
         return None
     known_seqs = existing.seqs[: min(common, first_with_token)]
     if first_with_token < len(payloads):
@@ -102,14 +102,14 @@ def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSessio
         known_seqs = (*existing.seqs[: min(common, merged_count)], *[0] * (merged_count - common))
     resumed_choice = existing.started_import(digest)
     has_grown = len(existing.payloads) < len(payloads) or old_session.layout == "stenolog-json"
-    saw_all = has_all and merged_count <= common and has_grown
-    saw_all = saw_all or (has_all and _has_hidden_more(old_session, existing))
+    saw_all = old_has_all and merged_count <= common and has_grown
+    saw_all = saw_all or (old_has_all and _has_hidden_more(old_session, existing))
     # guard: resumed-merge-keeps-decision
     include_state = saw_all if resumed_choice is None else resumed_choice
-    is_their_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
+    is_old_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
     if old_session.layout not in OTHER_PROGRAMS:
-        is_their_summary = is_their_summary or _is_imported_summary(existing)
-    is_untouched = is_their_summary and existing.floor <= hidden_prefix(old_session)
+        is_old_summary = is_old_summary or _is_imported_summary(existing)
+    is_untouched = is_old_summary and existing.floor <= hidden_prefix(old_session)
     return Merge(seqs=tuple(known_seqs), include_state=is_untouched and include_state)
 
 
@@ -152,8 +152,8 @@ def prefix_digests(messages: Sequence[JSONMessage]) -> Iterator[str]:
 
 def hidden_prefix(old_session: LegacySession) -> int:
     """Return the number of hidden messages before the first visible message."""
-    visible = (n for n, message in enumerate(old_session.messages) if not message.hidden)
-    return next(visible, len(old_session.messages))
+    visible_indexes = (n for n, message in enumerate(old_session.messages) if not message.hidden)
+    return next(visible_indexes, len(old_session.messages))
 
 
 def separate_key_prefix(key: str) -> str:
@@ -191,7 +191,7 @@ def _differs_only_in_time(old_payload: bytes, stored_payload: bytes) -> bool:
 def _overlapping_seqs(
     old_session: LegacySession, old_payloads: Sequence[bytes], existing: ExistingSession
 ) -> Sequence[int]:
-    """Return the seqs of old messages, from the first on, if the program truncated its file."""
+    """Return the stored seqs of the first old messages, if the program truncated its file."""
     if old_session.layout not in TRUNCATING_LAYOUTS:
         return ()
     length = _overlap_length(existing.payloads, old_payloads)
@@ -199,7 +199,7 @@ def _overlapping_seqs(
 
 
 def _overlap_length(stored_payloads: Sequence[bytes], old_payloads: Sequence[bytes]) -> int:
-    """Return how many of the last stored payloads equal the first old payloads, at most."""
+    """Return the largest number of last stored payloads that equal the first old payloads."""
     for length in range(min(len(old_payloads), len(stored_payloads)), 0, -1):
         is_same_start = stored_payloads[-length] == old_payloads[0]
         if is_same_start and list(stored_payloads[-length:]) == list(old_payloads[:length]):

@@ -100,7 +100,7 @@ class ImportReport(Struct, frozen=True, kw_only=True):
     imported: tuple[ImportedSession, ...] = ()
     skipped: tuple[SkippedFile, ...] = ()
     migrated: int = 0
-    """Number of files with the ending of imported files, from this or an earlier import."""
+    """Number of files that this or an earlier import renamed after importing them."""
 
     def combined_with(self, more: "ImportReport") -> "ImportReport":
         """Return the sum of both results."""
@@ -172,13 +172,13 @@ def import_folder(
     """Import the old sessions of a folder, or of the single file `only` in it.
 
     - `thorough`: also read files whose names suggest that they are logs of stenolog.
-    - `rename_files`: rename imported files. Otherwise nothing in the folder changes. Then sessions
+    - `rename_files`: rename imported files. If False, nothing in the folder changes, and sessions
       that were deleted in the store are imported again, unless `is_own` is set.
-    - `fallbacks`: import JSON files of a fallback store. Otherwise they are left to their store.
+    - `fallbacks`: import JSON files of a fallback store. If False, they are left to their store.
     - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored
       unchanged and aliases are accepted. Without `is_own`, reserved fields and idempotency keys are
       dropped.
-    - `aliases`: accept aliases of foreign data. Otherwise the report lists the aliases.
+    - `aliases`: accept aliases of foreign data. If False, the report lists the aliases.
     - `dry_run`: write nothing.
     - `exclude_keys`: keys to skip.
     - `layouts`: layouts to import. The files of databases and trees are never renamed.
@@ -259,7 +259,7 @@ def _import_unchanged_sources(
     time_field: str,
 ) -> ImportReport:
     """Copy the sessions of all sources at this path."""
-    # Imported late: the module imports SQLite, which no start of an agent needs.
+    # Imported here, because the module loads SQLite, which agents do not need at their start.
     from stenolog.transfer.importers.framework_tables import find_sources
 
     total = ImportReport()
@@ -314,10 +314,10 @@ class _ImportRun:
         self._store = store
         self._source = source
         self._options = options
-        renames = options.rename_files and not options.dry_run
-        self._renamed_folder = source if renames and isinstance(source, Folder) else None
+        renames_files = options.rename_files and not options.dry_run
+        self._renamed_folder = source if renames_files and isinstance(source, Folder) else None
         """The folder in which files are renamed; None if all files keep their names."""
-        self._is_at_start = options.is_own or renames
+        self._is_at_start = options.is_own or renames_files
         self._map_key = options.map_key or (lambda key: key)
         self._progress = options.progress or (lambda _: None)
         self._on_imported = options.on_imported or (lambda *_: None)
@@ -365,7 +365,7 @@ class _ImportRun:
                     job.source = self._renamed_folder.rename_for_import(job.source)
                     renamed_jobs.append(job)
                 except OSError as error:
-                    reason = "it has the file name of our log and cannot be renamed"
+                    reason = "stenolog's log needs its file name, and the file cannot be renamed"
                     self._skipped.append(SkippedFile(job.file, f"{reason}: {error.strerror}"))
             blocked_jobs = self._import_jobs(_sort_own_logs_last(renamed_jobs))
         self._skipped += [SkippedFile(job.file, reason) for job, reason in blocked_jobs]
@@ -399,11 +399,11 @@ class _ImportRun:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
         if content.session.layout == "stenolog-json" and not self._options.fallbacks:
             raise NotASession(
-                "it belongs to the fallback of another store, which merges it; "
+                "the file belongs to the fallback of another store, which merges it; "
                 "`steno import` copies it"
             )
         if content.session.key in self._options.exclude_keys:  # guard: fallback-purge-not-read-in
-            raise NotASession("it was purged in the fallback store")
+            raise NotASession("the session was purged in the fallback store")
         content = replace(content, session=without_oversized_parts(content.session))
         if not (self._options.is_own and content.session.layout == "stenolog-json"):
             clean_session = without_control_fields(content.session)  # guard: import-drops-marks
@@ -450,7 +450,7 @@ class _ImportRun:
             )
             if merge is None:
                 continue
-            aliases, problems, unaccepted = (
+            aliases, problems, unaccepted_aliases = (
                 self._aliases_to_add(old, key) if target == key else ([], [], [])
             )
             if target != key:
@@ -465,7 +465,7 @@ class _ImportRun:
                 already_imported=False,
                 problems=(*old.problems, *problems, *more_problems),
                 aliases=tuple(aliases),
-                unaccepted_aliases=tuple(unaccepted),
+                unaccepted_aliases=tuple(unaccepted_aliases),
             )
         raise UsageError(
             f"there are {merging.MAX_SEPARATE_SESSIONS} other conversations named {old.key!r}"
@@ -479,13 +479,13 @@ class _ImportRun:
         *,
         gets_aliases: bool,
     ) -> ImportedSession:
-        """Return the result for a file that was imported before. Only aliases may be new."""
+        """Return the result for a file that was imported before. Only new aliases are added."""
         if self._is_at_start:
             # At start-up problems are reported only once. `steno import` reports them each time.
             imported = replace(imported, dropped=0, problems=())
         if not gets_aliases:
             return imported
-        aliases, problems, unaccepted = self._aliases_to_add(old, imported.key)
+        aliases, problems, unaccepted_aliases = self._aliases_to_add(old, imported.key)
         new_aliases = [name for name in aliases if name not in aliases_in(existing.meta)]
         if new_aliases and not self._options.dry_run:
             add_aliases(self._store, imported.key, existing.meta, new_aliases)
@@ -493,7 +493,7 @@ class _ImportRun:
             imported,
             problems=(*imported.problems, *(problems if new_aliases else ())),
             aliases=tuple(new_aliases),
-            unaccepted_aliases=tuple(unaccepted),
+            unaccepted_aliases=tuple(unaccepted_aliases),
         )
 
     def _candidate_keys(self, key: str, old: LegacySession) -> Iterator[str]:
@@ -530,9 +530,9 @@ class _ImportRun:
 
     def _resolve_key(self, key: str) -> str:
         """Return the key if a session has it, else the key of the session with this alias."""
-        return key if self._find_info(key) is not None else self._aliases().get(key, key)
+        return key if self._find_info(key) is not None else self._alias_map().get(key, key)
 
-    def _aliases(self) -> dict[str, str]:
+    def _alias_map(self) -> dict[str, str]:
         # The aliases are read once, because other imports wait for the lock of the folder.
         if self._alias_owners is None:
             self._alias_owners = dict(Aliases(self._store).owners())
@@ -584,12 +584,12 @@ class _ImportRun:
     ) -> tuple[list[str], list[str], list[str]]:
         """Return aliases to add, problems of other aliases, and aliases that are not accepted."""
         if old.aliases and not self._options.aliases:  # guard: import-asks-for-aliases
-            return [], [], [name for name in old.aliases if self._aliases().get(name) != key]
+            return [], [], [name for name in old.aliases if self._alias_map().get(name) != key]
         accepted_aliases: list[str] = []
         problems = []
         bytes_left = MAX_ALIAS_BYTES
         for name in old.aliases:
-            owner = self._aliases().get(name)
+            owner = self._alias_map().get(name)
             bytes_left -= len(name.encode("utf-8", "surrogatepass"))
             if self._alias_claims[name] > 1:
                 problems.append(
@@ -601,14 +601,14 @@ class _ImportRun:
                 problems.append(f"the alias {name!r} was skipped: the session has too many aliases")
             else:
                 accepted_aliases.append(name)
-        self._aliases().update(dict.fromkeys(accepted_aliases, key))
+        self._alias_map().update(dict.fromkeys(accepted_aliases, key))
         return accepted_aliases, problems, []
 
     # --- names of files ----------------------------------------------------------------------
 
     def _restore_names(self, jobs: Sequence[_ImportJob]) -> None:
         if self._renamed_folder is not None:
-            # If two files have the same original name, the newest file comes last and gets it.
+            # If two files had the same name, the newest (last) file gets its name back.
             for job in reversed(jobs):
                 try:
                     self._renamed_folder.restore_names(job.source)
@@ -621,20 +621,20 @@ class _ImportRun:
                 if job.content is None or folder.is_unchanged(job.source, job.content):
                     folder.rename_imported(job.source)
                     continue
-                reason = "it was imported, but has changed since: the next import reads it again"
+                reason = "the file changed after it was imported: the next import reads it again"
                 folder.restore_names(job.source)
             except OSError as error:
-                reason = f"it was imported, but could not be renamed: {error.strerror}"
+                reason = f"the file was imported, but could not be renamed: {error.strerror}"
             self._skipped.append(SkippedFile(job.file, reason))
         with suppress(OSError):
             folder.sync()
 
 
 def _sort_own_logs_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
-    """Return the jobs in order. Files whose own name the new log needs come last.
+    """Return the jobs, with the files whose own name the new log needs at the end.
 
-    Such files cannot get their original names back. If a log and a JSON file have the same key, the
-    log comes first.
+    Files whose name the new log takes cannot get their original names back. If a log and a JSON
+    file have the same key, the log comes first.
     """
     own_log_keys = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}
     return sorted(jobs, key=lambda job: (job.key in own_log_keys, job.source.name.endswith(SUFFIX)))

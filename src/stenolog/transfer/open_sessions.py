@@ -45,12 +45,12 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     except StenologError as error:
         return _open_fallback_store(place, error)
     try:
-        _import_everything(place, store)
+        _import_old_sessions(place, store)
     except (StenologError, OSError) as error:
-        _close(store)
+        _close_unusable_store(store)
         return _open_fallback_store(place, error)
     except BaseException:
-        _close(store)
+        _close_unusable_store(store)
         raise
     sessions = JSONLBackend(store)
     health = sessions.health()
@@ -59,7 +59,7 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     return sessions
 
 
-def _import_everything(place: SessionsLocation, store: Store) -> None:
+def _import_old_sessions(place: SessionsLocation, store: Store) -> None:
     for folder, fallbacks in place.legacy_folders():
         log_report(
             import_folder(folder, store, thorough=False, fallbacks=fallbacks, is_own=True), store
@@ -73,8 +73,8 @@ def _open_fallback_store(place: SessionsLocation, error: Exception) -> SessionSt
     reason = f"{type(error).__name__}: {error}"
     try:
         store = open_fallback(place, because=reason)
-    except (StenologError, OSError) as failed:
-        _logger.debug("the fallback cannot be used", exc_info=failed)
+    except (StenologError, OSError) as fallback_error:
+        _logger.debug("the fallback cannot be used", exc_info=fallback_error)
         return _open_json_files(place.json_fallback, place.old, reason)
     _logger.error(
         "the store cannot be used (%s); for this run sessions are kept in %s", reason, store.folder
@@ -99,7 +99,7 @@ def _open_json_files(folder: Path, old: Path | None, reason: str) -> SessionStor
     return manager
 
 
-def _close(store: Store) -> None:
+def _close_unusable_store(store: Store) -> None:
     try:
         store.close()
     except Exception:

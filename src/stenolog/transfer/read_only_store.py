@@ -23,7 +23,7 @@ class ReadOnlyStore(ABC):
     def __init__(self, catalog: Path | None) -> None:
         self._catalog = catalog
         self.problems: Mapping[str, str] = {}
-        """Reasons why places could not be read the last time. Replaced as a whole, not changed."""
+        """Reasons why places could not be read the last time, by place. Never changed in place."""
 
     @abstractmethod
     def stamps(self) -> dict[str, str]:

@@ -65,7 +65,7 @@ class SessionImport:
         for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
             if value is not None and name not in meta:
                 fields[name] = value
-        if self.old.state and self._is_newest(meta):
+        if self.old.state and self._has_newest_state(meta):
             fields[self.old.layout] = self.old.state
         if names:
             prepare_alias_mark(self._store)
@@ -73,7 +73,7 @@ class SessionImport:
             self._store.set_meta(self._key, **self._meta_to_set(meta), **fields)
         except UsageError:
             self.problems.append(
-                "its metadata was skipped: together with the existing metadata it is too large"
+                "the metadata was skipped: together with the existing metadata it is too large"
             )
             self._store.set_meta(self._key, **fields)
         if names:
@@ -87,7 +87,7 @@ class SessionImport:
         is_newer = last_update is None or last_update < self.old.created
         return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
 
-    def _is_newest(self, meta: Mapping[str, Any]) -> bool:
+    def _has_newest_state(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the old session's state is at least as new as the stored state."""
         stored_count = 0 if self.existing is None else len(self.existing.payloads)
         return self.old.layout not in meta or stored_count <= len(self.old.messages)
@@ -100,8 +100,8 @@ class SessionImport:
                 seqs = self._append_batch(batch, token or f"import:{self._digest}:{start}")
             except OnceConflict:
                 self.problems.append(
-                    f"the idempotency key of message {start + 1} is already used by another one: "
-                    "it got a new key"
+                    f"another message already has the idempotency key of message {start + 1}: "
+                    "the imported message got a new key"
                 )
                 seqs = self._append_batch(batch, f"import:{self._digest}:{start}")
             self._seqs += seqs
@@ -150,20 +150,20 @@ class SessionImport:
 
     def _hides_only_imported(self, upto: int) -> bool:
         """Return whether a checkpoint up to this seq hides only messages of the old session."""
-        visible = {message.seq for message in self._store.get_history(self._key)}
+        visible_seqs = {message.seq for message in self._store.get_history(self._key)}
         # guard: merge-hides-only-covered
-        return all(seq > upto for seq in visible.difference(self._seqs))
+        return all(seq > upto for seq in visible_seqs.difference(self._seqs))
 
     def describe_skipped_state(self) -> Iterator[str]:
         """Yield a sentence for each item that is skipped because the session has newer messages."""
         if self.merge.include_state or len(self.merge.seqs) == len(self.old.messages):
             return
         if self.old.summary:
-            yield "its summary was skipped, because the session has newer messages"
+            yield "the summary was skipped, because the session has newer messages"
         # Messages with a token are hidden even if the session has newer messages.
         indexes = self._hidden_indexes(merging.hidden_prefix(self.old))
-        also_hidden = sum(self.old.messages[index].once is not None for index in indexes)
-        if hidden_count := self.old.hidden - also_hidden:
+        still_hidden_count = sum(self.old.messages[index].once is not None for index in indexes)
+        if hidden_count := self.old.hidden - still_hidden_count:
             yield f"{hidden_count} messages that were hidden in the source are visible here"
 
     def write_receipt(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds, recognizes and opens the places that `steno view` shows. Nothing in them is changed.
+"""Finds, recognizes and opens the places that `steno view` shows, without changing them.
 
 A place is a workspace, a SQLite file of stenolog, a PostgreSQL database, or transcripts of a known
 program.
@@ -76,9 +76,9 @@ def recognize_place(where: str) -> ViewedPlace:
     # Other programs have a folder called `sessions` too.
     program = detect_program(path) or (STENOLOG if folders else None)
     if program is None:
-        known = ", ".join(PROGRAMS)
+        names = ", ".join(PROGRAMS)
         raise UsageError(
-            f"{where} is neither a stenolog workspace nor transcripts of a known program ({known})"
+            f"{where} is neither a stenolog workspace nor transcripts of a known program ({names})"
         )
     return ViewedPlace(program=program, where=str(path))
 
@@ -94,14 +94,14 @@ def open_places(
     A place that cannot be opened is left out, and `on_problem` is called. If no place can be
     opened, raises the StenologError or OSError.
     """
-    opened: list[StorePlace] = []
+    opened_places: list[StorePlace] = []
     problems: dict[ViewedPlace, Exception] = {}
     try:
         prefixes = _choose_prefixes(places)
         # Transcripts without a prefix share one store: their keys differ by program.
         shared = [place for place in places if place.program != STENOLOG and not prefixes[place]]
         if shared:
-            opened.append(StorePlace(store=_open_transcripts(shared), has_transcripts=True))
+            opened_places.append(StorePlace(store=_open_transcripts(shared), has_transcripts=True))
         for place in places:
             # Transcripts that cannot be read now are shown as soon as they can be read.
             if on_problem is not None and place.program != STENOLOG and not _is_readable(place):
@@ -109,19 +109,19 @@ def open_places(
             if place in shared:
                 continue
             try:
-                opened.extend(_open_place(place, prefixes[place]))
+                opened_places.extend(_open_place(place, prefixes[place]))
             except (StenologError, OSError) as error:
                 problems[place] = error
                 if on_problem is not None:
                     on_problem(place, error)
     except BaseException:
-        for place_store in opened:
+        for place_store in opened_places:
             place_store.store.close()
         raise
-    if problems and not opened:
+    if problems and not opened_places:
         raise next(iter(problems.values()))
     unopened = {_printable_name(place): str(error) for place, error in problems.items()}
-    return CombinedStore(opened, catalog=catalog, unopened=unopened)
+    return CombinedStore(opened_places, catalog=catalog, unopened=unopened)
 
 
 def open_unchanged(where: str | os.PathLike[str], *, namespace: str) -> Store:
@@ -146,19 +146,19 @@ def _open_place(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
             *parent, name = folder.split("/")
             if name not in _HIDDEN_NAMESPACES:
                 name_part = (unescape_key(parent[-1]) or "") if parent else name
-                inner = path.joinpath(*parent)
-                opened = open_unchanged(inner, namespace=name)
+                base = path.joinpath(*parent)
+                store = open_unchanged(base, namespace=name)
                 at = _join_prefix(prefix, name_part)
-                exists = (inner / name).exists
-                yield StorePlace(store=opened, prefix=at, name=str(inner / name), exists=exists)
+                exists = (base / name).exists
+                yield StorePlace(store=store, prefix=at, name=str(base / name), exists=exists)
     else:
         where = place.where if "://" in place.where else f"sqlite:{place.where}"
         exists = (lambda: True) if "://" in place.where else path.exists
         for name in _list_namespaces(where):
             name_part = unescape_key(name.removeprefix(f"{AGENTS}.")) or name
-            opened = open_unchanged(where, namespace=name)
+            store = open_unchanged(where, namespace=name)
             at = _join_prefix(prefix, name_part)
-            yield StorePlace(store=opened, prefix=at, name=_printable_name(place), exists=exists)
+            yield StorePlace(store=store, prefix=at, name=_printable_name(place), exists=exists)
 
 
 def _is_readable(place: ViewedPlace) -> bool:

@@ -208,10 +208,8 @@ def test_damaged_backup_exits_with_1_and_restores_the_rest(steno: Steno) -> None
     log.write_bytes(log.read_bytes().replace(b"message 3", b"massage 3"))
     verified = steno("backup", "kept", "--verify")
     assert verified.exit_code == 1
-    assert (
-        verified.stdout
-        == "sessions\ttelegram:123\tit is damaged: its content differs from the backed-up one.\n"
-    )
+    reason = "the session is damaged: its content differs from the backed-up content"
+    assert verified.stdout == f"sessions\ttelegram:123\t{reason}.\n"
     report = json.loads(steno("backup", "kept", "--verify", "--json").stdout)
     assert [finding["key"] for finding in report["findings"]] == ["telegram:123"]
     restored = steno("backup", "--restore", "kept", "-w", "back")

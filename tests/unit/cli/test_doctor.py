@@ -107,7 +107,7 @@ def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> N
 def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     _edit(log)
     edited = log.read_bytes()
-    assert "--accept makes it valid" in steno("doctor").stdout
+    assert "--accept makes the line valid" in steno("doctor").stdout
     assert steno("doctor", "--repair").exit_code == 1
 
     result = steno("doctor", "--accept")

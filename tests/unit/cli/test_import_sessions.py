@@ -54,7 +54,7 @@ def test_program_is_detected_or_given(steno: Steno, tmp_path: Path, layout: str)
 @pytest.mark.parametrize("named", [[], ["--from", "plain"]])
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [('[{"role": "user"', "it is not JSON"), ("[]", "it is an empty list: there are no messages")],
+    [('[{"role": "user"', "it is not JSON"), ("[]", "the file is an empty list, without messages")],
 )
 def test_reason_for_a_skipped_file_is_printed(
     steno: Steno, tmp_path: Path, named: list[str], text: str, reason: str
@@ -70,7 +70,7 @@ def test_file_of_another_program_than_named_is_skipped(steno: Steno, tmp_path: P
     source = plain(tmp_path / "old", 2)
     result = steno("import", source, "--from", "langchain")
     assert result.exit_code == 1
-    assert "was skipped: it is not what langchain writes.\n" in result.stderr
+    assert "was skipped: it is not a file of langchain.\n" in result.stderr
     result = steno("import", "old", "--from", "strands")
     assert result.exit_code == 1
     assert result.stderr.startswith("No sessions of strands in old.")

@@ -119,7 +119,9 @@ CASES = {
     "no text at all": Case(Kind.FOREIGN_LOG, lambda _: b"\x89PNG\r\n\x1a\n"),
     "a newer format": Case(Kind.NEWER_FORMAT, lambda t: t + _newer_state(t), says="format 2"),
     "a newer kind of state": Case(Kind.NEWER_FORMAT, lambda t: t + _of_kind(b"state2", 8)),
-    "an unknown kind": Case(Kind.UNKNOWN_KIND, lambda t: t + _of_kind(b"poll", 8), says="'poll'"),
+    "an unknown kind": Case(
+        Kind.UNKNOWN_RECORD_KIND, lambda t: t + _of_kind(b"poll", 8), says="'poll'"
+    ),
     "an empty file": Case(Kind.EMPTY_FILE, lambda _: b"", repairable=True),
 }
 
@@ -142,7 +144,7 @@ def test_p3_each_kind_of_damage_is_reported(log: Path, name: str) -> None:
 
 def test_every_kind_of_log_damage_has_a_case() -> None:
     of_folders = {
-        Kind.WRONG_NAME,
+        Kind.WRONG_FILE_NAME,
         Kind.NOT_A_FILE,
         Kind.UNREADABLE,
         Kind.MISSING_ARCHIVE,
@@ -245,7 +247,7 @@ def test_misnamed_log_has_only_that_finding(log: Path, damage: tuple[bytes, byte
     judged = examine_log(text.replace(*damage) if damage[0] else text + damage[1], "somebody.jsonl")
 
     # --repair and --accept would not find the file, because they use the key.
-    assert [finding.kind for finding in judged.findings] == [Kind.WRONG_NAME]
+    assert [finding.kind for finding in judged.findings] == [Kind.WRONG_FILE_NAME]
     assert judged.key == KEY
     assert NAME in judged.findings[0].advice
     assert not any(finding.repairable for finding in judged.findings)
@@ -257,7 +259,7 @@ def test_repair_is_advised_only_for_repairable_findings(log: Path) -> None:
     assert tail.repairable
     assert "--repair does so now" in tail.advice
     unknown, tail = examine_log(log.read_bytes() + _of_kind(b"later", 8) + b"{", NAME).findings
-    assert (unknown.kind, tail.repairable) == (Kind.UNKNOWN_KIND, False)
+    assert (unknown.kind, tail.repairable) == (Kind.UNKNOWN_RECORD_KIND, False)
     assert tail.advice.startswith("Fix the other findings of this log first. The next write then")
 
 

@@ -139,14 +139,14 @@ def test_unreadable_log_is_reported(workspace: Path, log: Path) -> None:
         check=True,
     )
 
-    assert ended.stdout.startswith("unreadable|It could not be read")
+    assert ended.stdout.startswith("unreadable|The file or folder could not be read")
     assert "Permission denied" in ended.stdout
 
 
 def test_p6_copied_log_is_reported(workspace: Path, log: Path) -> None:
     shutil.copy2(log, log.with_name("copy.jsonl"))
     finding = _only(workspace)
-    assert (finding.kind, finding.key) == (Kind.WRONG_NAME, KEY)
+    assert (finding.kind, finding.key) == (Kind.WRONG_FILE_NAME, KEY)
     assert finding.path == "sessions/copy.jsonl"
 
 

@@ -118,7 +118,7 @@ def test_changed_time_in_a_backup_is_damage(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     shutil.rmtree(place / "b/notes")
     [finding] = verify(str(place / "b")).findings
-    assert (finding.namespace, finding.reason) == ("notes", "it is missing")
+    assert (finding.namespace, finding.reason) == ("notes", "the session is missing")
 
 
 def test_damaged_manifest_is_reported(place: Path, where: str) -> None:

@@ -828,7 +828,7 @@ def test_p11_a_fallback_folder_that_is_a_link_is_not_followed(
     with open_sessions(where) as good:
         assert good.health().ok
         assert good.list_sessions() == []
-    assert "it is a symbolic link" in caplog.text
+    assert "the folder is a symbolic link" in caplog.text
     with broken(monkeypatch), open_sessions(where) as sessions:
         assert isinstance(sessions, SessionManager)
     with open_store(elsewhere) as planted:
@@ -859,7 +859,7 @@ def test_json_files_of_another_store_are_reported_and_unchanged(
     with open_sessions(f"sqlite:{workspace}/steno.db") as sessions:
         assert sessions.list_sessions() == []
     assert (
-        "telegram%3A91001.json was not imported: it belongs to the fallback of another store"
+        "telegram%3A91001.json was not imported: the file belongs to the fallback of another store"
         in caplog.text
     )
     assert "steno import" in caplog.text

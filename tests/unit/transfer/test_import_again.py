@@ -212,7 +212,7 @@ def test_repeated_summaries_of_the_source_are_imported(store: Store, place: Path
     store.set_summary("k", "ours")
     [taken] = copied(_summarised(place / "old", 8, "theirs", 5), store).imported
     assert store.get_summary("k") == "ours"
-    assert "its summary was skipped" in taken.problems[0]
+    assert "the summary was skipped" in taken.problems[0]
 
 
 def test_messages_rewound_after_import_are_hidden_by_next_import(store: Store, place: Path) -> None:

@@ -108,7 +108,7 @@ def test_log_without_meta_file_is_recognized_by_its_fields(line: bytes, layout: 
     known = [
         name
         for name, program in (("picoclaw", picoclaw), ("zeroclaw", zeroclaw))
-        if program.looks_like(found)
+        if program.is_log(found)
     ]
     assert known == ([] if layout is None else [layout])
 
@@ -240,14 +240,14 @@ def test_oversized_summary_is_skipped_and_session_imported(
     result = steno("import", "old", "-w", where)
 
     assert result.exit_code == 3
-    assert "old/k.jsonl: its summary was skipped: 67,108,878 bytes as" in result.stderr
+    assert "old/k.jsonl: the summary was skipped: 67,108,878 bytes as" in result.stderr
     assert "Imported 1 session, 2 messages.\n" in result.stderr
     with open_store(where) as store:
         assert [m.content for m in store.get_history("k")] == ["b"]
         assert "importing" not in store.info("k").meta
     again = steno("import", "old", "-w", where)
     assert again.exit_code == 3
-    assert "old/k.jsonl: its summary was skipped: 67,108,878 bytes as" in again.stderr
+    assert "old/k.jsonl: the summary was skipped: 67,108,878 bytes as" in again.stderr
 
 
 def test_key_of_another_conversation_is_reported(steno: Steno, tmp_path: Path) -> None:

@@ -746,7 +746,7 @@ def test_file_changed_during_import_keeps_its_name(place: Path, store: Store) ->
 
     with Slow() as slow:
         first = migrate_from_json(place, slow)
-        assert "has changed since" in first.skipped[0].reason
+        assert "the file changed after" in first.skipped[0].reason
         assert path.exists()
         second = migrate_from_json(place, slow)
         assert (second.messages, contents(slow)) == (1, ["a", "b"])

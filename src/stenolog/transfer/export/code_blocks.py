@@ -33,7 +33,7 @@ LANGUAGES: Final = {
 """Coloured languages: names used in Markdown, and the Pygments lexer of each.
 
 Pygments has lexers whose regular expressions need hours for a few thousand characters and hold the
-GIL all the time. Only lexers that tests/unit/test_colouring.py attacks are used.
+GIL all the time. Only lexers that pass the attacks in tests/unit/test_colouring.py are used.
 """
 
 
@@ -55,7 +55,7 @@ class ColourBudget:
         self.left = left
 
     def take(self, code: str) -> bool:
-        """Return whether this code may be coloured. If so, subtract its length from the budget."""
+        """Return whether the budget allows this code, and reduce the budget by its length."""
         if len(code) > self.left:  # guard: colour-total
             return False
         self.left -= len(code)

@@ -89,8 +89,8 @@ def document_title(info: SessionInfo, messages: Iterable[Message], clean: Redact
     title = title_from(info.meta, "")
     if title:
         return redact_text(title, clean)
-    # Secrets are removed before the text is cut, because half a secret is not recognized. They are
-    # not counted, because they are counted in their message.
+    # Redact the text before it is cut, because half a secret is not recognized. The secrets of a
+    # title are not counted, because they are counted in their message.
     return title_from(
         {}, redact_text(_first_prompt(messages), clean.without_counting)
     ) or redact_text(info.key, clean.without_counting)

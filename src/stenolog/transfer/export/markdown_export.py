@@ -67,7 +67,8 @@ def _part_markdown(part: Part) -> str:
         case "image":
             return f"![an image]({part.text})"
         case "call":
-            return _details_element(part.head, "\n\n".join(map(_block, argument_blocks(part.text))))
+            blocks = map(_block_markdown, argument_blocks(part.text))
+            return _details_element(part.head, "\n\n".join(blocks))
     return _details_element(part.head, _fenced_code(part.text))
 
 
@@ -77,7 +78,7 @@ def _details_element(heading: str, content: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
-def _block(block: ToolBlock) -> str:
+def _block_markdown(block: ToolBlock) -> str:
     more = f"\n\n{block.omitted:,} more" if block.omitted else ""
     label = f"{_escape_line(block.label)}\n\n" if block.label else ""
     match block.kind:
@@ -111,7 +112,7 @@ def _escape_tag(match: re.Match[str]) -> str:
         return backslashes[: len(backslashes) // 2 * 2] + "&lt;"
     if "<" not in code:
         return match[0]
-    return f"<code>{_SYNTAX_CHARACTERS.sub(lambda one: f'&#{ord(one[0])};', code)}</code>"
+    return f"<code>{_SYNTAX_CHARACTERS.sub(lambda char: f'&#{ord(char[0])};', code)}</code>"
 
 
 def _fenced_code(text: str, language: str = "") -> str:

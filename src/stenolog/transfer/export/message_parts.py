@@ -27,7 +27,7 @@ from stenolog.messages import Part as AnyPart
 from stenolog.records import Message
 from stenolog.transfer.export.tool_views import summary_of
 
-Clean = Callable[[str], str]
+TextCleaner = Callable[[str], str]
 """Function that removes from a text everything that must not be shared."""
 Kind = Literal["text", "thought", "call", "result", "image", "field"]
 
@@ -97,13 +97,13 @@ def printable_text(text: str) -> str:
     return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
 
 
-def redact_text(text: str, clean: Clean) -> str:
+def redact_text(text: str, clean: TextCleaner) -> str:
     """Return the text without invisible characters and secrets."""
     # Remove invisible characters first: such a character would hide a secret from `clean`.
     return clean(printable_text(text))
 
 
-def readable_messages(messages: Iterable[Message], clean: Clean) -> Iterator[ReadableMessage]:
+def readable_messages(messages: Iterable[Message], clean: TextCleaner) -> Iterator[ReadableMessage]:
     """Yield the messages in readable form, in order; tool results get the name of their tool."""
     tool_names: dict[str | None, str] = {}
     for message in messages:
@@ -130,7 +130,7 @@ def readable_messages(messages: Iterable[Message], clean: Clean) -> Iterator[Rea
 
 
 def _readable_parts(
-    part: AnyPart, body: Mapping[str, Any], tool_names: Mapping[str | None, str], clean: Clean
+    part: AnyPart, body: Mapping[str, Any], tool_names: Mapping[str | None, str], clean: TextCleaner
 ) -> Iterator[Part]:
     """Yield the readable form of a part; parts without a readable form become JSON."""
     match part:
@@ -175,14 +175,14 @@ def _readable_parts(
             yield _field_part("content", part.value, clean)
 
 
-def _field_parts(fields: Mapping[str, Any], clean: Clean) -> Iterator[Part]:
+def _field_parts(fields: Mapping[str, Any], clean: TextCleaner) -> Iterator[Part]:
     for name, value in fields.items():
         if name != FIELD and value is not None:
             # Clean name and value together, because the name may reveal that the value is a secret.
             yield _field_part(redact_text(name, clean), {name: value}, clean)
 
 
-def _field_part(name: str, value: Any, clean: Clean) -> Part:
+def _field_part(name: str, value: Any, clean: TextCleaner) -> Part:
     return Part(kind="field", name=name, text=redact_text(_format_json(value), clean))
 
 

@@ -30,7 +30,7 @@ _MAX_DIFF_LINES: Final = 2_000
 _MAX_COMPARED_LINES: Final = 1_000
 """Maximum number of lines of one edit that are compared line by line."""
 _MAX_LONG_LINES: Final = 1_000_000
-"""Maximum total lines of those edits on one page that exceed _MAX_COMPARED_LINES."""
+"""Maximum number of lines on one page in all edits longer than _MAX_COMPARED_LINES."""
 _MAX_CHANGES: Final = 60
 """Maximum number of changed lines that the comparison looks for."""
 _MAX_ITEMS: Final = 200
@@ -73,7 +73,7 @@ _PATCH_START: Final = re.compile(
 _PATCHED_FILE: Final = re.compile(
     r"(?m)^(?:\*\*\* (?:Add|Update|Delete) File: |\+\+\+ (?:b/)?)(.+)$"
 )
-_HEADS: Final = ("@@", "*** ", "diff --git ", "--- ", "+++ ", "index ", "Index: ", "new file ")
+_HEADINGS: Final = ("@@", "*** ", "diff --git ", "--- ", "+++ ", "index ", "Index: ", "new file ")
 _SUFFIX_LANGUAGES: Final = {"htm": "html", "mjs": "js", "cjs": "js", "svg": "xml", "cfg": "ini"}
 _SHELLS: Final = frozenset({"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/bin/zsh"})
 _ERROR_TAGS: Final = re.compile(r"</?tool_use_error>")
@@ -131,7 +131,7 @@ class DiffBudget:
         self._long_left = _MAX_LONG_LINES
 
     def take(self, count: int) -> bool:
-        """Return whether this number of lines may be compared. If so, reduce the budget."""
+        """Return whether the budget allows this number of lines, and reduce the budget by it."""
         if count > min(self.left, _MAX_COMPARED_LINES):
             return False
         self.left -= count
@@ -163,7 +163,7 @@ def summary_of(arguments: Any) -> str:
             return _one_line(command)
         if isinstance(value, str) and value.strip():
             return _one_line(value)
-    steps = next(filter(None, map(_checklist, decoded.values())), ())
+    steps = next(filter(None, map(_checklist_items, decoded.values())), ())
     if steps:
         done_count = sum(step.state == "done" for step in steps)
         return f"{done_count} of {len(steps)} done"
@@ -296,8 +296,8 @@ def _value_blocks(value: Any, budget: DiffBudget) -> Iterator[ToolBlock]:
                 yield _text_block(value)
         case Mapping():
             yield from _object_blocks(value, budget)
-        case list() if steps := _checklist(value):
-            yield _steps_block(steps, len(value))
+        case list() if steps := _checklist_items(value):
+            yield _checklist_block(steps, len(value))
         case _:
             yield ToolBlock(kind="json", text=format_json(value))
 
@@ -327,8 +327,8 @@ def _object_blocks(fields: Mapping[str, Any], budget: DiffBudget) -> Iterator[To
     for name, value in list(rest.items()):
         if isinstance(value, str) and _PATCH_START.match(value):
             yield _patch_block(value, name)
-        elif steps := _checklist(value):
-            yield _steps_block(steps, len(value))
+        elif steps := _checklist_items(value):
+            yield _checklist_block(steps, len(value))
         elif isinstance(value, str) and "\n" in value.strip("\n"):
             yield _text_block(value, name)
         else:
@@ -377,7 +377,7 @@ def language_of(path: str) -> str:
 # --- checklists ------------------------------------------------------------------------------
 
 
-def _checklist(value: Any) -> tuple[ChecklistItem, ...]:
+def _checklist_items(value: Any) -> tuple[ChecklistItem, ...]:
     """Return the items of a list of steps with a status; empty if the value is not such a list."""
     if not isinstance(value, list) or not value:
         return ()
@@ -396,15 +396,15 @@ def _checklist(value: Any) -> tuple[ChecklistItem, ...]:
 def _step_state(item: Mapping[str, Any]) -> ItemState | None:
     status = item.get("status")
     if isinstance(status, str):
-        lower = status.lower()
-        return "done" if lower in _DONE_STATES else "active" if lower in _ACTIVE else "open"
+        status = status.lower()
+        return "done" if status in _DONE_STATES else "active" if status in _ACTIVE else "open"
     for name in ("done", "completed"):
         if isinstance(item.get(name), bool):
             return "done" if item[name] else "open"
     return None
 
 
-def _steps_block(steps: tuple[ChecklistItem, ...], count: int) -> ToolBlock:
+def _checklist_block(steps: tuple[ChecklistItem, ...], count: int) -> ToolBlock:
     return ToolBlock(kind="checklist", items=steps, omitted=count - len(steps))
 
 
@@ -441,7 +441,7 @@ def _patch_block(text: str, label: str) -> ToolBlock:
 
 
 def _patch_line(line: str) -> DiffLine:
-    if line.startswith(_HEADS):
+    if line.startswith(_HEADINGS):
         return DiffLine("head", line)
     kinds: dict[str, LineKind] = {"+": "added", "-": "removed"}
     kind = kinds.get(line[:1], "same")
@@ -456,8 +456,8 @@ def _compare_texts(
     if max_lines <= 0 or not budget.take_long(line_count):
         return [], line_count
     old_lines, new_lines = _split_lines(old_text), _split_lines(new_text)
-    head_count = _common_start(old_lines, new_lines)
-    tail_count = _common_start(old_lines[head_count:][::-1], new_lines[head_count:][::-1])
+    head_count = _common_start_length(old_lines, new_lines)
+    tail_count = _common_start_length(old_lines[head_count:][::-1], new_lines[head_count:][::-1])
     changed_old = old_lines[head_count : len(old_lines) - tail_count]
     changed_new = new_lines[head_count : len(new_lines) - tail_count]
     diff = [DiffLine("same", line) for line in old_lines[:head_count]]
@@ -472,26 +472,26 @@ def _split_lines(text: str) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def _common_start(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the number of equal lines at the start."""
+def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the number of equal lines at the start of two lists."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) -> list[DiffLine]:
-    """Return the diff of two lists of lines. If it takes too long, all lines count as changed."""
+    """Return the diff of two lists of lines. If the lists are too long, all lines are changed."""
     if old_lines and new_lines and budget.take(len(old_lines) + len(new_lines)):
         diff = _shortest_diff(old_lines, new_lines)
         if diff is not None:
             return diff
-    removed = [DiffLine("removed", line) for line in old_lines]
-    return [*removed, *(DiffLine("added", line) for line in new_lines)]
+    removed_lines = [DiffLine("removed", line) for line in old_lines]
+    return [*removed_lines, *(DiffLine("added", line) for line in new_lines)]
 
 
 def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine] | None:
     """Return the shortest diff (Myers), or None if it has more than _MAX_CHANGES changes.
 
-    Takes at most about 2 * _MAX_CHANGES * (len(old_lines) + len(new_lines)) steps.
+    The search takes at most about 2 * _MAX_CHANGES * (len(old_lines) + len(new_lines)) steps.
     """
     furthest_x = {1: 0}
     history: list[dict[int, int]] = []
@@ -505,17 +505,17 @@ def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine]
                 x, y = x + 1, y + 1
             furthest_x[diagonal] = x
             if x >= len(old_lines) and y >= len(new_lines):
-                return _walk_back(old_lines, new_lines, history)
+                return _rebuild_diff(old_lines, new_lines, history)
     return None
 
 
 def _adds_line(furthest_x: Mapping[int, int], changes: int, diagonal: int) -> bool:
-    """Return whether the last of these changes adds a line. Otherwise it removes a line."""
+    """Return True if the last of these changes adds a line, False if it removes a line."""
     is_first, is_last = diagonal == -changes, diagonal == changes
     return is_first or (not is_last and furthest_x[diagonal - 1] < furthest_x[diagonal + 1])
 
 
-def _walk_back(
+def _rebuild_diff(
     old_lines: list[str], new_lines: list[str], history: list[dict[int, int]]
 ) -> list[DiffLine]:
     lines: list[DiffLine] = []
@@ -523,9 +523,9 @@ def _walk_back(
     for changes in range(len(history) - 1, -1, -1):
         furthest_x, diagonal = history[changes], x - y
         is_added = _adds_line(furthest_x, changes, diagonal)
-        previous = diagonal + 1 if is_added else diagonal - 1
-        from_x = furthest_x[previous] if changes else 0
-        from_y = from_x - previous if changes else 0
+        previous_diagonal = diagonal + 1 if is_added else diagonal - 1
+        from_x = furthest_x[previous_diagonal] if changes else 0
+        from_y = from_x - previous_diagonal if changes else 0
         while x > from_x and y > from_y:
             x, y = x - 1, y - 1
             lines.append(DiffLine("same", old_lines[x]))
@@ -541,12 +541,12 @@ def _walk_back(
 
 def _omit_unchanged(lines: Sequence[DiffLine]) -> Iterator[DiffLine]:
     """Yield the lines of a diff. Long runs of unchanged lines are replaced by their number."""
-    end = 0
+    line_count = 0
     for is_same, group in groupby(lines, key=lambda line: line.kind == "same"):
         run_lines = list(group)
-        lead_count = _CONTEXT_LINES if end > 0 else 0
-        end += len(run_lines)
-        trail_count = _CONTEXT_LINES if end < len(lines) else 0
+        lead_count = _CONTEXT_LINES if line_count > 0 else 0
+        line_count += len(run_lines)
+        trail_count = _CONTEXT_LINES if line_count < len(lines) else 0
         hidden_count = len(run_lines) - lead_count - trail_count
         if not is_same or hidden_count <= _CONTEXT_LINES or len(run_lines) == len(lines):
             yield from run_lines

@@ -28,7 +28,7 @@ from stenolog.transfer.importers.chat_format import (
     text_part,
 )
 
-FIELD: Final = "adk"
+EXTRA_FIELD: Final = "adk"
 """Field of a message with the data that the chat format does not have."""
 
 
@@ -104,7 +104,7 @@ def messages_of(event: dict[str, Any], report: ImportProblems) -> list[dict[str,
         elif fields:
             pieces.is_lossless = False
             report.count_unseen(" and ".join(fields))
-    # An event without content only changes the state of a session. It is no user message.
+    # An event without content only changes the state of a session, so it is not a user message.
     is_user = bool(parts) and event.get("author") == "user" and role in (None, "user")
     messages = pieces.messages("user" if is_user else "assistant")
     other_fields = omit(event, "content", "actions", "timestamp")
@@ -112,7 +112,7 @@ def messages_of(event: dict[str, Any], report: ImportProblems) -> list[dict[str,
     other_fields["actions"] = non_empty(actions) if isinstance(actions, dict) else actions
     if not pieces.is_lossless:
         other_fields["content"] = content
-    messages[-1][FIELD] = non_empty(other_fields)
+    messages[-1][EXTRA_FIELD] = non_empty(other_fields)
     return messages
 
 
@@ -168,12 +168,12 @@ def _find_compactions(events: Sequence[Event]) -> list[_Compaction]:
     all_compactions = filter(None, map(_read_compaction, events))
     # If two compactions have the same range, the later compaction counts.
     compactions = {(c.start, c.end): c for c in all_compactions}.values()
-    outermost = [
+    outermost_compactions = [
         inner
         for inner in compactions
         if not any(outer.includes(inner) and outer is not inner for outer in compactions)
     ]
-    return sorted(outermost, key=lambda compaction: compaction.start)
+    return sorted(outermost_compactions, key=lambda compaction: compaction.start)
 
 
 def _read_compaction(event: Event) -> _Compaction | None:

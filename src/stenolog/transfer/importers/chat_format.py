@@ -205,7 +205,7 @@ class MessagePieces:
 
 
 def join_texts(blocks: Any) -> str:
-    """Return the texts of a list of blocks, without its other blocks."""
+    """Return the joined texts of the blocks in a list. Blocks without a text are left out."""
     texts = (block.get("text") for block in as_objects(blocks))
     return "\n\n".join(text for text in texts if isinstance(text, str))
 
@@ -286,7 +286,7 @@ CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
     "thinking",
 }
 """A message has at least one of these fields; otherwise it is empty."""
-_MILLISECONDS: Final = 1e11
+_MIN_MILLIS: Final = 1e11
 """Smallest number that is read as milliseconds since 1970; as seconds it is the year 5138."""
 
 
@@ -348,10 +348,10 @@ def _read_session(
         except NotAMessage as error:
             report.report_dropped(str(error))
             continue
-        at = _time_of(fields, time_field)
+        at = _time_of_message(fields, time_field)
         if time_field and at is None:
             report.report_loss(f"{label} has no time in the field {time_field!r}")
-        messages += report.encode(fields, at or _time_of(fields), label)
+        messages += report.encode(fields, at or _time_of_message(fields), label)
     return report.session("plain", stem_of(name), messages, mtime=mtime)
 
 
@@ -388,11 +388,11 @@ def _text_of_parts(parts: Any) -> str | None:
         part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         for part in (parts if isinstance(parts, list) else [])
     ]
-    joined = [text for text in texts if isinstance(text, str)]
-    return "\n\n".join(joined) if joined and len(joined) == len(texts) else None
+    text_values = [text for text in texts if isinstance(text, str)]
+    return "\n\n".join(text_values) if text_values and len(text_values) == len(texts) else None
 
 
-def _time_of(fields: dict[str, Any], time_field: str = "") -> datetime | None:
+def _time_of_message(fields: dict[str, Any], time_field: str = "") -> datetime | None:
     names = (time_field,) if time_field else TIME_FIELDS
     times = (_parse_epoch(fields.get(name)) for name in names)
     return next((at for at in times if at is not None), None)
@@ -405,7 +405,7 @@ def _parse_epoch(value: Any) -> datetime | None:
             value = float(value)
         except ValueError:
             return parse_time(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= _MILLISECONDS:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= _MIN_MILLIS:
         value = value / 1000
     return parse_time(value)
 

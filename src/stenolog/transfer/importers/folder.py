@@ -88,7 +88,7 @@ class Folder:
         os.close(self._descriptor)
 
     def lock(self, seconds: float) -> None:
-        """Wait until no other process renames or rewrites files here. Raises StoreBusy."""
+        """Wait until no other process renames or rewrites files of the folder. Raises StoreBusy."""
         # Some network file systems cannot lock folders; tokens still prevent duplicate messages.
         with suppress(OSError):
             lock_name = f"the folder {self.path}"
@@ -107,8 +107,8 @@ class Folder:
     def sources(self) -> list[Source]:
         """Return the old sessions. If a log and a JSON file have the same key, the log is newer.
 
-        So logs come before JSON files. Unless `thorough` is set, a file whose name is an escaped
-        key counts as a log of stenolog without being read, so that the start stays fast.
+        Logs therefore come before JSON files. Unless `thorough` is set, a file whose name is an
+        escaped key counts as a log of stenolog without being read, so that the start stays fast.
         """
         names = self._list_names()
         logs = list(self._find_logs(names))
@@ -225,7 +225,7 @@ class Folder:
         if not name.endswith(json_file.SUFFIX) and not begins_array:
             return self._read_log(name, body, meta, mtime)
         messages, rest = _find_array(body) if may_be_array else (None, {})
-        if messages is not None and "langchain" in self._layouts and langchain.looks_like(messages):
+        if messages and "langchain" in self._layouts and langchain.has_message(messages):
             return langchain.read(messages, name=name, mtime=mtime)
         if "plain" in self._layouts:
             if messages is not None and chat_format.has_message(messages):
@@ -236,7 +236,7 @@ class Folder:
                 # The file has JSON lines, although its suffix is the suffix of a single JSON value.
                 return self._read_plain_lines(name, body, mtime)
         if messages == []:
-            raise NotASession("it is an empty list: there are no messages in it")
+            raise NotASession("the file is an empty list, without messages")
         if self._layouts.isdisjoint(("picoclaw-legacy", "stenolog-json")):
             try:
                 loads(body.decode("utf-8-sig"))
@@ -249,21 +249,21 @@ class Folder:
         self, name: str, body: bytes, meta: bytes | None, mtime: datetime
     ) -> LegacySession:
         """Return the session in a file of JSON lines. Raises NotASession."""
-        allowed = self._layouts
-        if "nanobot" in allowed and nanobot.looks_like(body):
+        layouts = self._layouts
+        if "nanobot" in layouts and nanobot.is_log(body):
             return nanobot.read(body, name=name, mtime=mtime)
         lines = list(read_lines(body))
-        is_plain = "plain" in allowed and meta is None and _are_plain_messages(lines, name)
+        is_plain = "plain" in layouts and meta is None and _are_plain_messages(lines, name)
         if not is_plain:
-            if "picoclaw" in allowed and (meta is not None or picoclaw.looks_like(lines)):
+            if "picoclaw" in layouts and (meta is not None or picoclaw.is_log(lines)):
                 return picoclaw.read(body, meta, name=name, mtime=mtime)
-            if "zeroclaw" in allowed and zeroclaw.looks_like(lines):
+            if "zeroclaw" in layouts and zeroclaw.is_log(lines):
                 return zeroclaw.read(body, name=name, mtime=mtime)
-        if "plain" in allowed and any(line.fields is not None for line in lines):
+        if "plain" in layouts and any(line.fields is not None for line in lines):
             return self._read_plain_lines(name, body, mtime)
         if not lines:
             raise NotASession("it is empty")
-        if allowed < REFERENCE_LAYOUTS:
+        if layouts < REFERENCE_LAYOUTS:
             raise NotASession(self._layout_error())
         raise NotASession(
             next((line.problem for line in lines if line.problem), "its layout is unknown")
@@ -277,7 +277,7 @@ class Folder:
     def _layout_error(self) -> str:
         names = ", ".join(sorted(self._layouts))
         is_single = len(self._layouts) == 1
-        return f"it is not what {names} writes" if is_single else "its layout is unknown"
+        return f"it is not a file of {names}" if is_single else "its layout is unknown"
 
     # --- renaming ----------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class Folder:
         disk.sync_folder(self._descriptor)
 
     def _make_private(self, name: str) -> None:
-        """Restrict the file to its owner. Other users may have read it before."""
+        """Restrict the file to its owner. Before the import, other users may have had access."""
         with suppress(OSError):  # a file of another user keeps its permissions
             descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
             try:
@@ -374,7 +374,7 @@ def _find_array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
 def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
     """Return whether these messages have no field that identifies a particular program."""
     messages = [line.fields for line in lines if line.fields is not None]
-    if not zeroclaw.looks_like(lines):
+    if not zeroclaw.is_log(lines):
         return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
     is_packed = any(zeroclaw.unpack_content(fields) != fields for fields in messages)
     return not is_packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
@@ -413,7 +413,7 @@ _MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-
 
 
 LogPair = tuple[str, str | None, str | None]
-"""Stem, current name of the log, and current name of its meta file. One name may be None."""
+"""Stem, current name of the log, and current name of its meta file; None for a missing file."""
 
 
 def find_log_pairs(names: Set[str]) -> Iterator[LogPair]:
@@ -467,12 +467,12 @@ def _suffixes_by_stem(names: Set[str], pattern: re.Pattern[str]) -> dict[str, li
 
 
 def _suffix_age(suffix: str) -> tuple[bool, int]:
-    """Return a sort key for endings: by number; no ending, of the newest file, comes last."""
+    """Return a sort key for endings: by number, with the empty ending of the newest file last."""
     return (not suffix, int(suffix.partition("-")[2] or 1))
 
 
-def _matching_meta_suffix(suffix: str, unpaired: list[str]) -> str | None:
+def _matching_meta_suffix(suffix: str, unpaired_suffixes: list[str]) -> str | None:
     """Return the ending of the meta file that belongs to a log with this ending."""
     if suffix:
-        return "" if "" in unpaired else None
-    return unpaired[-1] if unpaired else None
+        return "" if "" in unpaired_suffixes else None
+    return unpaired_suffixes[-1] if unpaired_suffixes else None

@@ -105,18 +105,18 @@ class Tables(Protocol):
 
 def find_tables(tables: TableColumns) -> list[Tables]:
     """Return the sets of tables that have a supported layout."""
-    supported: list[Tables] = []
+    supported_tables: list[Tables] = []
     for table, columns in tables.items():
         if columns >= {"id", "session_id", "message_data", "created_at"}:
             has_branches = tables.get("message_structure", frozenset()) >= _BRANCH_COLUMNS
-            supported.append(AgentTables(table, _find_times_table(tables), has_branches))
+            supported_tables.append(AgentTables(table, _find_times_table(tables), has_branches))
         elif columns == {"id", "session_id", "message"}:
-            supported.append(LangChainTable(table))
+            supported_tables.append(LangChainTable(table))
     if tables.get("events", frozenset()) >= _ADK_COLUMNS and "app_name" in tables.get(
         "sessions", ()
     ):
-        supported.append(AdkTables(tuple(sorted(tables["events"])), frozenset(tables)))
-    return supported
+        supported_tables.append(AdkTables(tuple(sorted(tables["events"])), frozenset(tables)))
+    return supported_tables
 
 
 # --- the OpenAI Agents SDK -------------------------------------------------------------------
@@ -237,14 +237,14 @@ class LangChainTable(Struct, frozen=True):
         table = quote_name(self.table)
         rows = query(f"SELECT message FROM {table} WHERE session_id = ? ORDER BY id", *identifier)  # noqa: S608
         report = ImportProblems()
-        labelled: list[tuple[str, Any]] = []
+        labelled_messages: list[tuple[str, Any]] = []
         for number, (text,) in enumerate(rows, 1):
             label = f"message {number}"
             try:
-                labelled.append((label, parse_json(_to_bytes(text), label)))
+                labelled_messages.append((label, parse_json(_to_bytes(text), label)))
             except NotAMessage as error:
                 report.report_dropped(str(error))
-        return langchain.session_of(labelled, report, key=identifier[0], mtime=mtime)
+        return langchain.session_of(labelled_messages, report, key=identifier[0], mtime=mtime)
 
 
 # --- ADK -------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the fields of an event of any version. Raises NotAMessage."""
     if "event_data" in row:
         fields = as_object(parse_json(_to_bytes(row["event_data"]), label), label)
-        return {"timestamp": _decode_json(row["timestamp"]), **fields}
+        return {"timestamp": _decode_bytes(row["timestamp"]), **fields}
     fields = {}
     for name, value in row.items():
         if name in _OTHER_COLUMNS or value is None:
@@ -368,7 +368,7 @@ def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
         else:
             fields[name] = _to_text(value) if isinstance(value, bytes) else value
     # A time stored as text is local time.
-    time_value = _decode_json(row["timestamp"])
+    time_value = _decode_bytes(row["timestamp"])
     local_time = parse_local_time(time_value)
     return {**fields, "timestamp": time_value if local_time is None else local_time.isoformat()}
 
@@ -386,10 +386,10 @@ def _to_text(value: Any) -> str:
 
 
 def _to_time(value: Any) -> datetime | None:
-    return parse_time(_decode_json(value))
+    return parse_time(_decode_bytes(value))
 
 
-def _decode_json(value: Any) -> Any:
+def _decode_bytes(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -508,7 +508,7 @@ def find_sources(
 
 
 def is_searched(folder: Path) -> bool:
-    """Return whether a subfolder of the named folder is imported too."""
+    """Return whether `find_sources` also imports this subfolder of the folder that it gets."""
     return _NANOBOT_WORKSPACE.fullmatch(folder.name) is not None or is_session_folder(folder)
 
 

@@ -23,7 +23,7 @@ from stenolog.transfer.importers.chat_format import (
 )
 from stenolog.transfer.importers.legacy_session import LegacySession
 
-FIELD: Final = "langchain"
+EXTRA_FIELD: Final = "langchain"
 """Field of a message with the data that the chat format does not have."""
 ROLES: Final = {
     **{"human": "user", "ai": "assistant", "system": "system"},
@@ -31,7 +31,7 @@ ROLES: Final = {
 }
 
 _THINKING_TYPES: Final = ("thinking", "redacted_thinking", "reasoning")
-# This is a tuple, because `x in set` raises TypeError if a malformed part has a list as type.
+# A tuple, because `x in set` raises TypeError if a malformed part has a list as its type.
 _CALL_TYPES: Final = (
     "tool_use",
     "tool_call",
@@ -69,7 +69,7 @@ def session_of(
     return report.session("langchain", key, messages, mtime=mtime)
 
 
-def looks_like(values: list[Any]) -> bool:
+def has_message(values: list[Any]) -> bool:
     """Return whether this array contains a message of LangChain."""
     return any(isinstance(value, dict) and isinstance(value.get("data"), dict) for value in values)
 
@@ -93,7 +93,7 @@ def message_of(stored_message: dict[str, Any], report: ImportProblems) -> dict[s
         message["tool_call_id"] = as_id(data["tool_call_id"])
     if stored_message.get("type") not in (*ROLES, data.get("role")):
         other_fields["type"] = stored_message.get("type")
-    return with_extra(message, FIELD, non_empty(other_fields))
+    return with_extra(message, EXTRA_FIELD, non_empty(other_fields))
 
 
 def _read_role(kind: Any, data: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     messages: tuple[JSONMessage, ...]
     summary: str = ""
     previous_summary: str = ""
-    """The previous summary. Only JSON files of stenolog's fallback store have it."""
+    """Summary before the current one; always empty except in files of stenolog's fallback store."""
     aliases: tuple[str, ...] = ()
     """Other names that the program or its users gave the session."""
     agent: str | None = None
@@ -49,7 +49,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     state: dict[str, Any] = {}
     """Other data of the program, kept in the meta under the name of the layout."""
     meta: dict[str, Any] = {}
-    """Meta fields. Only sessions of stenolog have them."""
+    """Meta fields, which only sessions of stenolog have."""
     created: datetime
     updated: datetime
     dropped: int = 0
@@ -93,7 +93,7 @@ def _parse_line(number: int, line: bytes) -> Line:
 
 
 def encode_message(fields: dict[str, Any], label: str, problems: list[str]) -> bytes | None:
-    """Return the bytes of a message. If it cannot be stored, add a problem and return None."""
+    """Return the bytes of a message. For a message that cannot be stored, add a problem."""
     try:
         return encode_object(fields)
     except RefusedMessage as error:
@@ -117,7 +117,7 @@ def without_control_fields(session: LegacySession) -> LegacySession:
 
 def without_reserved_field(payload: bytes) -> bytes:
     """Return a stored message without the reserved field, or the same bytes if it has none."""
-    # The name may be written with escapes.
+    # JSON may contain the name of the field with escapes.
     if FIELD.encode() not in payload and b"\\" not in payload:
         return payload
     fields = decode_object(payload)
@@ -132,12 +132,12 @@ def without_oversized_parts(session: LegacySession) -> LegacySession:
     try:
         encode_object({"summary": session.summary})
     except RefusedMessage as error:
-        problems.append(f"its summary was skipped: {error.reason}")
+        problems.append(f"the summary was skipped: {error.reason}")
         session = replace(session, summary="")
     try:
         size = len(encode_object(session.state))
-        too_large = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
-        reason = too_large if size > MAX_STATE_BYTES else ""
+        size_text = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
+        reason = size_text if size > MAX_STATE_BYTES else ""
     except RefusedMessage as error:
         reason = str(error)
     if reason:
@@ -178,12 +178,12 @@ class Source(Struct, frozen=True, kw_only=True):
     meta: str | None = None
     """Current name of the `.meta.json` file."""
     identifier: tuple[str, ...] = ()
-    """Identifies the session in a file with several sessions."""
+    """Identifier of the session in a file with several sessions."""
     bytes: int = 0
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files of this session only, in the order in which they are renamed: the meta first."""
+        """Files of this session only, in the order of renaming: the meta file first."""
         names = [name for name in (self.meta, self.body) if name is not None]
         return tuple(name for name in names if IMPORTED_NAME.search(name) is None)
 

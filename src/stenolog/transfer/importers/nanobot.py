@@ -1,6 +1,6 @@
 """nanobot's logs: a line with the session's metadata, then one message per line.
 
-The times in these logs have no offset. They are read as local time of this machine.
+The times in these logs have no offset and are read as local time of this machine.
 """
 
 from base64 import urlsafe_b64decode
@@ -63,8 +63,8 @@ def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
             index += 1
     hidden_count = _hidden_count(metadata, index, report)
     messages_with_visibility = [
-        JSONMessage(message.payload, message.at, hidden=at < hidden_count)
-        for message, at in zip(messages, indexes, strict=True)
+        JSONMessage(message.payload, message.at, hidden=message_index < hidden_count)
+        for message, message_index in zip(messages, indexes, strict=True)
     ]
     return report.session(
         "nanobot",
@@ -78,11 +78,11 @@ def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
     )
 
 
-def looks_like(log: bytes) -> bool:
+def is_log(log: bytes) -> bool:
     """Return whether the first line is nanobot's metadata."""
-    first = next((line for line in log.split(b"\n", 3)[:3] if line.strip()), b"")
+    first_line = next((line for line in log.split(b"\n", 3)[:3] if line.strip()), b"")
     try:
-        fields = parse_json(first, "")
+        fields = parse_json(first_line, "")
     except NotAMessage:
         return False
     return isinstance(fields, dict) and fields.get(KIND_FIELD) == "metadata"

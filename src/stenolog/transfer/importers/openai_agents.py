@@ -1,7 +1,7 @@
 """Items of the OpenAI Agents SDK (Responses API) as messages in the chat format.
 
 Each item, even a tool call, becomes one message, so that a later import recognizes the messages of
-an earlier import. Parallel calls become consecutive messages. The window of a request sorts them.
+an earlier import. Parallel calls become consecutive messages.
 """
 
 from typing import Any, Final
@@ -19,7 +19,7 @@ from stenolog.transfer.importers.chat_format import (
     with_extra,
 )
 
-FIELD: Final = "openai_agents"
+EXTRA_FIELD: Final = "openai_agents"
 """Field of a message with the data that the chat format does not have."""
 ENCRYPTED_FIELD: Final = "__enc__"
 
@@ -29,7 +29,7 @@ _OUTPUT_TYPES: Final = ("function_call_output", "custom_tool_call_output")
 
 
 def is_encrypted(item: dict[str, Any]) -> bool:
-    """Return whether an EncryptedSession wrote the item. Such an item cannot be read."""
+    """Return whether an EncryptedSession wrote the item, so that the item cannot be read."""
     return ENCRYPTED_FIELD in item and "payload" in item
 
 
@@ -47,7 +47,7 @@ def message_of(item: dict[str, Any], report: ImportProblems) -> dict[str, Any]:
     if not isinstance(kind, str):
         raise NotAMessage("it has neither a role nor a type")
     report.count_unseen(kind)
-    return with_extra({"role": "assistant", "content": None}, FIELD, item)
+    return with_extra({"role": "assistant", "content": None}, EXTRA_FIELD, item)
 
 
 def _chat_message(item: dict[str, Any], report: ImportProblems) -> dict[str, Any]:
@@ -61,16 +61,17 @@ def _chat_message(item: dict[str, Any], report: ImportProblems) -> dict[str, Any
         raise NotAMessage("its content is neither text nor a list of parts")
     if other_fields.get("type") == "message":
         del other_fields["type"]
-    return with_extra({"role": item["role"], "content": content}, FIELD, non_empty(other_fields))
+    message = {"role": item["role"], "content": content}
+    return with_extra(message, EXTRA_FIELD, non_empty(other_fields))
 
 
 def _call_message(item: dict[str, Any], field: str) -> dict[str, Any]:
     value = item.get(field)
     arguments = {"input": value} if field == "input" else value
     call = make_call(item.get("call_id"), item.get("name"), arguments)
-    rest = omit(item, "call_id", "name", field, *(("type",) if field == "arguments" else ()))
+    extra = omit(item, "call_id", "name", field, *(("type",) if field == "arguments" else ()))
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return with_extra(message, FIELD, non_empty(rest))
+    return with_extra(message, EXTRA_FIELD, non_empty(extra))
 
 
 def _output_message(item: dict[str, Any], report: ImportProblems) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _output_message(item: dict[str, Any], report: ImportProblems) -> dict[str, A
             other_fields["output"] = output
         output = make_content(parts)
     message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output or ""}
-    return with_extra(message, FIELD, non_empty(other_fields))
+    return with_extra(message, EXTRA_FIELD, non_empty(other_fields))
 
 
 def _reasoning_message(item: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _reasoning_message(item: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": None}
     if texts:
         message["reasoning_content"] = "\n\n".join(texts)
-    return with_extra(message, FIELD, item)
+    return with_extra(message, EXTRA_FIELD, item)
 
 
 def _to_parts(

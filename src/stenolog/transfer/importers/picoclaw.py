@@ -19,17 +19,17 @@ from stenolog.transfer.importers.legacy_session import (
     with_times,
 )
 
-FIELDS: Final = frozenset(
+MESSAGE_FIELDS: Final = frozenset(
     {
         *("role", "content", "model_name", "created_at", "reasoning_content", "tool_calls"),
         *("tool_call_id", "media", "attachments", "system_parts"),
     }
 )
-"""Fields of picoclaw's messages. They identify a log without a `.meta.json` file."""
+"""Fields of picoclaw's messages, which identify a log without a `.meta.json` file."""
 DIMENSIONS: Final = ("space", "chat", "topic", "sender")
 """Dimensions by which picoclaw separates conversations."""
 
-_GROUP_ID: Final = re.compile(r"-[0-9]+")
+_NEGATIVE_ID: Final = re.compile(r"-[0-9]+")
 
 
 class Meta(Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
             peer, thread = sender, chat
         case ("chat",) if id_:
             # guard: group-key-differs-from-sender
-            peer, thread = (id_ if kind == "direct" or _GROUP_ID.fullmatch(id_) else chat), None
+            peer, thread = (id_ if kind == "direct" or _NEGATIVE_ID.fullmatch(id_) else chat), None
         case _:
             return None
     try:
@@ -144,12 +144,12 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
         return None
 
 
-def looks_like(lines: Sequence[Line]) -> bool:
+def is_log(lines: Sequence[Line]) -> bool:
     """Return whether these lines are picoclaw's, for a log without a `.meta.json` file."""
     messages = [line.fields for line in lines if line.fields is not None]
     return (
         bool(messages)
-        and all(fields.keys() <= FIELDS for fields in messages)
+        and all(fields.keys() <= MESSAGE_FIELDS for fields in messages)
         and any(fields.keys() - {"role", "content"} for fields in messages)
     )
 

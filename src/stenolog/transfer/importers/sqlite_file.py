@@ -25,10 +25,10 @@ BUSY_TIMEOUT: Final = 5.0
 
 _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """Maximum size of a single value, in bytes. SQLite's own limit is a billion."""
-_SPARE_BYTES: Final = 16 * 1024 * 1024
+_MIN_FETCH_BYTES: Final = 16 * 1024 * 1024
 _STEPS_PER_CHECK: Final = 1_000_000
-_SPARE_CHECKS: Final = 200
-"""Minimum number of checks, each after `_STEPS_PER_CHECK` steps of SQLite, that are allowed."""
+_MIN_CHECKS: Final = 200
+"""Number of time checks that every file may use, one per `_STEPS_PER_CHECK` steps of SQLite."""
 
 _APPLICATION_ID: Final = b"STNO"
 """Application id of stenolog's own databases."""
@@ -69,7 +69,7 @@ def _read_header(path: Path) -> bytes:
 class SQLiteFile:
     """A SQLite file that is only read. A context manager.
 
-    Pass `may_copy=False` for a file that holds credentials. Such a file is never copied.
+    Pass `may_copy=False` for a file that holds credentials, so that the file is never copied.
     """
 
     def __init__(self, path: Path, *, may_copy: bool = True) -> None:
@@ -121,7 +121,7 @@ class SQLiteFile:
         if shared_index.exists():
             return f"file:{quote(str(real_path))}?mode=ro"
         if not self._may_copy:
-            raise NotASession("it has unwritten changes; open and close its program first")
+            raise NotASession("the file has unwritten changes; open and close its program first")
         return f"file:{quote(str(self._copy_of(real_path, wal)))}"
 
     def _copy_of(self, real_path: Path, wal: Path) -> Path:
@@ -145,7 +145,7 @@ def _limit_cost(connection: sqlite3.Connection, size: int) -> None:
         "ignore_check_constraints=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
-    checks_left = _SPARE_CHECKS + size // 10_000
+    checks_left = _MIN_CHECKS + size // 10_000
 
     def is_too_long() -> bool:
         nonlocal checks_left
@@ -170,15 +170,15 @@ def fetch_rows(
 ) -> list[Row]:
     """Return the rows of a query.
 
-    Raises NotASession if the rows have many times the `size` of the file in bytes. This happens if
-    a malicious file uses the same pages for several rows.
+    Raises NotASession if the rows have many times the `size` of the file in bytes. A malicious file
+    may use the same pages for several rows.
     """
     return _fetch_bounded(connection.execute(sql, values), size)
 
 
 def _fetch_bounded(cursor: sqlite3.Cursor, size: int) -> list[Row]:
     rows: list[Row] = []
-    bytes_left = 4 * size + _SPARE_BYTES
+    bytes_left = 4 * size + _MIN_FETCH_BYTES
     for row in cursor:
         bytes_left -= sum(len(value) for value in row if isinstance(value, bytes))
         if bytes_left < 0:  # guard: import-bytes
@@ -216,13 +216,13 @@ def _check_length(path: Path) -> None:
 
     SQLite would silently return fewer rows.
     """
-    head = _read_header(path)
-    page_size, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
+    header = _read_header(path)
+    page_size, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
     # The page size 1 means 65,536. Old writers do not maintain the number of pages.
     page_size = 65_536 if page_size == 1 else page_size
     size = path.stat().st_size
-    if head[24:28] == head[92:96] and size < page_size * pages:
-        raise NotASession(f"its end is missing: there are {size:,} bytes of {page_size * pages:,}")
+    if header[24:28] == header[92:96] and size < page_size * pages:
+        raise NotASession(f"the file is cut: it has {size:,} of {page_size * pages:,} bytes")
 
 
 def check_integrity(connection: sqlite3.Connection) -> str:

@@ -1,7 +1,7 @@
 """Sessions of Strands' FileSessionManager: its folders, and its messages in the chat format.
 
 A session is a folder with a folder per agent and a file per message. The messages consist of
-Bedrock's content blocks. Tool results in a user message become separate messages before it.
+Bedrock's content blocks. Tool results in a user message become separate, earlier messages.
 """
 
 import os
@@ -34,7 +34,7 @@ from stenolog.transfer.importers.chat_format import (
 )
 from stenolog.transfer.importers.legacy_session import Source, SourceContent, time_of_nanoseconds
 
-FIELD: Final = "strands"
+EXTRA_FIELD: Final = "strands"
 """Field of a message with the data that the chat format does not have."""
 
 _BLOCKS_WITHOUT_CONTENT: Final = ("cachePoint",)
@@ -44,7 +44,7 @@ AGENT_PREFIX: Final = "agent_"
 DEFAULT_AGENT: Final = "default"
 """Name of an agent without a name."""
 
-_MESSAGE: Final = re.compile(r"message_(\d{1,18})\.json")
+_FILE_NAME: Final = re.compile(r"message_(\d{1,18})\.json")
 # guard: import-no-symlinks
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -104,7 +104,7 @@ class StrandsFolder:
             max((path.stat().st_mtime_ns for path in files.values()), default=0)
         )
         times = [message.at for message in messages if message.at is not None]
-        imported = report.session(
+        session_content = report.session(
             "strands",
             _make_key(session, agent, session_fields, agent_fields),
             messages,
@@ -115,7 +115,7 @@ class StrandsFolder:
             agent=agent.name.removeprefix(AGENT_PREFIX),
             state=_make_state(agent_fields, session_fields),
         )
-        return SourceContent(imported, digest.hexdigest(), mtime, ())
+        return SourceContent(session_content, digest.hexdigest(), mtime, ())
 
 
 def _convert_messages(
@@ -192,12 +192,13 @@ def _list_folders(folder: Path, prefix: str) -> list[Path]:
 
 
 def _message_files(folder: Path) -> dict[int, Path]:
-    """Return the files with messages, by their numbers."""
+    """Return the message files of a folder, by message number."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
         return {}
-    files = {int(match[1]): folder / name for name in names if (match := _MESSAGE.fullmatch(name))}
+    matches = filter(None, map(_FILE_NAME.fullmatch, names))
+    files = {int(match[1]): folder / match[0] for match in matches}
     return dict(sorted(files.items()))
 
 
@@ -232,7 +233,8 @@ def messages_of(message: dict[str, Any], report: ImportProblems) -> list[dict[st
         other_fields["content"] = content
     messages = pieces.messages(role)
     if other_fields:
-        messages[-1] = {**messages[-1], FIELD: {**messages[-1].get(FIELD, {}), **other_fields}}
+        extra = {**messages[-1].get(EXTRA_FIELD, {}), **other_fields}
+        messages[-1] = {**messages[-1], EXTRA_FIELD: extra}
     return messages
 
 
@@ -290,4 +292,4 @@ def _tool_result(value: dict[str, Any], report: ImportProblems) -> dict[str, Any
         "tool_call_id": as_id(value.get("toolUseId")),
         "content": make_content(parts) or "",
     }
-    return with_extra(message, FIELD, non_empty(other_fields))
+    return with_extra(message, EXTRA_FIELD, non_empty(other_fields))

@@ -47,7 +47,7 @@ def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
     )
 
 
-def looks_like(lines: Sequence[Line]) -> bool:
+def is_log(lines: Sequence[Line]) -> bool:
     """Return whether these lines are zeroclaw's."""
     messages = [line.fields for line in lines if line.fields is not None]
     return bool(messages) and all(fields.keys() <= {"role", "content"} for fields in messages)
@@ -90,9 +90,9 @@ def _read_calls(packed_calls: object) -> list[dict[str, Any]] | None:
             return None
         if not isinstance(call.get("id"), str) or "arguments" not in call:
             return None
-        rest = {k: v for k, v in call.items() if k not in ("id", "name", "arguments")}
+        other_fields = {k: v for k, v in call.items() if k not in ("id", "name", "arguments")}
         arguments = call["arguments"]
         text = arguments if isinstance(arguments, str) else dumps(arguments, ensure_ascii=False)
         function = {"name": call["name"], "arguments": text}
-        calls.append({"id": call["id"], "type": "function", "function": function, **rest})
+        calls.append({"id": call["id"], "type": "function", "function": function, **other_fields})
     return calls

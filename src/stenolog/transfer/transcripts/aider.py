@@ -17,7 +17,7 @@ from stenolog.transfer.transcripts.transcript import (
     find_files_below,
 )
 
-FIELD: Final = "aider"
+LINES_FIELD: Final = "aider"
 """Field of a stored message with the original lines, if they differ from the usual form."""
 FILE_NAME: Final = ".aider.chat.history.md"
 _START_LINE: Final = re.compile(r"# aider chat started at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*")
@@ -40,7 +40,7 @@ class Aider(TranscriptReader):
         """Read a chat. Raises OSError."""
         path = file.paths[0]
         lines = next((lines for start, lines in _read_chats(path) if start == file.item), [])
-        # The time in the file is local.
+        # The start time in the file is local time.
         at = datetime.fromisoformat(file.item).astimezone().isoformat()
         model = first_prompt = ""
         for number, (role, text, source_lines) in enumerate(_split_messages(lines)):
@@ -50,7 +50,7 @@ class Aider(TranscriptReader):
                 first_prompt = first_prompt or text
             body: dict[str, Any] = {"role": role, "content": text}
             if source_lines != usual_lines(body):
-                body[FIELD] = {"lines": source_lines}
+                body[LINES_FIELD] = {"lines": source_lines}
             used_model = model if role == "assistant" else ""
             transcript.add(f"{file.item}:{number}", body, at=at, model=used_model)
         models, folders = [model] if model else [], [str(path.resolve().parent)]

@@ -43,7 +43,7 @@ class ChatGPT(ExportReader):
         pictures = _Pictures(path)
         for name in _nodes_in_order(mapping, current_branch):
             node = mapping[name]
-            draft = message_of(node, call_id=_find_call(mapping, name), find_picture=pictures.find)
+            draft = message_of(node, call_id=_call_id_of(mapping, name), find_picture=pictures.find)
             if draft is not None:
                 at, is_hidden = node["message"].get("create_time"), name not in current_branch
                 transcript.add_record(name, [draft], node, at=at, hidden=is_hidden)
@@ -58,7 +58,7 @@ class ChatGPT(ExportReader):
 
 
 def _current_branch(mapping: Mapping[str, Any], leaf: Any) -> list[str]:
-    """Return the nodes from the root to the current node, or to the newest leaf without one."""
+    """Return the nodes from the root to `leaf`, or to the newest leaf if `leaf` is unknown."""
     parents = {name: as_text(node.get("parent")) or None for name, node in mapping.items()}
     if leaf not in mapping:
         parent_names = set(parents.values())
@@ -86,7 +86,7 @@ def _nodes_in_order(mapping: Mapping[str, Any], current_branch: Sequence[str]) -
     return list(ordered_names)
 
 
-def _find_call(mapping: Mapping[str, Any], name: str) -> str:
+def _call_id_of(mapping: Mapping[str, Any], name: str) -> str:
     """Return the id of the nearest tool call above a tool's result; empty if there is none."""
     node_name = mapping[name].get("parent")
     for _ in range(len(mapping)):
@@ -94,13 +94,13 @@ def _find_call(mapping: Mapping[str, Any], name: str) -> str:
         message = as_dict(node.get("message"))
         if not node or as_dict(message.get("author")).get("role") == "user":
             return ""
-        if _is_call(message):
+        if _is_tool_call(message):
             return str(node_name)
         node_name = node.get("parent")
     return ""
 
 
-def _is_call(message: Mapping[str, Any]) -> bool:
+def _is_tool_call(message: Mapping[str, Any]) -> bool:
     is_answer = as_dict(message.get("author")).get("role") == "assistant"
     return is_answer and message.get("recipient") not in (None, "all")
 
@@ -115,8 +115,8 @@ def message_of(
     role = as_text(as_dict(message.get("author")).get("role"))
     body: dict[str, Any] = {"role": role, "content": None}
     content_type = content.get("content_type")
-    if _is_call(message):
-        text = _text_of(content)
+    if _is_tool_call(message):
+        text = _text_of_content(content)
         arguments = text if isinstance(parse_json(text), dict) else {"input": text}
         body["tool_calls"] = [make_tool_call(node.get("id"), message["recipient"], arguments)]
     elif content_type == "thoughts":
@@ -131,7 +131,7 @@ def message_of(
         parts = as_list(content.get("parts"))
         body["content"] = [_convert_part(part, find_picture) for part in parts]
     else:
-        body["content"] = _text_of(content)
+        body["content"] = _text_of_content(content)
     if role == "tool":
         body["tool_call_id"] = call_id
     if not any(body.get(name) for name in ("content", "tool_calls", "reasoning_content")):
@@ -148,7 +148,7 @@ def message_of(
     return body, notes
 
 
-def _text_of(content: Mapping[str, Any]) -> str:
+def _text_of_content(content: Mapping[str, Any]) -> str:
     """Return the text of a content; empty if the content has parts other than text."""
     for name in ("text", "result"):
         if isinstance(content.get(name), str):
@@ -172,8 +172,8 @@ def _convert_part(part: Any, find_picture: Callable[[str], str]) -> dict[str, An
 
 
 def _node_time(node: Any) -> float:
-    at = as_dict(as_dict(node).get("message")).get("create_time")
-    return at if isinstance(at, int | float) else 0.0
+    created_at = as_dict(as_dict(node).get("message")).get("create_time")
+    return created_at if isinstance(created_at, int | float) else 0.0
 
 
 class _Pictures:

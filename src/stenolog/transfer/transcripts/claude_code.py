@@ -54,14 +54,14 @@ _REPEATED_TYPES: Final = frozenset(
 """Attachments that repeat prompts, schemas and settings. They are not imported."""
 MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of a file whose records are kept in memory while it is read."""
-FRESH_SECONDS: Final = 1.0
+REFRESH_SECONDS: Final = 1.0
 """Seconds for which the index of a project is used before its other files are read again."""
 MAX_PROJECTS: Final = 8
 """Maximum number of projects whose records are indexed at the same time."""
-_UUID: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
-_TIME: Final = re.compile(rb'"timestamp":"([^"]+)"')
-_COMMAND: Final = re.compile(r"\s*<(command-|local-command-std|bash-)")
-_INJECTED: Final = re.compile(r"\s*<(system-reminder|local-command-caveat)|\[Image: source: ")
+_UUID_FIELD: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
+_TIME_FIELD: Final = re.compile(rb'"timestamp":"([^"]+)"')
+_COMMAND_TEXT: Final = re.compile(r"\s*<(command-|local-command-std|bash-)")
+_INJECTED_TEXT: Final = re.compile(r"\s*<(system-reminder|local-command-caveat)|\[Image: source: ")
 _SUMMARY: Final = re.compile(r"Summary:\n(.*?)(?:\n\nIf you need specific details|\Z)", re.DOTALL)
 
 
@@ -94,13 +94,13 @@ class ClaudeCode(TranscriptReader):
     def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
         """Read a session in two passes: first the tree, then the messages. Raises OSError."""
         path = file.paths[0]
-        tree = _Tree(is_subagent=path.parent.name == "subagents")
+        tree = _RecordTree(is_subagent=path.parent.name == "subagents")
         # A large file is parsed twice, because its records would need too much memory.
         records = list(read_json_lines(path)) if file.size <= MAX_KEPT_BYTES else None
         for line, record in records or read_json_lines(path):
             tree.add(record, line)
         tree.finish()
-        reading = _Reading(transcript, tree)
+        reading = _SessionReading(transcript, tree)
         for line, record in records or read_json_lines(path):
             reading.add(record, line)
         reading.finish(path)
@@ -111,7 +111,7 @@ class ClaudeCode(TranscriptReader):
     def _mark_copies(self, transcript: Transcript, path: Path, *, is_complete: bool) -> None:
         """Find the messages that an earlier session of the project has with the same uuid.
 
-        These messages are marked as copies. If `is_complete` is False, they are removed.
+        The messages are marked as copies, or removed if `is_complete` is False.
         """
         index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
         self._projects[path.parent] = index
@@ -151,7 +151,7 @@ class _ProjectIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _IndexedFile] = {}
-        self._refreshed = float("-inf")
+        self._refreshed_at = float("-inf")
         self._seen_records: set[int] = set()
         self._shared_records: set[int] = set()
         self._owners: dict[int, str] = {}
@@ -160,9 +160,9 @@ class _ProjectIndex:
         """Read the new lines of the files, at least those of `own_file`. Raises OSError."""
         self._read_new_lines(own_file, self._files.setdefault(own_file.name, _IndexedFile()))
         # An import of many files calls this method for each file.
-        if monotonic() - self._refreshed < FRESH_SECONDS:
+        if monotonic() - self._refreshed_at < REFRESH_SECONDS:
             return
-        self._refreshed = monotonic()
+        self._refreshed_at = monotonic()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 # Skip a file that cannot be read, and continue with the other files.
@@ -183,9 +183,9 @@ class _ProjectIndex:
                 if not line.endswith(b"\n"):
                     return
                 file.end += len(line)
-                if not file.start and (time_match := _TIME.search(line)):
+                if not file.start and (time_match := _TIME_FIELD.search(line)):
                     file.start = time_match[1].decode("ascii", "replace")
-                if (match := _UUID.search(line)) is None:
+                if (match := _UUID_FIELD.search(line)) is None:
                     continue
                 record = hash(match[1])
                 if record in known_records:
@@ -198,7 +198,7 @@ class _ProjectIndex:
                 self._seen_records.add(record)
 
     def owner_of(self, uuid: str) -> str | None:
-        """Return the file that owns a record of several files: the file that began first."""
+        """Return the oldest file with this record; None if fewer than two files have the record."""
         record = hash(uuid.encode("utf-8", "surrogatepass"))
         if record not in self._shared_records:
             return None
@@ -208,7 +208,7 @@ class _ProjectIndex:
         return self._owners[record]
 
 
-class _Node(Struct):
+class _RecordNode(Struct):
     """A record of the tree."""
 
     parent: str | None
@@ -223,15 +223,15 @@ class _Node(Struct):
     is_sidechain: bool = False
 
 
-class _Tree:
+class _RecordTree:
     """The tree of a session's records, and the records that the model still sees."""
 
     def __init__(self, *, is_subagent: bool) -> None:
         self._is_subagent = is_subagent
-        self.nodes: dict[str, _Node] = {}
+        self.nodes: dict[str, _RecordNode] = {}
         self.visible: set[str] = set()
-        self.usage_owner: dict[str, str] = {}
-        """The last record of each response. Only the message of this record has the usage."""
+        self.usage_owners: dict[str, str] = {}
+        """Uuid of the last record of each response, whose message gets the usage."""
         self._boundary: tuple[int, dict[str, Any]] | None = None
         """Number and record of the last compaction."""
 
@@ -246,7 +246,7 @@ class _Tree:
         if not uuid or uuid in self.nodes:
             return
         message_id = as_text(message.get("id"))
-        node = _Node(
+        node = _RecordNode(
             parent=as_text(record.get("parentUuid")) or None,
             type=as_text(record.get("type")),
             number=len(self.nodes),
@@ -259,7 +259,7 @@ class _Tree:
         )
         self.nodes[uuid] = node
         if message_id and node.type == "assistant":
-            self.usage_owner[message_id] = uuid
+            self.usage_owners[message_id] = uuid
         if record.get("subtype") == "compact_boundary":
             self._boundary = node.number, record
 
@@ -267,8 +267,8 @@ class _Tree:
         """Find the records on the current branch, after the last compaction."""
         branch_uuids = self._current_branches()
         self._add_parallel_calls(branch_uuids)
-        boundary = -1 if self._boundary is None else self._boundary[0]
-        self.visible = {uuid for uuid in branch_uuids if self.nodes[uuid].number > boundary}
+        boundary_number = -1 if self._boundary is None else self._boundary[0]
+        self.visible = {uuid for uuid in branch_uuids if self.nodes[uuid].number > boundary_number}
         if self._boundary is not None:
             # The compaction kept some earlier messages visible.
             metadata = as_dict(self._boundary[1].get("compactMetadata"))
@@ -299,30 +299,32 @@ class _Tree:
                 branch_uuids.update(branch)
         return branch_uuids
 
-    def _add_parallel_calls(self, path: set[str]) -> None:
+    def _add_parallel_calls(self, branch_uuids: set[str]) -> None:
         """Add records that are not on the branch: other calls of an answer, and their results."""
-        answer_ids = {self.nodes[uuid].message_id for uuid in path} - {""}
+        answer_ids = {self.nodes[uuid].message_id for uuid in branch_uuids} - {""}
         calls: set[str] = set()
         for uuid, node in self.nodes.items():
-            if node.type == "assistant" and (uuid in path or node.message_id in answer_ids):
-                path.add(uuid)
+            if node.type == "assistant" and (uuid in branch_uuids or node.message_id in answer_ids):
+                branch_uuids.add(uuid)
                 calls.update(node.call_ids)
         for uuid, node in self.nodes.items():
-            if node.type == "user" and (not calls.isdisjoint(node.call_ids) or node.caller in path):
-                path.add(uuid)
+            if node.type == "user" and (
+                not calls.isdisjoint(node.call_ids) or node.caller in branch_uuids
+            ):
+                branch_uuids.add(uuid)
 
 
-class _Reading:
+class _SessionReading:
     """The messages and facts of one session, collected record by record."""
 
-    def __init__(self, transcript: Transcript, tree: _Tree) -> None:
+    def __init__(self, transcript: Transcript, tree: _RecordTree) -> None:
         self._transcript = transcript
         self._tree = tree
         self._seen_records: set[str] = set()
         self._user_title = ""
         self._program_title = ""
         self._facts: dict[str, dict[str, None]] = {"cwd": {}, "gitBranch": {}, "version": {}}
-        """Values of these fields in the order in which they first occur."""
+        """Values of these record fields, in the order in which they first occur."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
@@ -372,7 +374,7 @@ class _Reading:
 
     def _owns_usage(self, record: Mapping[str, Any]) -> bool:
         message_id = as_text(as_dict(record.get("message")).get("id"))
-        return self._tree.usage_owner.get(message_id) == record.get("uuid")
+        return self._tree.usage_owners.get(message_id) == record.get("uuid")
 
     def _collect_facts(self, record: Mapping[str, Any]) -> None:
         if "cwd" in record:
@@ -403,9 +405,9 @@ def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
         return "interruption"
     if text.lstrip().startswith("<task-notification>"):
         return "notification"
-    if _COMMAND.match(text):
+    if _COMMAND_TEXT.match(text):
         return "command"
-    if record.get("isMeta") is True or _INJECTED.match(text):
+    if record.get("isMeta") is True or _INJECTED_TEXT.match(text):
         return "injected"
     return None
 
@@ -484,12 +486,12 @@ def _assistant_message(message: dict[str, Any], *, owns_usage: bool) -> Draft:
 
 
 def _read_usage(usage: Mapping[str, Any]) -> dict[str, int]:
-    cached = usage.get("cache_read_input_tokens", 0)
+    cached_tokens = usage.get("cache_read_input_tokens", 0)
     cache_writes = usage.get("cache_creation_input_tokens")
     return usage_counts(
-        prompt=sum_counts(usage.get("input_tokens"), cached, cache_writes),
+        prompt=sum_counts(usage.get("input_tokens"), cached_tokens, cache_writes),
         answer=usage.get("output_tokens"),
-        cached=cached,
+        cached=cached_tokens,
     )
 
 

@@ -31,7 +31,7 @@ MAX_DAYS: Final = 1_000_000
 DEFAULT_DAYS: Final = 30
 """Days after which Claude Code deletes a transcript, unless its settings name another number."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
-_scan: Final = JSONDecoder().raw_decode
+_decode_json_at: Final = JSONDecoder().raw_decode
 
 
 def settings_file() -> Path:
@@ -58,14 +58,14 @@ def expiring_transcripts(
     folder = reader.default_folder()
     if folder is None:
         return []
-    age = timedelta(days=min(cleanup_days(settings_file()), MAX_DAYS))
-    expiring = []
+    max_age = timedelta(days=min(cleanup_days(settings_file()), MAX_DAYS))
+    expiring_files = []
     with suppress(PermissionError):
         for file in reader.find(folder):
-            deleted_at = datetime.fromtimestamp(file.modified / 1e9, UTC) + age
+            deleted_at = datetime.fromtimestamp(file.modified / 1e9, UTC) + max_age
             if deleted_at <= now + within:
-                expiring.append((deleted_at, file))
-    return sorted(expiring, key=lambda pair: (pair[0], pair[1].key))
+                expiring_files.append((deleted_at, file))
+    return sorted(expiring_files, key=lambda pair: (pair[0], pair[1].key))
 
 
 def has_hook() -> bool:
@@ -97,27 +97,27 @@ def remove_hook(text: str, path: Path) -> str:
     """Return the settings without the hook. Raises UsageError if the settings are invalid."""
     while True:
         entries = _hook_entries(text, path)
-        number = next(
+        entry_index = next(
             (index for index, entry in enumerate(entries) if any(_stenolog_commands([entry]))), None
         )
-        if number is None:
+        if entry_index is None:
             return text
         settings = _Container(text, _skip_space(text, 0))
         hooks = settings.container_at(text, "hooks")
         event_hooks = None if hooks is None else hooks.container_at(text, HOOK_EVENT)
         assert hooks is not None, "an entry was found in it"
         assert event_hooks is not None, "an entry was found in it"
-        commands = entries[number]["hooks"]
+        commands = entries[entry_index]["hooks"]
         if len(commands) > 1:
             # The user added other commands to the entry. Only the command of stenolog is removed.
-            array = event_hooks.container_at(text, number)
+            array = event_hooks.container_at(text, entry_index)
             array = None if array is None else array.container_at(text, "hooks")
             assert array is not None, "its commands were found"
             text = array.remove(
-                text, next(index for index, entry in enumerate(commands) if _is_ours(entry))
+                text, next(index for index, entry in enumerate(commands) if _is_our_hook(entry))
             )
         elif len(entries) > 1:
-            text = event_hooks.remove(text, number)
+            text = event_hooks.remove(text, entry_index)
         elif len(hooks.items) > 1:
             text = hooks.remove(text, hooks.members[HOOK_EVENT])
         else:
@@ -169,11 +169,11 @@ def _stenolog_commands(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
         commands = as_dict(entry).get("hooks")
         for hook in commands if isinstance(commands, list) else ():
-            if _is_ours(hook):
+            if _is_our_hook(hook):
                 yield hook["command"]
 
 
-def _is_ours(hook: Any) -> bool:
+def _is_our_hook(hook: Any) -> bool:
     command = as_text(as_dict(hook).get("command"))
     return f" {HOOK_ARGUMENTS} " in f"{command} "
 
@@ -197,15 +197,15 @@ class _Container:
         self._outer_space = outer_space
         self.items: list[_Item] = []
         self.members: dict[str, int] = {}
-        """Index of the item with each name. If a name occurs twice, the last item counts."""
+        """Index of each item, by name. If a name occurs twice, the last item counts."""
         position = _skip_space(text, start + 1)
         while text[position] not in "]}":
             item_start, name = position, None
             if text[start] == "{":
-                name, position = _scan(text, position)
+                name, position = _decode_json_at(text, position)
                 position = _skip_space(text, _skip_space(text, position) + 1)
             value_start = position
-            _, position = _scan(text, position)
+            _, position = _decode_json_at(text, position)
             if name is not None:
                 self.members[name] = len(self.items)
             self.items.append(_Item(item_start, value_start, position))

@@ -59,7 +59,7 @@ _CALL_TYPES: Final = {
     "image_generation_call": "result",
 }
 """Types of items that call a tool, with the field of their arguments."""
-_INJECTED: Final = (
+_INJECTED_PREFIXES: Final = (
     "<environment_context>",
     "<user_instructions>",
     "# AGENTS.md instructions",
@@ -68,7 +68,7 @@ _INJECTED: Final = (
 )
 _EXIT_CODE: Final = re.compile(r"(?:Process exited with code|Exit code:) (-?\d+)")
 _WALL_TIME: Final = re.compile(r"Wall time: ([\d.]+)")
-_IMAGE: Final = re.compile(r"</?image\b[^>]*>")
+_IMAGE_TAG: Final = re.compile(r"</?image\b[^>]*>")
 _SUMMARY_PREFACE: Final = re.compile(
     r"Another language model started to solve this problem.*?:\n", re.DOTALL
 )
@@ -106,14 +106,14 @@ class Codex(TranscriptReader):
 
     def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
         """Read a thread. Raises OSError."""
-        reading = _Reading(transcript)
+        reading = _ThreadReading(transcript)
         for path in file.paths:
             reading.begin_file()
             for line, record in _read_lines(path):
                 reading.add(record, line)
         reading.finish(file.paths)
-        if reading.base is not None:
-            copies = self._read_copies(file.paths[0], *reading.base)
+        if reading.fork_base is not None:
+            copies = self._read_copies(file.paths[0], *reading.fork_base)
             if copies:
                 transcript.source["forked_after"] = copies[-1].identity
             if is_complete:
@@ -153,7 +153,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
         yield from parse_lines(io.BufferedReader(stream))
 
 
-class _Reading:
+class _ThreadReading:
     """The messages and facts of one thread, collected record by record."""
 
     def __init__(self, transcript: Transcript) -> None:
@@ -169,8 +169,8 @@ class _Reading:
         self._counted_responses: set[str] = set()
         self._has_usage_records = False
         self._finished_items: dict[str, dict[str, Any]] = {}
-        self.base: tuple[str, int] | None = None
-        """The rollout that a fork continues, and the ordinal at which it branched off."""
+        self.fork_base: tuple[str, int] | None = None
+        """Parent thread of a fork, and the ordinal of its first record after the fork."""
         self._results: dict[str, TranscriptMessage] = {}
         """Tool results by the id of their call."""
 
@@ -223,9 +223,9 @@ class _Reading:
         if not isinstance(end_ordinal, int):
             return
         if history_base.get("thread_id") != payload.get("id"):
-            self.base = as_text(history_base.get("thread_id")), end_ordinal
+            self.fork_base = as_text(history_base.get("thread_id")), end_ordinal
             return
-        # This file follows a revert. Hide the messages of the earlier file from that record on.
+        # This file follows a revert. Hide the messages of the earlier file from `end_ordinal` on.
         for message in self._transcript.messages:
             if (ordinal := _ordinal_of(message)) is not None and ordinal >= end_ordinal:
                 message.hidden = True
@@ -313,18 +313,18 @@ class _Reading:
         transcript, meta = self._transcript, self._meta
         git = as_dict(meta.get("git"))
         spawn = as_dict(as_dict(as_dict(meta.get("source")).get("subagent")).get("thread_spawn"))
-        parent = meta.get("parent_thread_id") or spawn.get("parent_thread_id")
-        fork = meta.get("forked_from_id")
+        parent_id = meta.get("parent_thread_id") or spawn.get("parent_thread_id")
+        fork_id = meta.get("forked_from_id")
         transcript.finish(
             _find_name_in_index(paths[0], transcript.key)
-            or _IMAGE.sub("", transcript.first_prompt()),
+            or _IMAGE_TAG.sub("", transcript.first_prompt()),
             folders=list(self._folders),
             branches=[git["branch"]] if isinstance(git.get("branch"), str) else [],
             commit=git.get("commit_hash"),
             repository=git.get("repository_url"),
             versions=[meta["cli_version"]] if meta.get("cli_version") else [],
-            parent={"key": f"{PROGRAM}:{parent}"} if isinstance(parent, str) else None,
-            forked_from=f"{PROGRAM}:{fork}" if isinstance(fork, str) else None,
+            parent={"key": f"{PROGRAM}:{parent_id}"} if isinstance(parent_id, str) else None,
+            forked_from=f"{PROGRAM}:{fork_id}" if isinstance(fork_id, str) else None,
             archived=any("archived_sessions" in path.parts for path in paths),
         )
 
@@ -369,7 +369,7 @@ def message_of(payload: Mapping[str, Any]) -> dict[str, Any] | None:
         return {"role": "assistant", "content": None, "reasoning_content": "\n\n".join(texts)}
     if kind in _CALL_TYPES:
         arguments = payload.get(_CALL_TYPES[kind])
-        # Free text, for example a patch, is not JSON. It becomes the argument `input`.
+        # Free text, for example a patch, is not JSON. So the text becomes the argument `input`.
         call_arguments = {"input": arguments} if kind == "custom_tool_call" else arguments
         names = as_text(payload.get("namespace")), as_text(payload.get("name"))
         name = ".".join(filter(None, names)) or kind.removesuffix("_call")
@@ -382,11 +382,11 @@ def message_of(payload: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _convert_parts(parts: Any) -> Any:
-    """Return content in the chat format."""
+    """Return the content with its parts in the chat format."""
     if not isinstance(parts, list):
         return parts
-    converted = [_convert_part(part) for part in parts]
-    return make_content(converted) if len(converted) == 1 else converted
+    converted_parts = [_convert_part(part) for part in parts]
+    return make_content(converted_parts) if len(converted_parts) == 1 else converted_parts
 
 
 def _convert_part(part: Any) -> Any:
@@ -411,7 +411,7 @@ def _kind_of_item(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Kind
     kinds = passthrough.get("content_item_kinds")
     if isinstance(kinds, list) and "user.text" in kinds:
         return None
-    is_injected = payload["role"] == "developer" or text.startswith(_INJECTED)
+    is_injected = payload["role"] == "developer" or text.startswith(_INJECTED_PREFIXES)
     return "injected" if is_injected or (isinstance(kinds, list) and kinds) else None
 
 

@@ -85,9 +85,9 @@ def _session_id(path: Path) -> str:
 
 
 def _project_folder(path: Path) -> list[str]:
-    root = path.parent.parent / ".project_root"
+    root_file = path.parent.parent / ".project_root"
     try:
-        return [root.read_text(encoding="utf-8").strip()]
+        return [root_file.read_text(encoding="utf-8").strip()]
     except OSError:
         return []
 
@@ -113,7 +113,7 @@ class _ChangeLog:
             if isinstance(messages := changes.get("messages"), list):
                 self.current_ids = {}
                 for message in messages:
-                    self._keep_richest(as_dict(message))
+                    self._keep_richest_record(as_dict(message))
         elif isinstance(message_id := record.get("$rewindTo"), str):
             self._ids_before_resume = {}
             names = list(self.current_ids)
@@ -124,9 +124,9 @@ class _ChangeLog:
             self._ids_before_resume = dict(self.current_ids)
         else:
             self._ids_before_resume = {}
-            self._keep_richest(record)
+            self._keep_richest_record(record)
 
-    def _keep_richest(self, record: dict[str, Any]) -> None:
+    def _keep_richest_record(self, record: dict[str, Any]) -> None:
         message_id = record.get("id")
         if not isinstance(message_id, str):
             return
@@ -155,7 +155,7 @@ def messages_of(record: Mapping[str, Any], known_calls: set[Any]) -> list[Draft]
     if record.get("type") != "gemini":
         return [({"role": "system", "content": text}, {})] if text else []
     body: dict[str, Any] = {"role": "assistant", "content": text or None}
-    if thoughts := [as_dict(response) for response in as_list(record.get("thoughts"))]:
+    if thoughts := [as_dict(thought) for thought in as_list(record.get("thoughts"))]:
         body["reasoning_content"] = "\n\n".join(map(_thought_text, thoughts))
     calls = [as_dict(call) for call in as_list(record.get("toolCalls"))]
     if calls:

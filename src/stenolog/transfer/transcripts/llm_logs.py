@@ -3,7 +3,7 @@
 In the new tables, threads share messages, and messages have no time. A message gets the time of the
 turn that added it. If an old conversation was continued, its thread has the whole conversation.
 
-Each imported message keeps the rows from which it was made, by table. These data are left out:
+Each imported message keeps the rows from which it was made, by table. The rows leave out:
 
 - columns that are NULL, and the spaces of JSON in `payload`
 - definitions of tools and schemas, as for other programs; the rows have their ids and names
@@ -99,15 +99,15 @@ class _Database:
 
     def linked_rows(self, links: str, column: str, value: Any, table: str) -> list[_TableRow]:
         """Return the rows of `table` that the table `links` links to a value, and the link rows."""
-        linked: list[_TableRow] = []
+        all_rows: list[_TableRow] = []
         for link in self.rows(links, column, value, '"order"'):
-            linked.append((links, link))
+            all_rows.append((links, link))
             target = link[f"{table.removesuffix('s')}_id"]
-            linked += [(table, row) for row in self.rows(table, "id", target)]
-        return linked
+            all_rows += [(table, row) for row in self.rows(table, "id", target)]
+        return all_rows
 
     def attachment_part(self, row: _Row) -> dict[str, Any]:
-        """Return an attachment as a part of the chat format. Replaces the content in its row."""
+        """Return an attachment as a part of the chat format. The content in `row` becomes a URL."""
         sql = "SELECT content FROM attachments WHERE id=?"
         [content] = self._connection.execute(sql, (row["id"],)).fetchone()
         kind, url = as_text(row["type"]), as_text(row["url"])
@@ -134,23 +134,23 @@ def _read_thread(
             break
         message_by_hash[message_hash] = message_rows[0]
         message_hash = message_rows[0]["parent_hash"]
-    chain = list(message_by_hash.values())[::-1]
+    messages = list(message_by_hash.values())[::-1]
     turns = database.rows("turns", "thread_id", thread["id"], "datetime_utc, id")
     turn_by_tip = {turn["tip_message_hash"]: turn for turn in turns}
     times: dict[str, Any] = {}
     at: Any = None
-    for message in reversed(chain):
+    for message in reversed(messages):
         # A turn added all messages after the last message of the previous turn.
         at = turn_by_tip.get(message["hash"], {}).get("datetime_utc", at)
         times[message["hash"]] = at
-    for position, message in enumerate(chain):
+    for position, message in enumerate(messages):
         turn = turn_by_tip.get(message["hash"], {})
         shared_rows: list[_TableRow] = [("messages", message)]
         if turn:
             shared_rows.append(("turns", turn))
             fragments = database.linked_rows("turn_fragments", "turn_id", turn["id"], "fragments")
             shared_rows += fragments
-        if position == len(chain) - 1:
+        if position == len(messages) - 1:
             shared_rows += [*old_rows, ("threads", thread)]
         identity = f"{message['hash']}:{position}"
         for number, (body, rows) in enumerate(_make_messages(database, message)):
@@ -160,14 +160,14 @@ def _read_thread(
                 notes["failed"] = True
             name = f"{identity}#{number}" if number else identity
             rows = [*shared_rows, *rows]
-            _add(transcript, name, body, times[message["hash"]], notes, rows)
+            _add_message(transcript, name, body, times[message["hash"]], notes, rows)
             shared_rows = []
 
 
 def _make_messages(
     database: _Database, message: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], list[_TableRow]]]:
-    """Yield the message, or one message for each tool result. Each message has its rows."""
+    """Yield each tool result as a message, then the message itself, each with its table rows."""
     contents: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -228,7 +228,7 @@ def _join_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
 def _read_conversation(
     database: _Database, item: str, conversation_rows: Sequence[_TableRow], transcript: Transcript
 ) -> None:
-    system = ""
+    system_prompt = ""
     call_ids: list[str] = []
     responses = database.rows("responses", "conversation_id", item, "datetime_utc, id")
     for response in responses:
@@ -237,11 +237,11 @@ def _read_conversation(
         rows: list[_TableRow] = [("responses", response_row)]
         fragments = database.linked_rows("system_fragments", "response_id", id_, "fragments")
         text = _join_fragments("\n\n", fragments, response["system"])
-        if text and text != system:
-            system = text
+        if text and text != system_prompt:
+            system_prompt = text
             fragments.append(("responses", {"id": id_, "system": response_row.pop("system")}))
-            body: dict[str, Any] = {"role": "system", "content": system}
-            _add(transcript, f"{id_}:system", body, at, {}, fragments)
+            body: dict[str, Any] = {"role": "system", "content": system_prompt}
+            _add_message(transcript, f"{id_}:system", body, at, {}, fragments)
         else:
             rows += fragments
         results = database.rows("tool_results", "response_id", id_)
@@ -252,7 +252,8 @@ def _read_conversation(
             body = make_tool_result(call_id, as_text(result["output"]))
             body["name"] = as_text(result["name"])
             notes = {"failed": bool(as_text(result.get("exception")))}
-            _add(transcript, f"{id_}:result{number}", body, at, notes, [("tool_results", result)])
+            result_rows = [("tool_results", result)]
+            _add_message(transcript, f"{id_}:result{number}", body, at, notes, result_rows)
         sources = database.linked_rows("prompt_fragments", "response_id", id_, "fragments")
         text = _join_fragments("\n", sources, response["prompt"])
         files = database.linked_rows("prompt_attachments", "response_id", id_, "attachments")
@@ -261,7 +262,7 @@ def _read_conversation(
             sources += [*files, ("responses", {"id": id_, "prompt": response_row.pop("prompt")})]
             content = [text_part(text), *parts] if parts else text
             body = {"role": "user", "content": content}
-            _add(transcript, f"{id_}:prompt", body, at, {}, sources)
+            _add_message(transcript, f"{id_}:prompt", body, at, {}, sources)
         calls = database.rows("tool_calls", "response_id", id_)
         call_ids = [
             as_text(call["tool_call_id"]) or f"{id_}:{number}" for number, call in enumerate(calls)
@@ -277,7 +278,7 @@ def _read_conversation(
         rows += [("tool_calls", call) for call in calls]
         if response is responses[-1]:
             rows += conversation_rows
-        _add(transcript, f"{id_}:response", body, at, _answer_notes(response), rows)
+        _add_message(transcript, f"{id_}:response", body, at, _answer_notes(response), rows)
 
 
 def _join_fragments(separator: str, fragments: Iterable[_TableRow], text: Any) -> str:
@@ -301,7 +302,7 @@ def _answer_notes(row: Mapping[str, Any]) -> dict[str, Any]:
     return notes
 
 
-def _add(
+def _add_message(
     transcript: Transcript,
     identity: str,
     body: dict[str, Any],

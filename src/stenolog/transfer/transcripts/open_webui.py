@@ -36,10 +36,10 @@ class OpenWebUI(ExportReader):
         records = as_dict(history.get("messages")).items()
         messages = {name: as_dict(record) for name, record in records if record}
         parents = {name: as_text(m.get("parentId")) or None for name, m in messages.items()}
-        current = set(branch_to(as_text(history.get("currentId")), parents))
+        current_ids = set(branch_to(as_text(history.get("currentId")), parents))
         for name, record in sorted(messages.items(), key=lambda item: _message_time(item[1])):
             draft, at = _make_message(name, record), record.get("timestamp")
-            transcript.add_record(name, [draft], record, at=at, hidden=name not in current)
+            transcript.add_record(name, [draft], record, at=at, hidden=name not in current_ids)
         transcript.finish(
             as_text(conversation.get("title")) or None,
             archived=conversation.get("archived"),
@@ -72,5 +72,5 @@ def _make_message(name: str, record: dict[str, Any]) -> Draft:
 
 
 def _message_time(message: dict[str, Any]) -> float:
-    at = message.get("timestamp")
-    return at if isinstance(at, int | float) else 0.0
+    created_at = message.get("timestamp")
+    return created_at if isinstance(created_at, int | float) else 0.0

@@ -1,7 +1,7 @@
 """Sessions of opencode, in its database `opencode.db`.
 
-The database also holds accounts and credentials. So only the tables `session`, `message` and `part`
-are read, and the file is never copied.
+Only the tables `session`, `message` and `part` are read, and the file is never copied, because the
+database also holds accounts and credentials.
 """
 
 import os
@@ -28,8 +28,8 @@ from stenolog.transfer.transcripts.transcript import (
 )
 
 _DEFAULT_TITLE: Final = "New session - "
-_MESSAGES: Final = "SELECT * FROM message WHERE session_id=? ORDER BY time_created, id"
-_PARTS: Final = "SELECT * FROM part WHERE message_id=? ORDER BY id"
+_MESSAGES_SQL: Final = "SELECT * FROM message WHERE session_id=? ORDER BY time_created, id"
+_PARTS_SQL: Final = "SELECT * FROM part WHERE message_id=? ORDER BY id"
 
 _Draft = tuple[str, dict[str, Any], dict[str, Any], Any]
 """Identity, message, annotations and time."""
@@ -60,9 +60,9 @@ class OpenCode(DatabaseReader):
             raise NotASession(f"it no longer has the session {item}")
         session = rows[0]
         reverted_from = as_text(_parse_object(session.get("revert")).get("messageID"))
-        for row in fetch_dicts(connection, _MESSAGES, item):
+        for row in fetch_dicts(connection, _MESSAGES_SQL, item):
             drafts = self._message_drafts(
-                row, fetch_dicts(connection, _PARTS, row["id"]), transcript
+                row, fetch_dicts(connection, _PARTS_SQL, row["id"]), transcript
             )
             for identity, body, notes, at in drafts:
                 is_hidden = bool(reverted_from) and row["id"] >= reverted_from

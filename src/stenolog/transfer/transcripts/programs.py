@@ -33,7 +33,7 @@ PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
     "open-webui": OpenWebUI,
     "aider": Aider,
 }
-"""The class that reads the transcripts of each program, by its name."""
+"""The class that reads the transcripts of each program, by program name."""
 MAX_TRIES: Final = 20
 """Maximum number of lines or files that are tried to recognize a program."""
 

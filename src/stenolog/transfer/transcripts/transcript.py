@@ -1,4 +1,4 @@
-"""Values and rules that the readers of all programs share.
+"""Types and functions that the readers of all programs share.
 
 A reader converts each record of a program to messages in the chat format. The record itself is kept
 in a field named after the program, so that nothing is lost. In this field, references replace the
@@ -40,18 +40,18 @@ MAX_EXPORT_BYTES: Final = 2 * 1024**3
 """Maximum size in bytes of a file in a zip, because a small zip may expand to any size."""
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one transcript that are reported individually."""
-_REFERENCE: Final = "$text"
+_REFERENCE_KEY: Final = "$text"
 """In a stored record, an object with only this key refers to a value of its messages."""
-_MIN_REFERENCED: Final = 40
+_MIN_REF_CHARS: Final = 40
 """Minimum number of characters of a text that is replaced by a reference."""
-_MAX_PASSES: Final = 4
-"""Maximum number of times that the texts of messages are searched. It bounds the run time."""
-_MIN_SEARCHED: Final = 200
+_MAX_SEARCH_PASSES: Final = 4
+"""Maximum number of times that the texts of messages are searched, to bound the run time."""
+_MIN_SEARCHED_CHARS: Final = 200
 """Minimum number of characters of a text that is searched in longer texts."""
 _SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """Errors that occur if a value has an unexpected type."""
 _SHORT_TYPES: Final = frozenset({int, float, bool, type(None)})
-_decode: Final = msgspec.json.Decoder().decode
+_decode_json: Final = msgspec.json.Decoder().decode
 _to_json: Final = JSONEncoder(ensure_ascii=False).encode
 
 Draft = tuple[dict[str, Any], dict[str, Any]]
@@ -62,7 +62,7 @@ class TranscriptMessage(Struct, kw_only=True):
     """A message of a transcript."""
 
     identity: str
-    """Identifies the message within its session, also in a file that was rewritten."""
+    """Identifier of the message in its session, which stays the same in a rewritten file."""
     message: dict[str, Any]
     at: datetime | None = None
     hidden: bool = False
@@ -80,7 +80,7 @@ class TranscriptFile(Struct, frozen=True, kw_only=True):
     modified: int
     """Time of the last change, in nanoseconds."""
     item: str = ""
-    """Identifies the conversation in a file that holds several."""
+    """Identifier of the conversation in a file that holds several conversations."""
 
 
 class Transcript(Struct, kw_only=True):
@@ -108,11 +108,11 @@ class Transcript(Struct, kw_only=True):
     ) -> TranscriptMessage:
         """Add a message. `at` is its time in any form. `notes` are arguments of `annotate`."""
         message = annotate(body, identity, **notes)
-        added = TranscriptMessage(
+        transcript_message = TranscriptMessage(
             identity=identity, message=message, at=parse_time(at), hidden=hidden
         )
-        self.messages.append(added)
-        return added
+        self.messages.append(transcript_message)
+        return transcript_message
 
     def add_record(
         self,
@@ -179,8 +179,9 @@ class TranscriptReader(ABC):
         """Read a transcript. Raises OSError, NotASession.
 
         Messages that the program copied from another session, for example for a fork, are marked as
-        copies. Their usage counts for the other session, which `forked_from` names. `forked_after`
-        is the identity of the last copied message. With `is_complete=False` copies are left out.
+        copies. The usage of a copy counts for the other session, which `forked_from` names.
+        `forked_after` is the identity of the last copied message. With `is_complete=False` copies
+        are left out.
         """
         transcript = Transcript(program=self.program, key=file.key)
         transcript.source["path"] = str(file.paths[-1])
@@ -200,16 +201,16 @@ class TranscriptReader(ABC):
 
     def file_at(self, session: str, *paths: Path, item: str = "") -> TranscriptFile:
         """Return the transcript of a session in these files. Raises OSError."""
-        status = [path.stat() for path in paths]
+        statuses = [path.stat() for path in paths]
         # A database may have new rows in its WAL file before the database file changes.
-        logs = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
-        status += [log.stat() for log in logs if log.exists()]
+        wal_files = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
+        statuses += [log.stat() for log in wal_files if log.exists()]
         return TranscriptFile(
             program=self.program,
             key=f"{self.program}:{session}",
             paths=paths,
-            size=sum(entry.st_size for entry in status),
-            modified=max(entry.st_mtime_ns for entry in status),
+            size=sum(entry.st_size for entry in statuses),
+            modified=max(entry.st_mtime_ns for entry in statuses),
             item=item,
         )
 
@@ -245,7 +246,7 @@ class ExportReader(TranscriptReader):
                     yield self.file_at(item, file, item=item)
 
     def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
-        """Add the messages of a conversation, if the file still has it. Raises OSError."""
+        """Add the messages of a conversation, if it is still in the file. Raises OSError."""
         path = file.paths[0]
         raw = self._conversations(path).get(file.item, Raw(b"{}"))
         self.convert(as_dict(parse_json(bytes(raw))), path, transcript)
@@ -340,8 +341,8 @@ def annotate(
 ) -> dict[str, Any]:
     """Return the message with the fields that stenolog reads: identity, model, usage, failure.
 
-    `response` identifies the response that the message is a part of. Its usage counts once and
-    covers all parts.
+    `response` identifies the response that the message is a part of. The usage of a response counts
+    once and covers all its messages.
     """
     annotations = {IDENTITY: identity, KIND: kind, "model": model, "usage": usage, "failed": failed}
     notes = non_empty({**annotations, RESPONSE: response})
@@ -417,9 +418,9 @@ def text_part(text: str) -> dict[str, Any]:
 
 def make_content(parts: Sequence[Any]) -> Any:
     """Return the content with these parts: a string for a single text, None for no parts."""
-    only = as_dict(parts[0]) if len(parts) == 1 else {}
-    if only.keys() == {"type", "text"} and isinstance(only["text"], str):
-        return only["text"]
+    only_part = as_dict(parts[0]) if len(parts) == 1 else {}
+    if only_part.keys() == {"type", "text"} and isinstance(only_part["text"], str):
+        return only_part["text"]
     return list(parts) or None
 
 
@@ -485,56 +486,56 @@ class _KnownValues:
 
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
         self._values = [value for message in messages for value in _values_of(message)]
-        self._numbers = {
+        self._text_indexes = {
             value: number for number, value in enumerate(self._values) if isinstance(value, str)
         }
         """Index of each text in the values."""
         self._argument_names = {tuple(value) for value in self._values if isinstance(value, dict)}
         """Names of the arguments of each tool call."""
-        self._characters_left = _MAX_PASSES * sum(map(len, self._numbers))
+        self._characters_left = _MAX_SEARCH_PASSES * sum(map(len, self._text_indexes))
         """Number of characters that may still be searched or compared."""
 
     def add_references(self, value: Any) -> Any:
-        """Return the value. References replace known long texts and known arguments."""
+        """Return the value with references instead of known long texts and known arguments."""
         if type(value) is dict:
             if value and tuple(value) in self._argument_names and self._characters_left > 0:
                 text = _to_json(value)
                 self._characters_left -= len(text)
-                if text in self._numbers:
-                    return {_REFERENCE: [self._numbers[text]]}
+                if text in self._text_indexes:
+                    return {_REFERENCE_KEY: [self._text_indexes[text]]}
             fields = {
                 name: item
-                if (type(item) is str and len(item) < _MIN_REFERENCED) or type(item) in _SHORT_TYPES
+                if (type(item) is str and len(item) < _MIN_REF_CHARS) or type(item) in _SHORT_TYPES
                 else self.add_references(item)
                 for name, item in value.items()
             }
             # An object that looks like a reference is wrapped, so that it is not resolved later.
-            return {_REFERENCE: fields} if value.keys() == {_REFERENCE} else fields
+            return {_REFERENCE_KEY: fields} if value.keys() == {_REFERENCE_KEY} else fields
         if type(value) is list:
             return [self.add_references(item) for item in value]
-        if type(value) is str and len(value) >= _MIN_REFERENCED:
+        if type(value) is str and len(value) >= _MIN_REF_CHARS:
             return self._reference_to(value)
         return value
 
     def _reference_to(self, text: str) -> Any:
         """Return a reference to a known text or to a part of a known text; otherwise the text."""
-        if text in self._numbers:
-            return {_REFERENCE: [self._numbers[text], 0, len(text)]}
-        if len(text) >= _MIN_SEARCHED:
-            for known_text, number in self._numbers.items():
+        if text in self._text_indexes:
+            return {_REFERENCE_KEY: [self._text_indexes[text], 0, len(text)]}
+        if len(text) >= _MIN_SEARCHED_CHARS:
+            for known_text, number in self._text_indexes.items():
                 is_longer = len(known_text) > len(text)
                 self._characters_left -= len(known_text) if is_longer else 1
                 if self._characters_left < 0:
                     break
                 if is_longer and (start := known_text.find(text)) >= 0:
-                    return {_REFERENCE: [number, start, start + len(text)]}
+                    return {_REFERENCE_KEY: [number, start, start + len(text)]}
         return text
 
 
 def _resolve_references(value: Any, values: Sequence[Any]) -> Any:
-    """Return the value. Known values replace the references to them."""
+    """Return the value with each reference replaced by the value that it refers to."""
     if isinstance(value, dict):
-        target = value[_REFERENCE] if value.keys() == {_REFERENCE} else value
+        target = value[_REFERENCE_KEY] if value.keys() == {_REFERENCE_KEY} else value
         if isinstance(target, list):
             number, *span = target
             return values[number][slice(*span)] if span else parse_json(values[number])
@@ -577,7 +578,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Any]]:
 def parse_json(text: bytes | str) -> Any:
     """Return the JSON value, or None if the text is not JSON."""
     try:
-        return _decode(text)
+        return _decode_json(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         pass
     try:

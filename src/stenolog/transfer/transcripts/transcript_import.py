@@ -30,7 +30,7 @@ from stenolog.transfer.transcripts.transcript import (
     identity_of,
 )
 
-META: Final = "transcript"
+META_FIELD: Final = "transcript"
 """Meta field of an imported session: facts about the session, and the state of its file."""
 LEASE_SECONDS: Final = 60.0
 _BODY_FIELDS: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
@@ -193,7 +193,7 @@ def is_imported(file: TranscriptFile, store: Store) -> bool:
 
 
 def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
-    facts = as_dict(meta.get(META))
+    facts = as_dict(meta.get(META_FIELD))
     return facts.get("size") == file.size and facts.get("modified") == file.modified
 
 
@@ -248,7 +248,7 @@ class _StoredMessages:
         self._last_seq = 0
         self.visible: set[int] = set()
         self.has_own_messages = False
-        """Whether the session was continued in stenolog. If so, an import hides nothing."""
+        """Whether the session was continued in stenolog, so that an import hides nothing."""
         self._counted_responses: set[str] = set()
         if exists:
             for message in store.get_history(key, full=True):
@@ -368,11 +368,11 @@ def _apply_visibility(
 
 def _make_meta(transcript: Transcript, file: TranscriptFile, meta: Any) -> dict[str, Any]:
     """Return the meta fields of the session. A title that the user gave in stenolog stays."""
-    old_facts = as_dict(meta.get(META))
+    old_facts = as_dict(meta.get(META_FIELD))
     facts = {**transcript.source, "size": file.size, "modified": file.modified}
     fields: dict[str, Any] = {}
     if transcript.title:
         facts["title"] = transcript.title
         if meta.get("title") in (None, "", old_facts.get("title")):
             fields["title"] = transcript.title
-    return {**fields, META: facts}
+    return {**fields, META_FIELD: facts}

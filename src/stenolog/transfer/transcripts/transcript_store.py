@@ -159,10 +159,10 @@ class TranscriptStore(ReadOnlyStore):
             raise NoSuchSession(key)
         reader, file = files[key]
         with self._lock:
-            cached = self._sessions.get(key)
-            if cached is not None and cached[0] == file:
+            cached_session = self._sessions.get(key)
+            if cached_session is not None and cached_session[0] == file:
                 self._sessions.move_to_end(key)
-                return cached[1]
+                return cached_session[1]
         session_store = InMemoryStore()
         try:
             transcript = reader.read(file)
