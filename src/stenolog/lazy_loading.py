@@ -40,7 +40,7 @@ class _LazyPattern:
 
     def __getattr__(self, name: str) -> Any:
         compiled = re.compile(*self._source)
-        # From now on, the methods are found without this function.
+        # Later calls find these methods as attributes and do not call `__getattr__`.
         vars(self).update({method: getattr(compiled, method) for method in _PATTERN_METHODS})
         return getattr(compiled, name)
 

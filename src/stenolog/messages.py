@@ -33,7 +33,7 @@ THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning"}
 TEXT_TYPES: Final = ("text", "input_text", "output_text")
 """Types of parts that contain only text."""
 UNNAMED: Final = "unknown"
-"""Name of a called tool if the call has none."""
+"""Tool name that is used for a call without a name."""
 
 
 class TextPart(Struct, frozen=True):
@@ -73,7 +73,7 @@ class FilePart(Struct, frozen=True):
     """File name or title; may be empty."""
     value: Any
     content: Any = None
-    """Text or parts of a document, or transcript of audio; None without either."""
+    """Text or parts of a document, or transcript of audio; None if the file has neither."""
     field: str = ""
     """Field of `value` that has the content."""
 
@@ -156,7 +156,7 @@ def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def read_content(content: Any) -> Iterator[Part]:
-    """Yield the parts of a content: text, a list of parts, or one part."""
+    """Yield the typed parts of a message's content: a text, a list of parts, or one part."""
     if isinstance(content, str):
         yield TextPart(content, content)
     elif isinstance(content, list):
@@ -167,7 +167,7 @@ def read_content(content: Any) -> Iterator[Part]:
 
 
 def read_part(part: Any) -> Part:
-    """Return a part of a content, or a Responses item, as a typed value."""
+    """Return a part of a message's content, or a Responses item, as a typed part."""
     if isinstance(part, str):
         return TextPart(part, part)
     if not _is_mapping(part):
@@ -389,7 +389,7 @@ _READERS_BY_SUFFIX: Final[Sequence[tuple[str, Callable[[Mapping[str, Any]], Part
 
 
 def body_of(message: Message | Mapping[str, Any]) -> Body:
-    """Return the stored object as a new dictionary."""
+    """Return the fields of a message as a new dictionary."""
     return message.to_dict() if isinstance(message, Message) else dict(message)
 
 
@@ -468,7 +468,7 @@ def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a content in any format, with other parts as their type in brackets."""
+    """Return the text of a message's content; of other parts, only the type in brackets."""
     if content is None:
         return ""
     if isinstance(content, str):

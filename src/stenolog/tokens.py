@@ -108,8 +108,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
         """
         if estimated <= 0 or reported <= 0:
             return self
-        # Limit the value before the division: the quotient of two integers may be too large for a
-        # float.
+        # Limit the value first: the quotient of two integers may be too large for a float.
         measured = min(reported, _MAX_RATIO * estimated) / estimated
         ratio = min(max(self.ratio, _MIN_RATIO), _MAX_RATIO)
         measured = min(max(measured, ratio / 2, _MIN_RATIO), ratio * 2)
@@ -177,8 +176,8 @@ _LONG_RUN_PIECES: Final = lazy_pattern(
 )
 """Pieces of a long run of letters, digits and signs, such as a path, a key or base64."""
 _SPACED_LONG_RUN: Final = lazy_pattern(f" ?{_LONG_RUN}")
-# Changes between kinds of characters. They are rare in names and paths. In keys, hashes and base64,
-# about every fourth character starts a change.
+# Changes between capitals, small letters and digits, which are rare in names and paths.
+# In keys, hashes and base64, about every fourth character starts such a change.
 _CHARACTER_CHANGE: Final = lazy_pattern("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
 _NOT_ALPHANUMERIC: Final = lazy_pattern(f"[^0-9{_LETTERS}]")
 _ACCENTED_LETTER: Final = lazy_pattern(f"[{_ACCENTED}]")
@@ -252,7 +251,7 @@ def _price_sign(sign: str) -> float:
     if sign in "\u200d\ufe0f":
         return 0.5
     if "\u3000" <= sign < "\u3040" or sign >= "\uff00":
-        # Such punctuation often forms one token with the next Han character.
+        # CJK punctuation often forms one token with the next Han character.
         return 0.8
     return 0.3 if sign < "\x80" else 1.6 if "\u2600" <= sign < "\u2c00" else 1.0
 
@@ -300,7 +299,7 @@ def _price_other_script(piece: str) -> float:
 # --- the parts of a message ------------------------------------------------------------------
 
 _FREE_FIELDS: Final = frozenset({"role", "type", "signature", "cache_control"})
-"""Message fields without a price: part of the overhead, or not shown to the model."""
+"""Message fields that are not counted: the model does not see them, or the overhead has them."""
 _TEXT_FIELDS: Final = frozenset(
     {"name", "tool_call_id", "call_id", "arguments", "refusal", *REASONING_FIELDS[:3]}
 )
