@@ -75,11 +75,11 @@ class _Model(Struct, frozen=True):
 
 
 class _PriceList:
-    """The price list of genai-prices. A price is looked up once per model and range of lengths."""
+    """The price list of genai-prices. A price is looked up once per model and range."""
 
     def __init__(self, package: Any) -> None:
         self._package = package
-        # The first use imports modules of the package. The caller's lock prevents a fork meanwhile.
+        # The first use imports modules of the package, while the caller's lock prevents a fork.
         with suppress(LookupError, ValueError):
             self._look_up(_Model("gpt-4o", None), 1)
         self._models: dict[str, _Model | None] = {}

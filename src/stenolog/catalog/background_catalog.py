@@ -50,7 +50,7 @@ ReadHeads = Callable[[Sequence[str]], Iterator[SessionHead]]
 class BackgroundCatalog(Catalog):
     """A catalog that a thread keeps up to date. A read may miss the newest changes of the store.
 
-    Only reads make the thread look for changes.
+    The thread looks for changes only after the catalog was read.
     """
 
     def __init__(self, store: Store, *, heads: ReadHeads) -> None:
@@ -88,7 +88,7 @@ class BackgroundCatalog(Catalog):
         self._active = _ThreadRefresher(self, self._store, database)
 
     def is_refreshing_here(self) -> bool:
-        """Return whether the calling thread is the thread of this catalog."""
+        """Return whether the calling thread is the thread of this catalog, during a refresh."""
         return self._is_refreshing and threading.current_thread() is self._thread
 
     def _read(self, work: CatalogRead[T], progress: Progress | None = None) -> T:
@@ -193,7 +193,7 @@ class BackgroundCatalog(Catalog):
 
 
 class _ThreadRefresher(Refresher):
-    """A refresher that only the thread of the catalog uses; other threads do not wait."""
+    """A refresher that adds messages only in the catalog's thread; other threads do not wait."""
 
     def __init__(self, catalog: BackgroundCatalog, store: Store, database: Database) -> None:
         super().__init__(store, database)

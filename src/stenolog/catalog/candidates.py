@@ -4,9 +4,9 @@ Each word is searched separately, newest messages first, so that a common word c
 rare one. The result has the messages with the most and the rarest words, and their neighbours: an
 answer often shares no word with its question.
 
-Only messages of that session or sender are searched. A message hidden at or below the floor, with a
-summary, was summarized and can be found. Messages hidden in any other way were withdrawn and cannot
-be found, even if they are summarized later.
+Only messages of one session or sender are searched. If a session has a summary, hidden messages at
+or below the floor were summarized and can be found. Messages hidden in any other way were withdrawn
+and cannot be found, even if they are summarized later.
 """
 
 import json
@@ -28,7 +28,7 @@ MAX_TEXT_LENGTH: Final = 8_000
 """Maximum number of characters that are returned of a message."""
 
 _MAX_PER_WORD: Final = 500
-"""Maximum number of messages per word. For a more common word, the newest are used."""
+"""Maximum number of messages per word. Of a more common word, the newest are used."""
 
 _NO_LIMIT: Final = -1
 _MAX_WORDS: Final = 24
@@ -49,9 +49,9 @@ class CandidateQuery(Struct, frozen=True, kw_only=True):
     stems: Sequence[str]
     """Stems of the words of the question."""
     agent: str | None
-    """If set, sessions of other agents are left out."""
+    """Name of an agent; sessions of other agents are left out. None: all agents."""
     exclude_visible_of: str | None
-    """The asking session. Its visible messages are left out."""
+    """Key of the session that asks; its visible messages are left out."""
     since: int | None
     until: int | None
     limit: int
@@ -70,10 +70,10 @@ class _Session(Struct, frozen=True):
 
 
 MarkGroups = Sequence[Sequence[str]]
-"""Groups of marks. A message must have at least one mark of each group."""
+"""Groups of marks (query.py). A message must have at least one mark of each group."""
 
 FindNewest = Callable[[MarkGroups, int], list[int]]
-"""Function that returns the newest messages with these marks, up to a limit."""
+"""Function that returns the ids of the newest messages with these marks, up to a limit."""
 
 
 class CandidateSearch:
@@ -147,11 +147,11 @@ class CandidateSearch:
     # --- selection ---------------------------------------------------------------------------
 
     def _find_newest(self, mark_groups: MarkGroups, limit: int) -> list[int]:
-        """Return the newest matches, up to a limit."""
+        """Return the ids of the newest matches, up to a limit."""
         return self._find_hidden("newest_with", self._fulltext_values(mark_groups), limit)
 
     def _find_newest_in_period(self, mark_groups: MarkGroups, limit: int) -> list[int]:
-        """Return the newest matches of the requested period, up to a limit."""
+        """Return the ids of the newest matches in the requested period, up to a limit."""
         since = self._query.since if self._query.since is not None else -(2**62)
         until = self._query.until if self._query.until is not None else 2**62
         blocks = [
@@ -174,7 +174,7 @@ class CandidateSearch:
         return ids if limit == _NO_LIMIT else ids[:limit]
 
     def _fulltext_values(self, mark_groups: MarkGroups) -> Values:
-        """Return the full-text query for the words in the messages of the owner."""
+        """Return the values of a full-text search for these marks in the messages of the owner."""
         required = [*mark_groups, self._required_marks]
         return self._fulltext.mark_values(required, excluded=self._excluded_marks)
 
@@ -201,7 +201,7 @@ class CandidateSearch:
         return islice(self._without_withdrawn(ranked), limit)
 
     def _without_withdrawn(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield session and seq of these ids in order, without withdrawn messages."""
+        """Yield session and seq of the messages with these ids, without withdrawn messages."""
         size = 2 * self._query.limit
         for start in range(0, len(ids), size):
             batch = ids[start : start + size]
@@ -215,7 +215,7 @@ class CandidateSearch:
     # --- content -----------------------------------------------------------------------------
 
     def _read_messages(self, hits: Sequence[tuple[int, int]]) -> Iterator[Candidate]:
-        """Yield these messages, and the neighbours of the best ones."""
+        """Yield the messages at these positions, and the neighbours of the best matches."""
         positions = dict.fromkeys(hits)
         for session, seq in hits[:_MAX_WITH_NEIGHBOURS]:
             positions.update({(session, seq + step): None for step in _NEIGHBOUR_OFFSETS})

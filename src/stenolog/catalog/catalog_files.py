@@ -78,7 +78,7 @@ class LockFile:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
 
     def _open(self) -> Descriptor:
-        """Return the lock file, locked."""
+        """Open and lock the lock file, and return its descriptor."""
         deadline = time.monotonic() + self.timeout
         while True:
             lock = open_descriptor(
@@ -100,9 +100,9 @@ class LockFile:
             time.sleep(_POLL_SECONDS)
 
     def read_mark(self) -> bytes:
-        """Return the content that the last writer left; may be empty."""
+        """Return the content of the lock file, written by the last writer; may be empty."""
         try:
-            # Opening a fifo with this name would block.
+            # Without O_NONBLOCK, opening a fifo with this name would block.
             lock = open_descriptor(
                 self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             )
@@ -139,7 +139,7 @@ def file_identity(path: Path) -> Identity | None:
     except OSError as error:
         raise CatalogUnusable(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise CatalogUnusable(f"{path}: it is not a regular file")
+        raise CatalogUnusable(f"{path} is not a regular file")
     return status.st_dev, status.st_ino
 
 
@@ -149,7 +149,7 @@ _MAX_RECOVERIES: Final = 10
 
 
 class _OpenFile(Struct, frozen=True):
-    """A connection, and the identity of its file."""
+    """A connection to SQLite, and the identity of its file."""
 
     connection: sqlite3.Connection
     identity: Identity
@@ -168,11 +168,11 @@ class FileDatabase:
         self._writable = writable
         self._exclusive = ExclusiveLock(str(path))
         self._uses_during_fork: dict[int, ExclusiveUse] = {}
-        """By thread: the use that keeps other threads out of SQLite while the thread forks."""
+        """Uses that keep other threads out of SQLite during a fork, by the thread that forks."""
         self._connections: dict[str, _OpenFile] = {}
         """Open connections: for reading ("ro") and for writing ("rw")."""
         self._damaged_file: Identity | None = None
-        """The file that was found to be damaged."""
+        """Identity of the file that was found to be damaged."""
         self._closed = False
         _databases.add(self)
 
@@ -225,7 +225,7 @@ class FileDatabase:
         self._disconnect()
         try:
             new_file = self._create_new(self._calibrations())
-            # A kill between any two of these steps leaves no database with the journal of another.
+            # A kill between any two steps must not leave a database with the journal of another.
             for path in (self._path, self._journal):
                 path.unlink(missing_ok=True)
             set_mark(lock, WRITING_MARK)
@@ -273,7 +273,7 @@ class FileDatabase:
 
     @contextmanager
     def _exclusive_use(self) -> Iterator[ExclusiveUse]:
-        """Hold the exclusive use. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
         with self._exclusive.exclusive_use(timeout=self._lock.timeout) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
@@ -354,7 +354,7 @@ class FileDatabase:
         except sqlite3.Error as error:
             raise self._convert_error(error, open_file) from error
         except (ValueError, msgspec.MsgspecError) as error:
-            # All data here was written by this class: unreadable data is damaged.
+            # Only this class writes to the catalog, so unreadable data is damaged data.
             self._damaged_file = open_file.identity
             raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
         finally:
@@ -391,7 +391,7 @@ class FileDatabase:
         return self._lock.locked()
 
     def _is_unchanged(self) -> bool:
-        """Return whether the database is as its last writer left it, or a write is in progress."""
+        """Return whether no other program changed the database, or a write is in progress."""
         while True:
             mark = self._lock.read_mark()
             if mark in (WRITING_MARK, file_stamp(self._path)):
@@ -452,7 +452,7 @@ _MEMORY_NAME: Final = "the catalog in memory"
 
 
 class MemoryDatabase:
-    """A catalog in memory, which ends with the process."""
+    """A catalog in memory, which is lost when the process ends."""
 
     def __init__(self, source: object = None) -> None:
         """Start with a copy of a catalog file if it is usable, or else with empty tables."""
@@ -502,7 +502,7 @@ class MemoryDatabase:
 
     @contextmanager
     def _exclusive_use(self) -> Iterator[ExclusiveUse]:
-        """Hold the exclusive use. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
         with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS) as use:
             if self._closed:
                 raise CatalogUnusable(f"{_MEMORY_NAME} is closed")
@@ -580,7 +580,7 @@ def create_tables(connection: sqlite3.Connection, calibration_rows: Sequence[Row
 
 
 def is_calibration(ratio: object, weight: object) -> bool:
-    """Return whether these are valid values of `tokens.Calibration`; other values are damage."""
+    """Return whether ratio and weight are valid values of `tokens.Calibration`."""
     if not isinstance(ratio, float) or not isinstance(weight, float):
         return False
     # No estimate differs from the real count by more than a factor of 100.
@@ -616,6 +616,6 @@ def convert_error(error: sqlite3.Error, name: str) -> CatalogDamaged | CatalogUn
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """Return the extended error code; a general code for errors of the Python module."""
+    """Return SQLite's extended error code; SQLITE_ERROR if the error has no code."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code

@@ -27,7 +27,7 @@ _STALE_SECONDS: Final = 0.2
 
 
 class ExclusiveUse:
-    """One use, by the thread that creates it."""
+    """One use of the connection, by the thread that creates this object."""
 
     __slots__ = ("__weakref__", "checked_at", "ended", "lock", "process", "thread", "wakeup")
 
@@ -98,8 +98,7 @@ class ExclusiveLock:
             use.checked_at = time.monotonic()
             active_use = self._active_use()
             if active_use is None:
-                # Without this check, a thread that returns at once would keep all other threads
-                # out.
+                # Otherwise a thread that calls again at once would keep all other threads out.
                 if self._first_waiting() not in (None, use):
                     return self._add_to_queue(use)
                 if self._waiting:
@@ -107,8 +106,7 @@ class ExclusiveLock:
             elif active_use.thread != use.thread:
                 return self._add_to_queue(use)
             elif active_use.lock is not None:
-                # The use was interrupted. A traceback keeps it alive, so no finalizer closes the
-                # file.
+                # A traceback keeps the interrupted use alive, so no finalizer closes its file.
                 active_use.lock.close()
             self._current = weakref.ref(use)
             return True

@@ -96,9 +96,9 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
     """Open the catalog of a store, which stays up to date by itself.
 
     The catalog is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite
-    database, or tables in a PostgreSQL database. For any other store it is kept in memory. It can
-    be deleted at any time. `keep`: whether the catalog may be stored. [default: yes, unless the
-    store was opened with read_only=True]
+    database, or tables in a PostgreSQL database. For any other store it is kept in memory. A
+    catalog can be deleted at any time. `keep`: whether the catalog may be stored. [default: yes,
+    unless the store was opened with read_only=True]
     """
     return Catalog(store, keep=keep)
 
@@ -130,7 +130,7 @@ class Catalog:
         self._active = Refresher(self._store, database)
 
     def refresh(self, progress: Progress | None = None) -> None:
-        """Add new messages of the store. Every read does this itself."""
+        """Add new messages of the store to the catalog. Every read does so first."""
         self._read(lambda _transaction, _database: None, progress)
 
     def list(
@@ -191,7 +191,7 @@ class Catalog:
             [totals] = transaction.execute(database.sql["totals"], query.filter_values)
             facets: Facets = {}
             for name in FACETS:
-                # Other values of the same facet can be chosen instead, so they are counted too.
+                # Ignore the condition on this facet, so that its other values are counted, too.
                 filters = filter_values(replace(where, **{name: None}), query.running)
                 sql = database.sql["tag_facet" if name == "tag" else "facet"]
                 groups = transaction.execute(sql.replace("{facet}", name), (*filters, values))
@@ -299,8 +299,8 @@ class Catalog:
     ) -> Hits:
         """Return messages with all words of a query, including hidden and archived ones.
 
-        `"in quotes"`: in this order; `-word`: excluded; `wor*`: a prefix. The best matches come
-        first, or with `newest` the newest. If thousands of messages match, only the newest are
+        `"in quotes"`: words in this order; `-word`: excluded; `wor*`: a prefix. The best matches
+        come first, or with `newest` the newest. If thousands of messages match, only the newest are
         ranked. `since` is included, `until` is not. Every query is valid. Raises UsageError if
         limit or `after` is invalid or a time has no time zone.
         """
@@ -382,12 +382,12 @@ class Catalog:
     ) -> Candidates:
         """Return candidates for recall: only messages of the session `owner`.
 
-        These are the messages with the most and the rarest of `stems` (as returned by
-        stemming.stem), and their neighbours. `threads`: `owner` is a sender, and all sessions are
-        searched whose user messages all have that sender. `agent`: leave out sessions of other
-        agents. `exclude_visible_of`: leave out the visible messages of this session. Messages
-        between `since` and `until` come first. Raises UsageError if limit is invalid or a time has
-        no time zone.
+        Candidates are the messages with the most and the rarest of `stems` (as returned by
+        stemming.stem), and the neighbours of these messages. `threads`: `owner` is a sender, and
+        all sessions are searched whose user messages all have that sender. `agent`: leave out
+        sessions of other agents. `exclude_visible_of`: leave out the visible messages of this
+        session. Messages between `since` and `until` come first. Raises UsageError if limit is
+        invalid or a time has no time zone.
         """
         # Imported on demand: a list does not need this module.
         from stenolog.catalog.candidates import CandidateQuery, CandidateSearch
@@ -419,7 +419,7 @@ class Catalog:
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
         """Add a reported token count and our estimate, and return the new calibration.
 
-        A write syncs the catalog, and the next turn of the session waits for it. So a report that
+        A write syncs the catalog, and the next turn waits for the write. So a report that
         hardly changes the ratio stays in this process until the difference is worth a write. A
         calibration that cannot be stored stays in this process, too; losing it only costs accuracy.
         """
@@ -447,7 +447,7 @@ class Catalog:
                 try:
                     return store()
                 except CatalogDamaged:
-                    # The tables are missing if nothing was listed yet.
+                    # The tables are missing if the catalog was never read.
                     database.rebuild()
                     return store()
         self._unstored_calibrations[name] = result
@@ -518,13 +518,13 @@ class Catalog:
             self._use_memory(broken_refresher, error)
 
     def _use_memory(self, failed_refresher: "Refresher", reason: Exception) -> None:
-        """Continue in memory. Raises StoreUnavailable if the catalog in memory failed."""
+        """Replace the database by one in memory. Raises StoreUnavailable if that one failed."""
         with self._mutex:
             self._check_open()
             if self._active is not failed_refresher:
-                return  # another thread has already done it
+                return  # another thread has already replaced the database
             if isinstance(reason, DatabaseUnreachable):
-                # A catalog in memory needs the server, too, and the server will be back.
+                # A catalog in memory would be built from the same unreachable server.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed_refresher.database, MemoryDatabase):
                 raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason
@@ -560,7 +560,7 @@ CatalogRead = Callable[[Transaction, Database], T]
 
 
 class _KnownStamps(Struct, frozen=True):
-    """The stamps of all sessions in the catalog."""
+    """The stamps of all sessions in the catalog. A stamp changes with every change of a session."""
 
     catalog_id: int | None
     """Random number that identifies the catalog."""
@@ -572,8 +572,8 @@ class _KnownStamps(Struct, frozen=True):
 class Refresher:
     """An updater that brings a catalog up to date with a store.
 
-    The store's stamps show which sessions changed; only their new messages are read. A stamp is
-    taken before its session is read, so that concurrent writes are at worst read again.
+    The store's stamps show which sessions changed; only the new messages of those are read. A stamp
+    is taken before its session is read, so that concurrent writes are at worst read again.
 
     Several processes may refresh one catalog at the same time. Each session has a version. If two
     processes read the same version, only the first can write the next version; the other process
@@ -592,8 +592,8 @@ class Refresher:
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
 
-        Raises CatalogDamaged and CatalogUnusable. Raises CatalogBusy if other processes were faster
-        every time; then the catalog may be older than the call.
+        Raises CatalogDamaged and CatalogUnusable. Raises CatalogBusy if other processes
+        changed the same sessions first in every round; then the catalog may be out of date.
         """
         catalog_id: int | None = None
         missed_keys: set[str] | None = None
@@ -657,11 +657,11 @@ def _select_keys(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
 
 
 def database_of(store: Store, *, keep: bool) -> Database:
-    """Return the database of a store's catalog. `keep=False`: read-only."""
+    """Return the database of a store's catalog. `keep`: whether it may be written."""
     if isinstance(store, CatalogFileStore):
         path = store.catalog_file()
         return MemoryDatabase() if path is None else FileDatabase(path, writable=keep)
-    # A store of this class exists only if its module was imported.
+    # A PostgresStore exists only if its module was imported.
     postgres = sys.modules.get("stenolog.stores.postgres")
     if postgres is not None and isinstance(store, postgres.PostgresStore):
         from stenolog.catalog.postgres import SchemaDatabase
@@ -712,11 +712,11 @@ _ORDERS: Final[dict[Sort, str]] = {
     "tokens": "(input_tokens + output_tokens)",
     "length": "count",
 }
-"""Column of each order; the highest value comes first."""
+"""SQL expression for each order; the highest value comes first."""
 
 
 class _ListQuery(Struct, frozen=True):
-    """One page of the list of sessions."""
+    """The query for one page of the list of sessions."""
 
     filter_values: Sequence[Any]
     running: set[str] | None
@@ -732,7 +732,10 @@ class _ListQuery(Struct, frozen=True):
 
 
 def filter_values(where: SessionFilter, running: set[str] | None = None) -> list[Any]:
-    """Return the values of session_filter. `running`: running sessions, if the state matters."""
+    """Return the values for `session_filter` in queries.sql.
+
+    `running`: keys of the running sessions; None if the filter has no state.
+    """
     return [
         *prefix_range(where.prefix),
         *map(_replace_invalid, (where.tag, where.channel, where.agent)),
@@ -746,7 +749,7 @@ def filter_values(where: SessionFilter, running: set[str] | None = None) -> list
 
 
 def _session_values(where: SessionFilter, running: set[str] | None = None) -> list[Any] | None:
-    """Return the values of session_filter; None if all sessions match."""
+    """Return the values for `session_filter` in queries.sql; None if all sessions match."""
     return filter_values(where, running) if where != SessionFilter() else None
 
 
@@ -795,7 +798,7 @@ def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
 
 
 def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
-    """Return the `after` of a page that ends with this session."""
+    """Return the value of `after` for the page that follows this session."""
     time = entry.updated if sort == "changed" else entry.last_message
     # Unreadable sessions have no time.
     last = 0 if time is None else to_microseconds(time)

@@ -33,7 +33,7 @@ _TAIL_LENGTH: Final = 32
 
 
 class StampRules(Struct, frozen=True):
-    """Rules to interpret the stamps of a store. Most stamps only show that something changed."""
+    """Rules to interpret the stamps of a store. Most stamps only show that a session changed."""
 
     may_be_append: Callable[[str, str], bool] = lambda _before, _now: True
     """Function that returns whether the change between two stamps may be only an append."""
@@ -104,7 +104,7 @@ class Indexer:
     def _read_row(self, key: str) -> CatalogRow | None:
         with self._database.read_transaction() as transaction:
             for columns in list(transaction.execute(self._sql["row"], (self._price_list, key))):
-                # An invalid row means that the catalog is broken, and is detected here.
+                # An invalid row raises an error here: the catalog is damaged.
                 return steps.decode_row(columns)
         return None
 
@@ -166,7 +166,7 @@ class SessionReader:
             raise NotIndexable(error) from error
 
     def _read(self, key: str, stamp: str, row: CatalogRow | None) -> SessionContent:
-        """Return the new part of the session, or all of it. Raises the errors of the store."""
+        """Return the new messages of a session, or all messages. Raises the errors of the store."""
         known_row = row if row is not None and row.is_complete else None
         for _ in range(_MAX_ATTEMPTS):
             before = self._store.info(key)
@@ -194,7 +194,7 @@ class SessionReader:
     def _has_last_message(
         self, info: SessionInfo, known_row: CatalogRow, tail: Sequence[Message]
     ) -> bool:
-        """Return whether the store has the last message of the catalog at its seq.
+        """Return whether the store has the session's last message in the catalog, at the same seq.
 
         The store lacks the message if the store was replaced, for example by a backup. An archived
         message is not compared, because reading an archive takes too long: the result is True.
@@ -246,7 +246,7 @@ class SessionReader:
 
 
 def _keeps_owner(known_row: CatalogRow, messages: Sequence[Message]) -> bool:
-    """Return whether new messages keep the owner, which is stored with every message."""
+    """Return whether the owner, which is indexed with every message, stays the same."""
     owner = known_row.ownership.owner
     return not known_row.count or known_row.ownership.with_messages(messages).owner == owner
 
@@ -274,7 +274,7 @@ class CatalogWriter:
         """Keys of the sessions that another process changed before our step."""
 
     def add_steps(self, key: str, session_steps: Iterable[Step]) -> None:
-        """Execute these steps of one session soon, if possible in one transaction."""
+        """Collect the steps of one session; many steps are executed in one transaction."""
         for step in session_steps:
             if not self._steps:
                 self._collecting_since = time.monotonic()

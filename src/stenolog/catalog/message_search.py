@@ -5,8 +5,8 @@ The cost of a search is bounded, regardless of the number of matches.
 If there are few matches, all are read. If there are many, the newest matches are found block by
 block (schema.sql), starting with the blocks that may contain the newest messages. So a search for a
 word that every message has is as fast as a search for a rare word.
-Ranking is limited to the newest thousand matches. Only if a filter excludes almost all matches of a
-common word are all of them read.
+Ranking is limited to the newest thousand matches. If a filter excludes almost all matches of a
+common word, all its matches are read.
 """
 
 import json
@@ -39,18 +39,18 @@ MAX_RANKED: Final = 1_000
 """Maximum number of matches that are ranked. If there are more, the newest are ranked."""
 
 _MAX_SESSION_MARKS: Final = 64
-"""Maximum number of sessions in a full-text query. With more, matches are filtered later."""
+"""Maximum number of sessions in a full-text query. With more, matches are filtered afterwards."""
 
 _MAX_BLOCKS: Final = 32
 """Maximum number of blocks per query."""
 
 
 class SearchFilter(Struct, frozen=True):
-    """Conditions besides the query."""
+    """Conditions of a search besides its query."""
 
     role: str | None
     sessions: Sequence[Any] | None
-    """Values of session_filter; None: all sessions."""
+    """Values for `session_filter` in queries.sql; None: all sessions."""
     since: int | None
     """Earliest time in microseconds since 1970; `until` has the same unit."""
     until: int | None
@@ -123,7 +123,7 @@ class Search:
         )
 
     def find_best(self, limit: int, after: str | None) -> Hits:
-        """Return the best matches first: speech before tools, then by BM25, then the newest."""
+        """Return the best matches first: people and models before tools, then by BM25 and time."""
         start = max(0, _decode_number(after, after)) if after is not None else 0
         matches = self._find_newest(MAX_RANKED, None)
         ranked = [id_ for id_, _ in self._rank_matches(matches)]
@@ -193,8 +193,8 @@ class Search:
     def _find_newest_by_blocks(self, count: int, start: _Match | None, batch: int) -> _MatchPage:
         """Read blocks, newest first, until no other block can have newer matches.
 
-        `batch`: the estimated number of blocks. Reading several at once is cheaper, especially for
-        prefixes.
+        `batch`: the estimated number of blocks. Reading several blocks at once is cheaper,
+        especially for prefixes.
         """
         blocks = [
             (block, newest)
@@ -318,7 +318,7 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
         # One character may normalize to several, such as ㌔: then the pairs have other positions.
         plain = unicodedata.is_normalized("NFKC", text[start:end])
         if word.singles and plain and len(word.parts) == max(1, end - start - 1):
-            # Limit the number of positions: such a run may be as long as the text.
+            # Limit the number of positions: one word may be as long as the text.
             positions += islice(
                 _pair_positions(text, start, word, tokens_to_find), _MAX_POSITIONS - len(positions)
             )

@@ -89,15 +89,15 @@ def term_forms(term: Term) -> list[list[TokenRun]]:
 
 
 def session_mark(session: int) -> str:
-    """Return the token of all messages of a session."""
+    """Return the index token that marks all messages of a session."""
     return f"=s{session}"
 
 
 def role_mark(role: str) -> str:
-    """Return the token of all messages with a role."""
+    """Return the index token that marks all messages with a role."""
     raw = role.encode()
     if len(raw) > _MAX_ROLE_BYTES:
-        # Rarely needed, and slow to import.
+        # This module is rarely needed, and slow to import.
         from hashlib import sha256
 
         raw = sha256(raw).digest()
@@ -105,15 +105,15 @@ def role_mark(role: str) -> str:
 
 
 def owner_mark(owner: str) -> str:
-    """Return the token of all messages of an owner."""
-    # Slow to import, and not needed for a list.
+    """Return the index token that marks all messages of an owner."""
+    # This module is slow to import, and a list does not need it.
     from hashlib import sha256
 
     return f"=o{sha256(owner.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
 def stem_mark(stem: str) -> str:
-    """Return the token of all messages with a word of this stem."""
+    """Return the index token that marks all messages with a word of this stem."""
     return f"=w{stem}"
 
 
@@ -128,7 +128,7 @@ def _split_runs(tokens: Sequence[str], singles: set[str], *, is_prefix: bool) ->
         else:
             run.append(token)
     if run:
-        # Tokens of these scripts have at most two characters, so a pair needs no search by prefix.
+        # Pairs are the longest tokens of such scripts, so a pair needs no search by prefix.
         result.append(
             TokenRun(run, is_prefix=is_prefix and not (singles and set(run[-1]) <= singles))
         )
@@ -139,7 +139,7 @@ def _split_runs(tokens: Sequence[str], singles: set[str], *, is_prefix: bool) ->
 
 
 Values = tuple[Any, ...]
-"""Values of a statement on the full-text index; for a search, only the first values."""
+"""Values for an SQL statement on the full-text index; for a search, only the first values."""
 
 
 class MessageTokens(Struct, frozen=True):
@@ -164,13 +164,13 @@ class FullTextDialect(Protocol):
         """Return the values of `remove_words`. `read_added` returns the tokens that were added."""
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return the values of a search for a query, optionally in a role and in sessions."""
+        """Return the values of a search for a query, optionally limited to a role and sessions."""
 
     def rank_values(self, query: Query) -> Values | None:
         """Return the part of a query that is used for ranking; None without such a part."""
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search for a mark of each required group and no excluded mark."""
+        """Return the values of a search: a mark of each required group, and no excluded mark."""
 
 
 # --- fts5 -----------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class FTS5:
         return self.tokens_to_add(read_added()) if ids else []
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return the values of a search for a query, optionally in a role and in sessions."""
+        """Return the values of a search for a query, optionally limited to a role and sessions."""
         return (match_expression(query, role=role, sessions=sessions),)
 
     def rank_values(self, query: Query) -> Values | None:
@@ -201,7 +201,7 @@ class FTS5:
         return (ranked_terms,) if ranked_terms else None
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search for a mark of each required group and no excluded mark."""
+        """Return the values of a search: a mark of each required group, and no excluded mark."""
         condition = " AND ".join(f"({_any_of(group)})" for group in required)
         return (f"({condition}) NOT ({_any_of(excluded)})" if excluded else condition,)
 

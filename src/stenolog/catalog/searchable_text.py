@@ -33,7 +33,7 @@ LONGEST_NAME: Final = 500
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _EMPTY_JSON: Final = {"{}", "[]"}
-"""Arguments or results of a tool without content."""
+"""JSON of arguments or results without content."""
 _LONGEST_WORD: Final = 200
 """Maximum length of a word in a part of unknown type; longer words are encoded data."""
 
@@ -81,7 +81,7 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
 
 
 def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the different tags, sorted."""
+    """Return the tags of a session without duplicates, sorted."""
     tags = meta.get("tags")
     items = tags if isinstance(tags, list) else [tags]
     return tuple(sorted({replace_surrogates(tag) for tag in items if isinstance(tag, str) and tag}))
@@ -105,7 +105,7 @@ def project_from(meta: Mapping[str, Any]) -> str:
 
 
 def source_from(meta: Mapping[str, Any]) -> str | None:
-    """Return the session from which another program forked this one, or None."""
+    """Return the session from which another program forked this session, or None."""
     return _as_name(_transcript_facts(meta).get("forked_from")) or None
 
 
@@ -124,7 +124,7 @@ def _as_name(value: Any) -> str:
 
 
 def is_speech(fields: Mapping[str, Any], parts: Iterable[Part]) -> bool:
-    """Return whether a user or a model said something in a message.
+    """Return whether a message has text that a user or a model wrote.
 
     False for tool calls, results of tools, and user messages that a program wrote.
     """
@@ -205,7 +205,7 @@ def _call_text(name: str, arguments: Any) -> Iterator[str]:
 def _words_of_json(text: str) -> str:
     """Return JSON text with its structure removed, so that every word in it can be found.
 
-    An escaped line end would otherwise stick to the next word. Other text is returned unchanged.
+    Otherwise an escaped line end would be a part of the next word. Other text is not changed.
     """
     if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
         try:
@@ -230,7 +230,7 @@ def _flatten_json(value: Any) -> str:
         elif isinstance(current, dict):
             for name, inner in reversed(current.items()):
                 stack += (inner, f"{name}: ", ", ")
-            del stack[len(stack) - bool(current) :]  # no comma before the first
+            del stack[len(stack) - bool(current) :]  # no comma before the first name
         elif isinstance(current, list):
             for inner in reversed(current):
                 stack += (inner, ", ")

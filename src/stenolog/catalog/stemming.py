@@ -2,8 +2,8 @@
 
 Handles English suffixes and common irregular forms; words of other languages stay unchanged. The
 rules are similar to Porter's: a suffix is removed only if enough of the word is left. A stem need
-not be a word; it only has to be the same for all forms. The catalog stores stems: if a change gives
-any word another stem, change `catalog_database.VERSION`.
+not be a word; it only has to be the same for all forms of a word. The catalog stores stems: if a
+change gives any word another stem, change `catalog_database.VERSION`.
 """
 
 import re
@@ -66,8 +66,8 @@ _IRREGULAR: Final = {
 _VOWELS: Final = "aeiouy"
 _AGENT_NOUN: Final = re.compile("[aeiou][^aeiou]+er$")
 _LONG_ENDINGS: Final = (
-    # Ending, replacement, and minimum length of the rest of the word. The longest ending comes
-    # first, because only the first match is replaced.
+    # Ending, replacement, and minimum length of the rest of the word.
+    # The longest ending comes first, because only the first match is replaced.
     ("ization", "ize", 2),
     ("isation", "ize", 2),
     ("ational", "ate", 2),

@@ -84,7 +84,7 @@ def decode_row(columns: Sequence[Any]) -> CatalogRow:
 
 
 class IndexedMessage(Struct, frozen=True):
-    """One message in indexed form."""
+    """A message in the form in which the catalog stores it."""
 
     seq: int
     role: str
@@ -150,7 +150,7 @@ class Step(Struct, frozen=True, kw_only=True):
     version: int | None = None
     """Version of the row that the step starts from; None if the row must not exist."""
     start: SessionStart | None = None
-    """If set, reset the row. The next steps remove its messages."""
+    """If not None, the step resets the row to these values; the next steps remove its messages."""
     remove_count: int = 0
     """Number of newest messages to remove."""
     messages: Sequence[IndexedMessage] = ()
@@ -182,7 +182,7 @@ def update_steps(
     content: SessionContent,
     price: Price | None = None,
 ) -> Iterator[Step]:
-    """Yield the steps from the row in the catalog to the session as read."""
+    """Yield the steps that bring a row of the catalog up to date with the session's content."""
     info = content.info
     kept_row = None if content.from_start else row
     start = info.uid, info.generation, info.archived
@@ -201,7 +201,7 @@ def removal_steps(key: str, row: CatalogRow) -> Iterator[Step]:
 
 
 def _with_versions(row: CatalogRow | None, steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield the steps with the versions that they start from. Each step increases the version."""
+    """Add to each step the version that it starts from. Each step increases the version."""
     version = row.version if row is not None else None
     for step in steps:
         yield replace(step, version=version)
@@ -302,7 +302,7 @@ def _usage_of(
 
 
 def _withdrawn_spans(info: SessionInfo) -> list[Span]:
-    """Return the seqs whose hidden messages were withdrawn: those that no summary covers.
+    """Return the seqs at which a hidden message was withdrawn, because no summary covers it.
 
     The floor alone does not show whether a message was withdrawn: a message that was hidden by hand
     is below the floor too, as soon as all messages before it are hidden.

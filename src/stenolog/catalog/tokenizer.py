@@ -6,10 +6,10 @@ pictographs. `getUserName`, `get_user_name` and `get-user-name` become get, user
 are split into overlapping pairs of characters. Case, width and the accents of Latin and Greek
 letters are ignored; other accents are not, because they make another letter.
 
-Each message has two lines of tokens. The first has the parts in order, so that a compound word
-(`a.b/c-d`, 東京都) is found as a run of parts. The second has additional tokens: each word in the
-form that it has in lower case, so that `getusername` finds `getUserName`, and each single character
-of a script without spaces.
+Each message has two lines of tokens. The first line has the parts in order, so that a compound word
+(`a.b/c-d`, 東京都) is found as a run of parts. The second line has additional tokens: each word
+with its parts joined, so that `getusername` finds `getUserName`, and each single character of a
+script without spaces.
 
 Tokens consist of letters, digits and marks only. Additional tokens of the catalog are marked with a
 character that no word has. If a change gives any text other tokens, change
@@ -38,7 +38,7 @@ _MAX_NAME_LENGTH: Final = 256
 _CACHE_SIZE: Final = 100_000
 _MAX_CACHED_LENGTH: Final = 32
 
-# Han, kana, bopomofo, hangul, Yi; and Thai, Lao, Tibetan, Myanmar, Khmer.
+# Scripts without spaces: Han, kana, bopomofo, hangul, Yi, Thai, Lao, Tibetan, Myanmar, Khmer.
 _RANGES: Final = (
     "\u0e00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
     "\u3031-\u3035\u3038-\u303c\u3041-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f"
@@ -138,7 +138,7 @@ def split_words(text: str) -> list[Word]:
 
 
 def split_names(text: str) -> list[str]:
-    """Split a text at spaces and signs: the fastest way, for callers with a cache per name."""
+    """Split a text at spaces and signs. This is fast, for callers that cache each name."""
     return text.translate(_separators).split()
 
 
@@ -192,7 +192,7 @@ def _join_words(names: Sequence[Word]) -> Word:
 
 
 def _split_runs(name: str) -> Iterable[tuple[bool, str]]:
-    """Split a name into runs with and without characters of scripts without spaces."""
+    """Split a name into runs; each run has only characters of scripts with or without spaces."""
     if name.isascii():
         return [(False, name)]
     runs = groupby(name, _unspaced.__getitem__)
@@ -224,7 +224,7 @@ def _split_name(piece: str) -> list[str]:
 
 
 def _split_case(run: str) -> list[str]:
-    """Split `HTTPServer` at its humps: HTTP, Server."""
+    """Split a name where capital letters start a word: `HTTPServer` gives HTTP, Server."""
     if run.islower() or run.isupper():
         return [run]
     starts = [0]

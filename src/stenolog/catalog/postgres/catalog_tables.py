@@ -61,7 +61,7 @@ def load_triggers(schema: str, namespace: str) -> Mapping[str, str]:
 
 @cache
 def load_schema(schema: str, prefix: str) -> tuple[str, ...]:
-    """Return the statements that create the tables. The last statement has the version as value."""
+    """Return the statements that create the tables. The last one needs the version as value."""
     return split_statements(_read_sql("schema.sql", schema, prefix))
 
 
@@ -177,7 +177,7 @@ class SchemaDatabase:
             self._damaged = True
             raise CatalogDamaged(str(error)) from error
         except (ValueError, msgspec.MsgspecError) as error:
-            # All data here was written by this class: unreadable data is damaged.
+            # Only this class writes to the catalog, so unreadable data is damaged data.
             self._damaged = True
             raise CatalogDamaged(f"the catalog contains invalid data: {error}") from error
         except StoreBusy as error:
@@ -190,7 +190,7 @@ class SchemaDatabase:
         if is_connection_lost(cause):
             return DatabaseUnreachable(str(error))
         if isinstance(cause, psycopg.IntegrityError):
-            # Rows refer to missing rows.
+            # A row refers to a row that is missing.
             self._damaged = True
             return CatalogDamaged(str(error))
         return CatalogBusy(str(error)) if is_conflict(cause) else CatalogUnusable(str(error))
@@ -221,5 +221,5 @@ def _encode_value(value: Any) -> Any:
 
 
 def _decode_value(value: Any) -> Any:
-    """Decode text without a truncated last character. Raises UnicodeDecodeError."""
+    """Decode a text, and drop a truncated last character. Raises UnicodeDecodeError."""
     return codecs.utf_8_decode(value)[0] if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Full-text search of PostgreSQL. Typed text is always quoted and never an operator. Pure.
+"""Full-text search of PostgreSQL. Words of a query are always quoted, never operators. Pure.
 
 A tsquery finds the messages that have the words, but not their order. Consecutive words are checked
 among these messages in the stored tokens, because positions in a tsvector end at 16,383, and at 255
@@ -55,7 +55,7 @@ class TSQuery:
         return [(id_,) for id_ in ids]
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return the values of a search for a query, optionally in a role and in sessions."""
+        """Return the values of a search for a query, optionally limited to a role and sessions."""
         conditions: list[str] = []
         phrase_checks: list[tuple[bool, list[list[str]]]] = []
         for term in query.terms:
@@ -83,7 +83,7 @@ class TSQuery:
         return (_any_of(tokens),) if tokens else None
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search for a mark of each required group and no excluded mark."""
+        """Return the values of a search: a mark of each required group, and no excluded mark."""
         conditions = [_any_of(group) for group in required]
         if excluded:
             conditions.append(f"!{_any_of(excluded)}")
@@ -93,7 +93,7 @@ class TSQuery:
 def _make_vector(message: MessageTokens) -> str:
     """Return all tokens of a message as a tsvector. Tokens beyond the limit are left out.
 
-    The mark `=b` of its block limits a search to the newest blocks.
+    The mark `=b` has the block of the message, so that a search can be limited to some blocks.
     Tokens have no quotes or backslashes (tokenizer.py), so they need no escapes.
     """
     words = Counter(message.parts.split())
@@ -105,8 +105,8 @@ def _make_vector(message: MessageTokens) -> str:
             f"'{word}'{_POSITIONS[min(count, _MAX_COUNT) - 1]}" for word, count in words.items()
         ]
         return " ".join([*tokens, *(f"'{mark}'" for mark in marks)])
-    # Omit the numbers of occurrences first, then the last stems. Hardly any text of 64 K characters
-    # exceeds the limit.
+    # Omit the numbers of occurrences first, then the last stems.
+    # Hardly any text of 64 K characters exceeds the limit.
     bytes_left, tokens = _MAX_TSVECTOR_BYTES, []
     for token in dict.fromkeys([*marks[:_LEADING_MARKS], *words, *marks[_LEADING_MARKS:]]):
         bytes_left -= len(token.encode())
@@ -143,7 +143,7 @@ def _any_of(tokens: Iterable[str]) -> str:
 
 
 def _join_conditions(operator: str, conditions: Iterable[str]) -> str:
-    """Join in brackets as a balanced tree: PostgreSQL recurses as deep as the nesting."""
+    """Join conditions as a balanced tree, because PostgreSQL recurses for each bracket."""
     parts = list(conditions)
     while len(parts) > 1:
         pairs = [operator.join(parts[at : at + 2]) for at in range(0, len(parts), 2)]
