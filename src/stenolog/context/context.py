@@ -375,6 +375,6 @@ def _next_limits(limits: Limits, window: Window, overflow: ContextOverflow) -> L
     """Return the limits for the next attempt."""
     if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
         return limits.at_most(int(overflow.limit * _STATED_LIMIT_SHARE))
-    # The rejected request may have been far below its limit.
+    # The rejected request may have been far below `max_context_tokens`.
     sent_tokens = window.tokens + limits.answer
     return limits.at_most(int(min(sent_tokens, limits.max_context_tokens) * _SHORTEN_FACTOR))

@@ -166,8 +166,7 @@ class _Arrangement:
         """Return `id`, or a similar id if another call of the request has it."""
         unique = id
         while unique in self._ids:
-            # The count continues at the last number, because a model may use the same id for all
-            # its calls.
+            # Continue at the last number: a model may use the same id for all its calls.
             self._uses[id] += 1
             unique = f"{id}_{self._uses[id] + 1}"
         self._ids.add(unique)
@@ -213,7 +212,7 @@ class _Arrangement:
         role, text = role_of(body), body.get("content")
         is_plain = isinstance(text, str) and text and text.isascii() and not text.isspace()
         if is_plain and not (calls or keep_reasoning or self._needs.keep_fields or "name" in body):
-            # Most messages: they stay as they are, without the fields that are not sent.
+            # Most messages need no cleaning: only role and text are sent.
             return {"role": role, "content": text} if role not in ("", "tool") else None
         if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
@@ -304,7 +303,7 @@ def _arguments_text(value: Any) -> str:
 
 
 def _sendable_content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
-    """Return text, a list of parts, or None if the content is empty."""
+    """Return the content as a text or a list of parts; None if the content is empty."""
     if value is None or isinstance(value, str):
         return value if value and value.strip() else None
     if not isinstance(value, list):

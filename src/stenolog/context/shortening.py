@@ -86,7 +86,7 @@ class _Shortening:
                 self._replace_body(at, _elided_results(self.entries[at], 0, self.tokens))
 
     def _cut_results(self, places: Sequence[int], budget: int, *, min_tokens: int) -> None:
-        """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
+        """Cut tool results to equal shares of the tokens that the other messages leave."""
         results = [at for at in places if _is_result(self.entries[at])]
         other_tokens = sum(self.costs) - sum(self.costs[at] for at in results)
         remaining = max(budget - other_tokens, min_tokens)
@@ -112,7 +112,7 @@ class _Shortening:
                 self._replace_body(at, _elided_speech(self.entries[at], self.tokens))
 
     def _leave_out(self, budget: int) -> None:
-        """Leave out complete steps, oldest first; the turn's first message is left out last."""
+        """Leave out calls with their results, oldest first; the turn's first message goes last."""
         first = 1 if self.entries and _is_user(self.entries[0]) else 0
         dropped_indexes: set[int] = set()
         for step in [*_group_steps(self.entries, first), *([[0]] if first else [])]:
@@ -234,7 +234,7 @@ def _elided_call(call: Body, seq: int | None, tokens: Tokens) -> Body:
 
 
 def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body | None:
-    """Return arguments that point to the full arguments, or None if those are shorter."""
+    """Return arguments that point to the full arguments; None if the full arguments are shorter."""
     text = arguments if isinstance(arguments, str) else as_json(arguments)
     short = {"elided": pointer(text, seq, tokens)}
     return short if tokens.text(as_json(short)) < tokens.text(text) else None
@@ -274,7 +274,7 @@ def shorten_turn(
 
 
 def minimum_tokens(entries: Sequence[RequestMessage], tokens: Tokens) -> tuple[int, int]:
-    """Return the tokens of the newest user message, and of the minimum rest of its turn."""
+    """Return the tokens of the newest user message, and the minimum for the rest of its turn."""
     turn = _Shortening(entries, tokens)
     message_tokens = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0
     turn.shorten(0)

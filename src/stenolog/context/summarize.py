@@ -3,12 +3,12 @@
 An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
 field is set to the seq up to which the checkpoint will hide messages, and `undo` does not change
 meta. So a floor below that seq means that the last summary is not in effect. After a crash between
-the two writes, the floor is below that seq, too. Then the number of messages alone triggers no
-summary until a summary is made for another reason. The token budget is respected in any case. A
+the two writes, the floor is below that seq, too. In both cases the number of messages alone
+triggers no summary until a summary is made for another reason. The token budget is respected in any case. A
 checkpoint that fails resets the field.
 
-The same write records the messages that were withdrawn before (`stores/withdrawn_messages.py`),
-because withdrawn messages below the floor would look summarized.
+The write of that field also records which messages were withdrawn before
+(`stores/withdrawn_messages.py`), because withdrawn messages below the floor would look summarized.
 """
 
 from collections import Counter
@@ -161,11 +161,11 @@ class SessionState(Struct, frozen=True, kw_only=True):
 
 
 UNDO_HINT: Final = "; undo shows them again"
-"""End of a report, which front ends replace by their own command."""
+"""End of a report's text, which front ends replace by their own command."""
 
 
 class SummaryReport(Struct, frozen=True, kw_only=True):
-    """Report of messages that became a summary. `store.undo(key)` makes them visible again."""
+    """Report of a summary. `store.undo(key)` makes the summarized messages visible again."""
 
     key: str
     reason: Reason
@@ -329,7 +329,7 @@ def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[S
 
 
 def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
-    """Remove these meta fields from a session that was created again."""
+    """Remove the meta fields of a summary from a session that was created again."""
     our_fields = {COMPACTED_UPTO, withdrawn_messages.META_FIELD, side_usage.META}
     if now.last_seq == 0 and not now.summary and set(now.meta) <= our_fields:
         # The session was just deleted, and setting these fields created it again.

@@ -178,7 +178,7 @@ def _outdated_lines(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
 
 
 def _parse_lines(value: Any) -> list[str]:
-    """Return the lines in an answer, which may be a text instead of a list."""
+    """Return the lines in a field of an answer, which is a list or a single text."""
     items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [line for item in items if isinstance(item, str) and (line := _clean_line(item))]
 
@@ -212,7 +212,7 @@ _MAX_QUOTE_CHARACTERS: Final = 200
 MAX_QUESTIONS: Final = 20
 """Approximate maximum number of model calls per summary. Older messages are only quoted."""
 _MIN_QUESTION_TOKENS: Final = 256
-"""Minimum tokens of a question. A model that rejects even such a question is not asked again."""
+"""Minimum tokens of a prompt. A model that rejects even such a prompt is not asked again."""
 
 
 class SummaryResult(Struct, frozen=True, kw_only=True):
@@ -250,7 +250,7 @@ class _SummaryWriter:
         self._max_tokens = max_tokens
         self._tokens = tokens
         self._room = limits.room
-        """Maximum tokens of a question; halved when the model rejects one as too long."""
+        """Maximum tokens of a prompt; halved when the model rejects a prompt as too long."""
         self._usage: SideUsage = {}
         self._dropped_lines = 0
         self._fallback = "" if complete is not None else "no model was given"
@@ -259,7 +259,7 @@ class _SummaryWriter:
         summary = parse_summary(previous)
         unread = self._count_unread(messages) if self._complete is not None else 0
         if unread:
-            self._fallback = f"{unread:,} messages did not fit into the questions to the model"
+            self._fallback = f"{unread:,} messages did not fit into the prompts for the model"
             summary = self._with_quotes(summary, messages[:unread])
         remaining = list(messages[unread:])
         while remaining:
@@ -306,7 +306,7 @@ class _SummaryWriter:
     def _make_question(
         self, waiting: Sequence[Message], summary: Summary
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return the number of messages (at least 1) that fit into a question, and the question."""
+        """Return the number of messages (at least 1) that fit into a prompt, and the prompt."""
         rendered = render_summary(summary, labelled=True) or "(nothing yet)"
         head = f"Summary so far:\n{rendered}\n\nNext part of the conversation:\n"
         tokens_left = self._room - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
@@ -346,7 +346,7 @@ class _SummaryWriter:
 
 
 class _TooLong(Exception):
-    """The question must be shortened and asked again."""
+    """The model rejected the prompt as too long; send a shorter prompt."""
 
 
 def message_texts(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:

@@ -93,7 +93,7 @@ class TurnState(Struct, frozen=True, kw_only=True):
     has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
     client_calls: tuple[ToolCall, ...] = ()
-    """Calls of the client without a result, unless the user sent a message instead."""
+    """Calls without a result that the client runs, unless the user sent a message instead."""
     abandoned: frozenset[str] = frozenset()
     """Ids of the open calls that the client should have run."""
 

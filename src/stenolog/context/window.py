@@ -67,7 +67,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         """Return the smallest max_context_tokens with which `sent` tokens can be sent."""
         if self.reserve is not None:
             return sent + self.reserve
-        # A quarter of the total is a third of the remaining tokens.
+        # A quarter of the context is a third of the tokens that are sent.
         return sent + max(min(4_096, -(-sent // 3)), 1)
 
     def at_most(self, max_context_tokens: int) -> "Limits":
@@ -85,8 +85,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
-# A marker is changed, not removed: removing a marker could join the text around it into a new
-# marker.
+# A marker is changed, not removed: the text around a removed marker could form a new marker.
 _SUMMARY_MARKER: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
 
 _MAX_ATTEMPTS: Final = 4
@@ -163,8 +162,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         tools = self.tokens.tools(self.tools)
         budget = self.limits.room - tools
         for summary, memory in self._head_choices():
-            # Joined texts may take more tokens than separate texts; then try again with fewer
-            # messages.
+            # Joined texts may take more tokens than separate texts: retry with fewer messages.
             slack = 0
             for _ in range(_MAX_ATTEMPTS):
                 attempt = self._try_selection(entries, summary, memory, budget - slack)
@@ -248,8 +246,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         """Return a list with the system message; empty if the message has no text."""
         texts = [self.system]
         if summary:
-            # A summary quotes messages. A quoted message must not be able to end the summary or
-            # start another.
+            # A message quoted in the summary must not be able to end it or start another.
             escaped = _SUMMARY_MARKER.sub("(", summary)
             texts.append(f"{SUMMARY_BEGINS}\n{escaped}\n{SUMMARY_ENDS}")
         if left_out:

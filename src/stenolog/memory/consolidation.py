@@ -107,7 +107,7 @@ class ConsolidationProgress:
     """
 
     def __init__(self, store: Store, *, agent: str) -> None:
-        """Store the marks in the notes store."""
+        """Use the marks of `agent` in this notes store."""
         self._store = store
         self._prefix = MARK_PREFIX + agent_prefix(agent)
 
@@ -153,7 +153,7 @@ class ConsolidationProgress:
             stored_usage = {META: {"uid": uid, "models": self.usage(uid)}}
             fields |= updated_field(stored_usage, uid, dict(usage))
             usage.clear()
-        # Earlier versions wrote `session`; see the class docstring.
+        # Remove the field `session`, which earlier versions wrote.
         self._store.set_meta(self._prefix + uid, session=None, **fields)
 
 
@@ -260,8 +260,7 @@ class Consolidation:
         return _Run(
             info=info,
             mark=mark,
-            # Choose the scope after the messages were read: if they have a second sender, the scope
-            # is the session's own.
+            # Choose the scope after the read: messages with a second sender change the scope.
             scope=self._scope_of(key),
             turns=[turn for turn in shown_turns if turn is not None],
             end=turns[-1][-1].seq if turns else mark.seq,
@@ -312,14 +311,14 @@ class Consolidation:
             self._progress.move_mark(uid, run.end, run.usage)
 
     def _is_too_early(self, run: "_Run") -> bool:
-        """Whether a delay after the model's last failure is still running."""
+        """Whether the delay after the model's last failure has not passed yet."""
         retry_at = run.mark.retry_at
         if self._complete is None or retry_at is None or self._clock() >= retry_at:
             return False
         run.retry_at = retry_at
         run.problems.append(
-            f"the model failed {run.mark.attempts} times; it is asked again from "
-            f"{retry_at:%Y-%m-%d %H:%M} UTC on"
+            f"the model failed {run.mark.attempts} times; the next attempt is "
+            f"possible at {retry_at:%Y-%m-%d %H:%M} UTC"
         )
         return True
 

@@ -123,7 +123,7 @@ def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     facts = [fact for item in checked_items if (fact := _parse_fact(item)) is not None]
     daily = _to_line(item.get("daily"))
     return ExtractedFacts(
-        # The smallest models return the dots of the example.
+        # The smallest models copy the dots of the example in the prompt.
         daily=daily[:MAX_DAILY_CHARACTERS] if words(daily) else "",
         facts=tuple(facts),
         malformed=len(checked_items) - len(facts),

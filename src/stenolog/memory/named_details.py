@@ -15,8 +15,8 @@ from typing import Final
 
 from stenolog.lazy_loading import lazy_pattern
 
-# Each pattern is tried only at the start of a run of its characters. Otherwise a text of one long
-# word would be scanned from each character and take minutes.
+# Each pattern is tried only at the start of a run of its characters.
+# Otherwise one very long word would be scanned from each character and take minutes.
 _ADDRESS: Final = lazy_pattern(
     r"""(?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S++                           # https://example.org/pay
     | (?<![\w+.-])[\w+.-]++@[\w-]++(?:\.[\w-]++)*+                    # ann@example.org
@@ -118,7 +118,7 @@ def _find_words(text: str) -> Iterator[str]:
 
 
 def _is_known(name: str, known_names: set[str]) -> bool:
-    """Whether a name was said, in this form or with another ending."""
+    """Whether the user said a name, in this form or with another ending."""
     folded = name.casefold()
     name_without_s = folded.removesuffix("'s").removesuffix("’s")
     if folded in known_names or name_without_s in known_names:

@@ -256,9 +256,9 @@ def _purge_record(purged: _StoredNote) -> dict[str, Any]:
 def _messages_to_keep(
     stored: Sequence[tuple[Message, _StoredNote | None]], id: str, *, upto: int
 ) -> list[Message]:
-    """Return the messages up to a seq to keep.
+    """Return the messages up to the seq `upto` that a purge must keep.
 
-    The purged note and notes with a later message are left out.
+    The purged note is left out, and each message whose note has a later message.
     """
     last = {note.id: message.seq for message, note in stored if note is not None}
     return [

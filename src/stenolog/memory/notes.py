@@ -72,8 +72,7 @@ def _token_runs(form: Sequence[str], singles: set[str], *, by_prefix: bool) -> I
             yield from (f" {token} " for token in run)
         else:
             together = list(run)
-            # Tokens of these scripts have at most two characters, so a pair needs no search by
-            # prefix.
+            # Pairs are the longest tokens of such scripts, so a pair needs no search by prefix.
             is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= singles
             yield f" {' '.join(together)}{'' if is_prefix else ' '}"
 
@@ -229,7 +228,7 @@ class Notes:
         return [notes_by_id[id] for id in ids[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
-        """Return every scope that ever had notes, of one agent or of all."""
+        """Return every scope that ever had notes, of one agent or of all agents."""
         scopes = []
         kinds = get_args(ScopeKind)
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
@@ -268,7 +267,7 @@ class Notes:
     def undo(self, scope: Scope) -> Undone:
         """Undo the last forget; up to eight can be undone. Raises NothingToUndo.
 
-        A purge ends some of these steps; see `purge`.
+        After a purge, some forgotten notes can no longer be restored; see `purge`.
         """
         nothing_error = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
         with self._hold_lease(scope, missing_error=nothing_error) as lease:
@@ -282,8 +281,9 @@ class Notes:
 
         Each note is a message, and `Store.purge` can only delete the first messages of a session.
         So the notes before the purged note are first appended again, with their ids and times.
-        Followers of the store see these notes again. `undo` can no longer restore a forgotten note
-        among them, or a note that was forgotten earlier, but it can restore later ones.
+        Followers of the store see these notes again. Afterwards `undo` can restore neither a
+        forgotten note that was appended again nor a note that was forgotten before it; notes that
+        were forgotten later can be restored.
         """
         with self._hold_lease(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
@@ -339,8 +339,8 @@ def _hide_message(store: Store, scope: Scope, seq: int) -> None:
     except UsageError as error:
         if type(error) is not UsageError:
             raise
-        # The store hides a thousand ranges already. A forgotten copy works, because the last
-        # message of an id counts.
+        # The store hides a thousand ranges already. Append a copy that is marked as forgotten:
+        # only the last message of each id counts.
         [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 

@@ -32,8 +32,7 @@ _SENTENCE_END: Final = lazy_pattern(
 )
 _ELLIPSIS: Final = lazy_pattern(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
-# The list has no negations and no tenses of verbs, because "does not eat" and "was" change the
-# meaning.
+# The list has no negations and no past tenses, because "not" and "was" change the meaning.
 _FUNCTION_WORD_LIST: Final = (
     "a about also am an and any are as at be but by for from has have he her hers him his i if im "
     "in into is it its ive just me mine my of on or our ours please really she so some than that "
@@ -101,7 +100,7 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
     parts = [terms for part in _ELLIPSIS.split(quote) if (terms := _words_with_ends(part))]
     if not parts or any(len(part) == 1 and len(part[0]) < MIN_WORD_LETTERS for part in parts):
         return False
-    # The user may have written the dots.
+    # The user may have written the dots of the quote.
     said_texts, whole_quote = list(texts), _words_with_ends(quote)
     if any(_contains_in_order(_words_with_ends(text), [whole_quote]) for text in said_texts):
         return True
@@ -130,7 +129,7 @@ def shares_enough(fact: str, texts: Iterable[str]) -> bool:
 
 
 def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
-    """Return the significant words after "is", "called", "to" and the like that were not said.
+    """Return the significant words after "is", "called" or "to" that the user did not say.
 
     "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. The
     function recognizes only English words before a value.

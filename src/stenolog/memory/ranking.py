@@ -191,7 +191,7 @@ def _bm25(text: _WordCounts, weights: Mapping[str, float], mean_length: float) -
 
 
 def _factor(item: Candidate, question: Question, *, now: datetime, half_life_days: float) -> float:
-    """Return the factor for age, role and kind."""
+    """Return the factor of a candidate's score for age, role, kind and period."""
     factor = 1.0
     if item.kind != "core" and half_life_days > 0:
         age = max(0.0, (now - item.at).total_seconds() / _SECONDS_PER_DAY)

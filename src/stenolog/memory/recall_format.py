@@ -82,8 +82,7 @@ def format_recall(
         tokens = count(block)
         if tokens <= budget:
             return RecallResult(block=block, found=tuple(ordered), tokens=tokens)
-        # The block has more tokens than the sum of its lines, because token counts are not
-        # additive.
+        # The block may have more tokens than its lines: token counts are not additive.
         chosen.pop()
     return RecallResult()
 

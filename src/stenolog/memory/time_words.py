@@ -124,7 +124,7 @@ def _check_month(month: int) -> int:
 
 
 def _time_ago(match: re.Match[str], now: datetime) -> Period:
-    """Return the exact day, or the week, month or year around the time."""
+    """Return the exact day, or the week, month or year around the day, of "three weeks ago"."""
     count, unit = _parse_count(match["many"]), _parse_unit(match["unit"])
     if unit == "week":
         return _day_period(now - timedelta(days=7 * count + 3), 7)
@@ -132,7 +132,7 @@ def _time_ago(match: re.Match[str], now: datetime) -> Period:
 
 
 def _unit_period(unit: str, count: int, now: datetime) -> Period:
-    """Return the day, week, month or year this many units before that of `now`."""
+    """Return the day, week, month or year that is `count` units before the current one."""
     match unit:
         case "day":
             return _day_period(now - timedelta(days=count))

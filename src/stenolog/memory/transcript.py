@@ -93,8 +93,7 @@ def finished_turns(messages: Iterable[Message]) -> list[list[Message]]:
         turn.append(message)
         open_ids = (open_ids | calls) - {result.id for result in results_of(fields)}
         if role_of(fields) == "assistant" and not calls:
-            # Stop waiting for unanswered calls here. Otherwise one lost result would block the
-            # consolidation of all later messages.
+            # Ignore unanswered calls: one lost result must not block all later messages.
             turns.append(turn)
             turn, open_ids = [], set()
     return turns
@@ -134,8 +133,7 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
             line = Line(role, "\n".join(_author_texts(fields.get("content"))))
             # Stores reject two lone surrogates that become a pair.
             text = line.text.encode("utf-8", "replace").decode()
-            # Remove blocks and secrets before any cut: half a block or half a secret would not be
-            # recognized.
+            # Remove blocks and secrets before any cut: a half of one would not be recognized.
             clean = redact_ends(strip_blocks(text), max_end_length=_MAX_END_CHARACTERS)
             redacted += clean.count
             if clean.text.strip():

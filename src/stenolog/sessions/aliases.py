@@ -1,6 +1,6 @@
 """Aliases: additional names of imported sessions, for example the names that another program used.
 
-Aliases are stored only in the meta of their session, in the field `aliases`. They are therefore
+Aliases are stored only in the meta of their session, in the field `aliases`. Aliases are therefore
 correct after a restart and in other processes, and move with the session. If a session's own key
 equals an alias, the key opens that session. A writer resolves a key unless this process knows a
 session with exactly that key. A reader resolves a key if it finds no session with that key.
@@ -124,8 +124,8 @@ class Aliases:
         try:
             info = self._store.info(key)
         except (NoSuchSession, DamagedStore):
-            # A missing or damaged session has no aliases. Transient errors are not caught: a caller
-            # that misses an alias would start a second session.
+            # A missing or damaged session has no aliases. Other errors are not caught:
+            # a caller that misses an alias would start a second session.
             return ()
         # A fork has a copy of the meta, but not the aliases.
         return () if info.forked_from is not None else aliases_in(info.meta)

@@ -1,7 +1,7 @@
 """The layout of a workspace: its sessions, those of each named agent, and other namespaces.
 
-In a workspace of files, these are the folders `sessions`, `agents/NAME/sessions` and any other
-folder that contains logs. In a database, all of them are namespaces.
+A workspace of files has the folders `sessions`, `agents/NAME/sessions` and any other folder that
+contains logs. A database has a namespace for each of these folders.
 """
 
 import os
@@ -83,8 +83,7 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
                 where=workspace,
                 namespace=NAMESPACE,
                 old=folder,
-                # Keep the fallback inside the workspace: only the workspace may outlive a
-                # container.
+                # Keep the fallback in the workspace, because a container may keep nothing else.
                 fallback=workspace / f"{NAMESPACE}{FALLBACK}",
                 json_fallback=folder,
             )
@@ -111,7 +110,7 @@ def _legacy_folder(folder: Path, agent: str | None) -> Path:
 
 
 def check_workspace(place: Path) -> None:
-    """Raise UsageError if this is not a workspace, StoreUnavailable if it cannot be read."""
+    """Raise UsageError if `place` is not a workspace, StoreUnavailable if it cannot be read."""
     try:
         if not place.is_dir():
             check_no_file(place)
@@ -200,7 +199,7 @@ def _other_in_database(store: Store) -> OtherNamespaces:
 
 
 def _namespaces(place: Path) -> Iterator[str]:
-    """Yield the names of the folders with logs. Their files identify folders with other names."""
+    """Yield the names of the folders with logs. Any folder that contains a log counts."""
     if os.path.lexists(place / NAMESPACE):  # even if it is not a folder: its reader reports that
         yield NAMESPACE
     for name in _subfolders(place, follow=False):

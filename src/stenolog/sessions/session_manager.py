@@ -132,7 +132,7 @@ def _read_method(
 
 
 def _first_argument(key: Any, *_: object, **__: object) -> str:
-    """Return the first argument of a call."""
+    """Return the first argument of a call, which is the key of the session."""
     check_key(key)
     return str(key)
 
@@ -228,7 +228,7 @@ class JSONFileStore:
                 self._write_file(folder, session)
 
     def _change_session(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
-        """Run a call on the content of the file, and write the result before it is visible."""
+        """Run a call on the session in memory, and write its file before the change is visible."""
         check_key(key)
         self._check_writable()
         with self._lock_folder() as folder:
@@ -299,7 +299,7 @@ class JSONFileStore:
         _raise_unsupported("fork", key)
 
     def delete(self, key: str) -> Trashed:
-        """Delete a session that has only meta; raise UsageError for any other."""
+        """Delete a session that has only meta; raise UsageError for any other session."""
         if not _is_empty(self._session_of(key)):
             _raise_unsupported("delete", key)
         return self._local.delete(key)
@@ -379,7 +379,7 @@ class JSONFileStore:
         return [key for key in keys if after is None or key > after][:limit]
 
     def stamps(self) -> dict[str, str]:
-        """Return for each session a stamp that changes with every change."""
+        """Return a text for each session that differs after every change of the session."""
         self._load_all()
         local = self._local.stamps()
         return {
@@ -447,13 +447,13 @@ class JSONFileStore:
             filesystem = os.statvfs(self.directory)
             free = filesystem.f_bavail * filesystem.f_frsize
         except FileNotFoundError:
-            pass  # created with the first write
+            pass  # the first write creates the folder
         except OSError as error:
             errors.append(f"looking at {self.directory}: {error.strerror}")
         return Health(ok=not errors, free_bytes=free, problems=(*errors, *problems))
 
     def close(self) -> None:
-        """Release everything; a second call does nothing."""
+        """Release all resources; a second call does nothing."""
         with self._mutex:
             self._closed.set()
             self._local.close()
@@ -722,7 +722,7 @@ def _copy_names(name: str, suffix: str) -> Iterator[str]:
 
 
 def why_not_writable(directory: Path) -> str | None:
-    """Return why no file can be written to a folder; None if files can. Creates the folder."""
+    """Return why no file can be written to a folder; None if it is writable. Creates the folder."""
     files = f"JSON files in {directory}"
     try:
         disk.create_private_folder(directory)

@@ -48,7 +48,7 @@ def updated_field(meta: Mapping[str, Any], uid: str, added_usage: SideUsage) -> 
 
 
 def read_field(meta: Mapping[str, Any], uid: str) -> SideUsage:
-    """Return the stored counts; none in a fork, whose field belongs to another session."""
+    """Return the stored counts; empty for a fork, whose field belongs to another session."""
     field = meta.get(META)
     if not isinstance(field, Mapping) or field.get("uid") != uid:
         return {}

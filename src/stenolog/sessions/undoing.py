@@ -1,4 +1,4 @@
-"""Undo as a user expects it: the last change of a session and its consequences."""
+"""Undo of the last change of a session, together with the answer that followed the change."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def undo_last(store: Store, key: str) -> Undone:
     """Undo the newest change, as the store does. Raises NothingToUndo.
 
     If the change replaced messages, the answer to the replacement is hidden too: it would otherwise
-    follow the restored messages without its question.
+    follow the restored messages without the message that it answers.
     """
     last_step = _last_step(store, key)
     if last_step is None or last_step.op != "replace":

@@ -128,7 +128,7 @@ def test_number_of_questions_is_limited_and_newest_messages_are_read() -> None:
     done, model = made(history, *[NEW] * 1_500)
     assert len(model.calls) <= 2 * MAX_QUESTIONS
     assert "answer 1499 " in model.calls[-1][-1]["content"]
-    assert "did not fit into the questions to the model" in done.fallback
+    assert "did not fit into the prompts for the model" in done.fallback
     assert "The cat is called Ivo" in done.text
 
 
