@@ -10,12 +10,10 @@ State = Literal["idle", "running", "interrupted"]
 """State of a session. running: a turn is in progress. interrupted: the last turn has no answer."""
 
 
+# `changed` includes changes of tags. `newest` and `oldest` sort by the time of the last message.
+# `length` is the number of messages. Every order except `oldest` starts with the highest value.
 Sort = Literal["changed", "newest", "oldest", "cost", "tokens", "length"]
-"""Order of a list of sessions.
-
-changed: last change first, including changes of tags. newest, oldest: by the time of the last
-message. cost, tokens, length (number of messages): highest first.
-"""
+"""Order of a list of sessions."""
 NANODOLLARS: Final = 1e9
 """Nanodollars per US dollar."""
 
@@ -121,10 +119,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     failed: int
     """Number of matching sessions with a failed tool call."""
     facets: Mapping[str, Sequence[Group]]
-    """Most frequent values of program, project, model, channel and tag.
-
-    The values of each ignore the condition on that field, so that other values are listed, too.
-    """
+    """Most frequent values of each facet, such as `model`, without the condition on that facet."""
 
 
 class ProjectGroup(Struct, frozen=True, kw_only=True):
