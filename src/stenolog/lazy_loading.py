@@ -19,7 +19,7 @@ def lazy_exports(
     """
     module_of = {name: module for module, names in exports.items() for name in names.split()}
 
-    def find(name: str) -> object:
+    def find_export(name: str) -> object:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value: object = getattr(import_module(module_of[name]), name)
@@ -29,7 +29,7 @@ def lazy_exports(
     def list_names() -> list[str]:
         return sorted({*vars(modules[package]), *module_of})
 
-    return sorted(module_of), find, list_names
+    return sorted(module_of), find_export, list_names
 
 
 class _LazyPattern:

@@ -200,7 +200,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "snippet": _snippet,
     "title": lambda text: searchable_text.title_from({"title": text}, text),
     "text": lambda text: searchable_text.text_of({"role": "tool", "content": text}),
-    "words": tokenizer.index_lines,
+    "words": tokenizer.token_lines,
     "line": one_line,
     "printable": printable,
     "redact": redact,

@@ -60,8 +60,8 @@ BLOCK_SIZE: Final = 4_096
 """Number of messages per row of catalog_block, which has their oldest and newest time."""
 
 _FOLDER: Final = Path(__file__).parent
-_COMMENT: Final = re.compile(r"(?m)^--.*\n")
-_SHARED_PARTS: Final = {"session_filter", "entry_columns"}
+_SQL_COMMENT: Final = re.compile(r"(?m)^--.*\n")
+_SHARED_PART_NAMES: Final = {"session_filter", "entry_columns"}
 
 
 @cache
@@ -80,10 +80,10 @@ def split_named_statements(text: str) -> Mapping[str, str]:
     """Split a file into its named statements, and insert the parts that statements share."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
     named = {
-        name: _COMMENT.sub("", part).strip().removesuffix(";")
+        name: _SQL_COMMENT.sub("", part).strip().removesuffix(";")
         for name, part in zip(sections[::2], sections[1::2], strict=True)
     }
-    for shared in _SHARED_PARTS & named.keys():
+    for shared in _SHARED_PART_NAMES & named.keys():
         named = {name: sql.replace(f"{{{shared}}}", named[shared]) for name, sql in named.items()}
     return named
 

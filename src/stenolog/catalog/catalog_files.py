@@ -64,7 +64,7 @@ class LockFile:
         """Maximum number of seconds to wait for other writers."""
 
     @contextmanager
-    def locked(self) -> Iterator[Descriptor]:
+    def hold_lock(self) -> Iterator[Descriptor]:
         """Lock the file, and yield its descriptor. Raises CatalogUnusable."""
         try:
             lock = self._open()
@@ -188,31 +188,31 @@ class FileDatabase:
     def read_transaction(self) -> Iterator[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""
         with self._exclusive_use() as use:
-            opened = self._begin_read()
-            with self._convert_errors(opened, use):
-                yield opened.connection
+            handle = self._begin_read()
+            with self._convert_errors(handle, use):
+                yield handle.connection
 
     @contextmanager
     def write_transaction(self) -> Iterator[Transaction]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        with self._exclusive_use() as use, self._locked() as lock:
+        with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
-            opened = self._write_connection()
+            handle = self._write_connection()
             try:
-                with self._convert_errors(opened, use), write_cache(opened.connection):
-                    opened.connection.execute("BEGIN IMMEDIATE")
+                with self._convert_errors(handle, use), write_cache(handle.connection):
+                    handle.connection.execute("BEGIN IMMEDIATE")
                     set_mark(lock, WRITING_MARK)
-                    yield opened.connection
-                    opened.connection.execute("COMMIT")
+                    yield handle.connection
+                    handle.connection.execute("COMMIT")
             finally:
-                if self._exclusive.is_current(use) and file_identity(self._path) == opened.identity:
+                if self._exclusive.is_current(use) and file_identity(self._path) == handle.identity:
                     set_mark(lock, file_stamp(self._path))
-            if file_identity(self._path) != opened.identity:
+            if file_identity(self._path) != handle.identity:
                 raise CatalogDamaged(f"{self._path} was removed during the write")
 
     def rebuild(self) -> None:
         """Discard the file if it is damaged, and create empty tables."""
-        with self._exclusive_use() as use, self._locked() as lock:
+        with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
             self._rebuild(lock)
 
@@ -224,7 +224,7 @@ class FileDatabase:
                 return
         self._disconnect()
         try:
-            new_file = self._create_new(self._calibrations())
+            new_file = self._create_new_file(self._read_calibrations())
             # A kill between any two steps must not leave a database with the journal of another.
             for path in (self._path, self._journal):
                 path.unlink(missing_ok=True)
@@ -236,7 +236,7 @@ class FileDatabase:
             raise CatalogUnusable(f"{self._path} cannot be rebuilt: {reason}") from error
         self._damaged_file = None
 
-    def _calibrations(self) -> list[Row]:
+    def _read_calibrations(self) -> list[Row]:
         """Return the calibrations of the old file, if it is readable. No other file has them."""
         if file_identity(self._path) is None:
             return []
@@ -252,7 +252,7 @@ class FileDatabase:
             ]
         return []
 
-    def _create_new(self, calibration_rows: Sequence[Row]) -> Path:
+    def _create_new_file(self, calibration_rows: Sequence[Row]) -> Path:
         """Create a database with empty tables and these calibrations, under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
         for leftover in (path, path.with_name(journal_name(path.name))):
@@ -277,9 +277,9 @@ class FileDatabase:
         with self._exclusive.exclusive_use(timeout=self._lock.timeout) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
-            for opened in self._connections.values():
+            for handle in self._connections.values():
                 # A use that Ctrl-C interrupted may have left its transaction open.
-                roll_back(opened.connection)
+                roll_back(handle.connection)
             yield use
 
     # --- connections -------------------------------------------------------------------------
@@ -288,10 +288,10 @@ class FileDatabase:
         """Start a read-only transaction. Raises CatalogDamaged, CatalogUnusable."""
         for _ in range(_MAX_RECOVERIES):
             try:
-                opened = self._connect("ro")
-                opened.connection.execute("BEGIN")
+                handle = self._connect("ro")
+                handle.connection.execute("BEGIN")
                 # The first read takes SQLite's lock and checks for a journal.
-                self._check_tables(opened)
+                self._check_tables(handle)
             except UnicodeDecodeError as error:
                 self._close_connection("ro")
                 self._damaged_file = file_identity(self._path)
@@ -301,10 +301,10 @@ class FileDatabase:
                 if error_code(error) & 0xFF != sqlite3.SQLITE_READONLY:
                     raise self._convert_error(error) from error
                 # A writer died; only the holder of the lock can recover the database.
-                with self._locked():
+                with self._hold_lock():
                     self._write_connection()
             else:
-                return opened
+                return handle
         raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
 
     def _write_connection(self) -> "_OpenFile":
@@ -313,12 +313,12 @@ class FileDatabase:
         Raises CatalogDamaged, CatalogUnusable.
         """
         try:
-            opened = self._connect("rw")
+            handle = self._connect("rw")
             # If a writer died, this check recovers the database.
-            self._check_tables(opened)
+            self._check_tables(handle)
         except sqlite3.Error as error:
             raise self._convert_error(error) from error
-        return opened
+        return handle
 
     def _check_tables(self, open_file: "_OpenFile") -> None:
         """Raise CatalogDamaged if the tables are missing or have another version."""
@@ -339,12 +339,12 @@ class FileDatabase:
         if not self._is_unchanged():
             self._damaged_file = identity
             raise CatalogDamaged(f"{self._path} was changed by another program")
-        opened = self._connections.get(mode)
-        if opened is None or opened.identity != identity:
+        handle = self._connections.get(mode)
+        if handle is None or handle.identity != identity:
             self._close_connection(mode)
-            opened = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), identity)
-            self._connections[mode] = opened
-        return opened
+            handle = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), identity)
+            self._connections[mode] = handle
+        return handle
 
     @contextmanager
     def _convert_errors(self, open_file: "_OpenFile", use: ExclusiveUse) -> Iterator[None]:
@@ -364,19 +364,19 @@ class FileDatabase:
     def _convert_error(
         self, error: sqlite3.Error, open_file: "_OpenFile | None" = None
     ) -> CatalogDamaged | CatalogUnusable:
-        converted = convert_error(error, str(self._path))
+        catalog_error = convert_error(error, str(self._path))
         identity = file_identity(self._path)
         if identity is None or (open_file is not None and identity != open_file.identity):
             # The file was removed during the call, which may have caused the error.
-            return CatalogDamaged(str(converted))
-        if isinstance(converted, CatalogDamaged):
+            return CatalogDamaged(str(catalog_error))
+        if isinstance(catalog_error, CatalogDamaged):
             self._damaged_file = identity
-        return converted
+        return catalog_error
 
     def _close_connection(self, mode: str) -> None:
-        opened = self._connections.pop(mode, None)
-        if opened is not None:
-            opened.connection.close()
+        handle = self._connections.pop(mode, None)
+        if handle is not None:
+            handle.connection.close()
 
     def _disconnect(self) -> None:
         for mode in ("ro", "rw"):
@@ -384,11 +384,11 @@ class FileDatabase:
 
     # --- the lock and its mark ---------------------------------------------------------------
 
-    def _locked(self) -> AbstractContextManager[Descriptor]:
+    def _hold_lock(self) -> AbstractContextManager[Descriptor]:
         """Lock for writing. Raises CatalogUnusable."""
         if not self._writable:
             raise CatalogUnusable(f"{self._path} was opened read-only")
-        return self._lock.locked()
+        return self._lock.hold_lock()
 
     def _is_unchanged(self) -> bool:
         """Return whether no other program changed the database, or a write is in progress."""
@@ -420,20 +420,20 @@ class FileDatabase:
         """Drop all connections: they belong to the parent process."""
         self._exclusive = ExclusiveLock(str(self._path))
         self._uses_during_fork = {}
-        for opened in self._connections.values():
-            keep_forever(opened.connection)
+        for handle in self._connections.values():
+            keep_forever(handle.connection)
         self._connections = {}
 
 
 _databases: "weakref.WeakSet[FileDatabase]" = weakref.WeakSet()
 
 
-def _for_each_database(do: Callable[[FileDatabase], None]) -> Callable[[], None]:
-    def do_for_all() -> None:
+def _for_each_database(action: Callable[[FileDatabase], None]) -> Callable[[], None]:
+    def act_on_all() -> None:
         for database in list(_databases):
-            do(database)
+            action(database)
 
-    return do_for_all
+    return act_on_all
 
 
 os.register_at_fork(
@@ -535,9 +535,9 @@ _UNUSABLE_CODES: Final = {
 
 def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection:
     """Connect to a file for reading ("ro") or writing ("rw"). Raises sqlite3.Error."""
-    escaped = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    escaped_path = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     connection = sqlite3.connect(
-        f"file:{escaped}?mode={mode}",
+        f"file:{escaped_path}?mode={mode}",
         uri=True,
         isolation_level=None,
         check_same_thread=False,

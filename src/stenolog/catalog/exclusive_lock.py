@@ -80,9 +80,9 @@ class ExclusiveLock:
         use.ended = True
         if self._waiting:
             with self._guard:
-                first = self._first_waiting()
-            if first is not None:
-                first.wakeup.put(None)
+                next_use = self._first_waiting_use()
+            if next_use is not None:
+                next_use.wakeup.put(None)
 
     def is_current(self, use: ExclusiveUse) -> bool:
         """Return whether this use is active. A use that was taken over must not clean up."""
@@ -99,7 +99,7 @@ class ExclusiveLock:
             active_use = self._active_use()
             if active_use is None:
                 # Otherwise a thread that calls again at once would keep all other threads out.
-                if self._first_waiting() not in (None, use):
+                if self._first_waiting_use() not in (None, use):
                     return self._add_to_queue(use)
                 if self._waiting:
                     self._waiting.popleft()
@@ -116,13 +116,13 @@ class ExclusiveLock:
             self._waiting.append(weakref.ref(use))
         return False
 
-    def _first_waiting(self) -> ExclusiveUse | None:
+    def _first_waiting_use(self) -> ExclusiveUse | None:
         """Return the use that has waited longest. Drop abandoned uses."""
         now = time.monotonic()
         while self._waiting:
-            first = self._waiting[0]()
-            if first is not None and not first.ended and now - first.checked_at < _STALE_SECONDS:
-                return first
+            use = self._waiting[0]()
+            if use is not None and not use.ended and now - use.checked_at < _STALE_SECONDS:
+                return use
             self._waiting.popleft()
         return None
 

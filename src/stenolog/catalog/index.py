@@ -70,10 +70,10 @@ Rows = tuple[list[Row], dict[int, list[str]]]
 Progress = Callable[[int, int], None]
 """Function that gets the number of processed sessions and the number of changed sessions."""
 
-_MAX_ROUNDS: Final = 20
-_MAX_ATTEMPTS: Final = 12
+_MAX_REFRESH_ROUNDS: Final = 20
+_MAX_READ_ATTEMPTS: Final = 12
 _MAX_REBUILDS: Final = 8
-_MAX_WAITS: Final = 3
+_MAX_BUSY_RETRIES: Final = 3
 _MAX_CANDIDATES: Final = 10_000
 _LAZY_MODULES: Final = (
     "stenolog.catalog.answer_prices",
@@ -221,17 +221,17 @@ class Catalog:
         def read(transaction: Transaction, database: Database) -> tuple[list[Row], Rows]:
             values = (*query.filter_values, limit + 1, offset)
             groups = list(transaction.execute(database.sql["projects"], values))
-            names = _hex_keys(row[0] for row in groups[:limit])
-            project_values = (*query.filter_values, names, size)
+            project_names = _hex_keys(row[0] for row in groups[:limit])
+            project_values = (*query.filter_values, project_names, size)
             return groups, _read_rows(transaction, database, "of_projects", project_values)
 
         groups, rows = self._read(read)
-        by_project: dict[str, list[Entry]] = {}
+        entries_by_project: dict[str, list[Entry]] = {}
         for entry in self._to_entries(rows, query.running):
-            by_project.setdefault(entry.project, []).append(entry)
+            entries_by_project.setdefault(entry.project, []).append(entry)
         return ProjectPage(
             projects=[
-                ProjectGroup(group=_group_from_row(row), entries=by_project.get(row[0], []))
+                ProjectGroup(group=_group_from_row(row), entries=entries_by_project.get(row[0], []))
                 for row in groups[:limit]
             ],
             after=offset + limit if len(groups) > limit else None,
@@ -246,11 +246,11 @@ class Catalog:
         progress: Progress | None = None,
     ) -> "_ListQuery":
         _check_arguments(limit, where.since, where.until, where.state)
-        if sort not in _ORDERS:
-            raise UsageError(f"sort must be one of {', '.join(_ORDERS)}, not {sort!r}")
-        running = self._find_running(where, progress)
-        values = filter_values(where, running)
-        return _ListQuery(values, running, sort, limit, _decode_cursor(after))
+        if sort not in _ORDER_EXPRESSIONS:
+            raise UsageError(f"sort must be one of {', '.join(_ORDER_EXPRESSIONS)}, not {sort!r}")
+        running_keys = self._find_running_keys(where, progress)
+        values = filter_values(where, running_keys)
+        return _ListQuery(values, running_keys, sort, limit, _decode_cursor(after))
 
     def _make_page(self, rows: Rows, query: "_ListQuery") -> Page:
         limit = query.limit
@@ -259,11 +259,13 @@ class Catalog:
         after = page_cursor(entries[-1], query.sort) if has_more else None
         return Page(entries=entries, after=after)
 
-    def _to_entries(self, rows: Rows, running: set[str] | None) -> Sequence[Entry]:
+    def _to_entries(self, rows: Rows, running_keys: set[str] | None) -> Sequence[Entry]:
         sessions, tags = rows
-        if running is None:
-            running = leased_keys(self._store, [row[1] for row in sessions])
-        return [_entry_from_row(row, tags.get(row[0], ()), row[1] in running) for row in sessions]
+        if running_keys is None:
+            running_keys = leased_keys(self._store, [row[1] for row in sessions])
+        return [
+            _entry_from_row(row, tags.get(row[0], ()), row[1] in running_keys) for row in sessions
+        ]
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of the session with this key, or None."""
@@ -278,9 +280,9 @@ class Catalog:
         if replace_surrogates(key) != key:
             return None  # its cleaned form could be the key of another session
         # Find out before the read: a turn that ends in between must not leave an outdated entry.
-        running = with_state and bool(leased_keys(self._store, [key]))
+        is_running = with_state and bool(leased_keys(self._store, [key]))
         rows, tags = self._read(lambda tx, database: _read_rows(tx, database, "entry", (key,)))
-        entries = [_entry_from_row(row, tags.get(row[0], ()), running) for row in rows]
+        entries = [_entry_from_row(row, tags.get(row[0], ()), is_running) for row in rows]
         return entries[0] if entries else None
 
     def search(
@@ -309,15 +311,15 @@ class Catalog:
         from stenolog.catalog.query import parse_query
 
         _check_arguments(limit, since, until)
-        parsed = parse_query(query)
-        if parsed.is_empty:
+        parsed_query = parse_query(query)
+        if parsed_query.is_empty:
             return Hits(hits=(), count=0, exact=True, after=None)
-        sessions = _session_values(SessionFilter(prefix=prefix, tag=tag))
+        session_values = _session_values(SessionFilter(prefix=prefix, tag=tag))
         times = _optional_microseconds(since), _optional_microseconds(until)
-        search_filter = SearchFilter(_replace_invalid(role), sessions, *times)
+        search_filter = SearchFilter(_optional_text(role), session_values, *times)
 
         def read(transaction: Transaction, database: Database) -> Hits:
-            search = Search(transaction, database, parsed, search_filter)
+            search = Search(transaction, database, parsed_query, search_filter)
             hits = search.find_newest(limit, after) if newest else search.find_best(limit, after)
             rows = transaction.execute(database.sql["unreadable"])
             unreadable = {key: problem for key, problem in rows if key.startswith(prefix)}
@@ -339,23 +341,23 @@ class Catalog:
         from stenolog.catalog.query import parse_query
 
         _check_arguments(limit, where.since, where.until, where.state)
-        parsed = parse_query(query)
-        if parsed.is_empty:
+        parsed_query = parse_query(query)
+        if parsed_query.is_empty:
             return GroupedHits(sessions=(), count=0, session_count=0, exact=True, after=None)
-        running = self._find_running(where)
-        sessions = _session_values(replace(where, since=None, until=None), running)
+        running_keys = self._find_running_keys(where)
+        session_values = _session_values(replace(where, since=None, until=None), running_keys)
         times = _optional_microseconds(where.since), _optional_microseconds(where.until)
-        search_filter = SearchFilter(None, sessions, *times)
+        search_filter = SearchFilter(None, session_values, *times)
 
         def read(transaction: Transaction, database: Database) -> "tuple[SessionGroups, Rows]":
-            search = Search(transaction, database, parsed, search_filter)
+            search = Search(transaction, database, parsed_query, search_filter)
             groups = search.find_by_session(limit, min(max(0, after), MAX_INTEGER), size)
             ids = msgspec.json.encode(list(groups.hits)).decode()
             return groups, _read_rows(transaction, database, "entries", (ids,))
 
         groups, rows = self._read(read)
         ids = (row[0] for row in rows[0])
-        entries = dict(zip(ids, self._to_entries(rows, running), strict=True))
+        entries = dict(zip(ids, self._to_entries(rows, running_keys), strict=True))
         return GroupedHits(
             sessions=[
                 SessionHits(entry=entries[id_], hits=hits, count=groups.counts[id_])
@@ -397,8 +399,8 @@ class Catalog:
             owner=replace_surrogates(owner),
             threads=threads,
             stems=[replace_surrogates(stem) for stem in stems],
-            agent=_replace_invalid(agent),
-            exclude_visible_of=_replace_invalid(exclude_visible_of),
+            agent=_optional_text(agent),
+            exclude_visible_of=_optional_text(exclude_visible_of),
             since=_optional_microseconds(since),
             until=_optional_microseconds(until),
             limit=min(limit, _MAX_CANDIDATES),
@@ -411,10 +413,10 @@ class Catalog:
 
         self._check_open()
         name, database = replace_surrogates(model), self._active.database
-        stored = None
+        stored_calibration = None
         with suppress(*_CALIBRATION_FAILURES), database.read_transaction() as transaction:
-            stored = _read_calibration(transaction, database, name)
-        return self._newest_calibration(name, stored) or Calibration()
+            stored_calibration = _read_calibration(transaction, database, name)
+        return self._newest_calibration(name, stored_calibration) or Calibration()
 
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
         """Add a reported token count and our estimate, and return the new calibration.
@@ -474,7 +476,7 @@ class Catalog:
 
     # --- recovery ----------------------------------------------------------------------------
 
-    def _find_running(
+    def _find_running_keys(
         self, where: SessionFilter, progress: Progress | None = None
     ) -> set[str] | None:
         """Return the keys of the running sessions; None if the filter has no state."""
@@ -485,7 +487,7 @@ class Catalog:
 
     def _read(self, work: "CatalogRead[T]", progress: Progress | None = None) -> T:
         """Refresh the catalog and return the result of `work`, after repairs if necessary."""
-        for attempt in range(_MAX_ATTEMPTS):
+        for attempt in range(_MAX_READ_ATTEMPTS):
             self._check_open()
             refresher = self._active
             try:
@@ -500,7 +502,7 @@ class Catalog:
                 else:
                     self._use_memory(refresher, error)
             except CatalogUnusable as error:
-                if not isinstance(error, CatalogBusy) or attempt >= _MAX_WAITS:
+                if not isinstance(error, CatalogBusy) or attempt >= _MAX_BUSY_RETRIES:
                     self._use_memory(refresher, error)
         raise StoreUnavailable("the catalog was damaged repeatedly; check the disk")
 
@@ -597,9 +599,9 @@ class Refresher:
         """
         catalog_id: int | None = None
         missed_keys: set[str] | None = None
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(_MAX_REFRESH_ROUNDS):
             # Read the rows before the stamps: a session with a row but without a stamp was deleted.
-            known = self._read_known()
+            known = self._read_known_stamps()
             stamps = self._store.stamps()
             if known.stamps == stamps:
                 return known.catalog_id
@@ -625,24 +627,24 @@ class Refresher:
         from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list
 
-        rules = StampRules()
+        stamp_rules = StampRules()
         if isinstance(self._store, JSONLStore):
-            rules = StampRules(session_list.has_grown, session_list.write_time)
+            stamp_rules = StampRules(session_list.has_grown, session_list.write_time)
         indexer = Indexer(
             self._store,
             self.database,
-            rules,
+            stamp_rules,
             catalog_id=known.catalog_id,
             known_stamps=known.stamps,
             price_list=self._price_list,
         )
-        changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
-        if changed:
-            indexer.index(changed, progress)
+        new_stamps = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
+        if new_stamps:
+            indexer.index(new_stamps, progress)
         indexer.remove_sessions(known.stamps.keys() - stamps.keys())
         return indexer.missed_keys
 
-    def _read_known(self) -> _KnownStamps:
+    def _read_known_stamps(self) -> _KnownStamps:
         """Return the stamps in the catalog, from the cache if the catalog has not changed."""
         with self.database.read_transaction() as transaction:
             [(catalog_id, writes)] = transaction.execute(self._sql["about"])
@@ -704,7 +706,7 @@ def _read_calibration(
 
 Facets = dict[str, list[Group]]
 FACETS: Final = ("program", "project", "model", "channel", "tag")
-_ORDERS: Final[dict[Sort, str]] = {
+_ORDER_EXPRESSIONS: Final[dict[Sort, str]] = {
     "changed": "updated",
     "newest": "last_message",
     "oldest": "(-last_message)",
@@ -728,32 +730,32 @@ class _ListQuery(Struct, frozen=True):
     def read(self, transaction: Transaction, database: Database) -> Rows:
         """Return the rows of the page, and one more row if another page follows."""
         values = (*self.filter_values, *self.cursor, self.limit + 1)
-        return _read_rows(transaction, database, "list", values, _ORDERS[self.sort])
+        return _read_rows(transaction, database, "list", values, _ORDER_EXPRESSIONS[self.sort])
 
 
-def filter_values(where: SessionFilter, running: set[str] | None = None) -> list[Any]:
+def filter_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any]:
     """Return the values for `session_filter` in queries.sql.
 
-    `running`: keys of the running sessions; None if the filter has no state.
+    `running_keys`: keys of the running sessions; None if the filter has no state.
     """
     return [
         *prefix_range(where.prefix),
-        *map(_replace_invalid, (where.tag, where.channel, where.agent)),
-        None if running is None else _hex_keys(running),
+        *map(_optional_text, (where.tag, where.channel, where.agent)),
+        None if running_keys is None else _hex_keys(running_keys),
         where.state == "running",
         None if where.state == "running" else where.state,
-        *map(_replace_invalid, (where.program, where.project, where.model)),
+        *map(_optional_text, (where.program, where.project, where.model)),
         where.failed,
         *map(_optional_microseconds, (where.since, where.until)),
     ]
 
 
-def _session_values(where: SessionFilter, running: set[str] | None = None) -> list[Any] | None:
+def _session_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any] | None:
     """Return the values for `session_filter` in queries.sql; None if all sessions match."""
-    return filter_values(where, running) if where != SessionFilter() else None
+    return filter_values(where, running_keys) if where != SessionFilter() else None
 
 
-def _replace_invalid(text: str | None) -> str | None:
+def _optional_text(text: str | None) -> str | None:
     return None if text is None else replace_surrogates(text)
 
 
@@ -783,7 +785,7 @@ def _entry_columns() -> list[str]:
     return load_statements()["entry_columns"].replace(",", " ").split()
 
 
-def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
+def _entry_from_row(row: Row, tags: Sequence[str], is_running: bool) -> Entry:
     _, *columns = zip(_entry_columns(), row, strict=True)
     fields = dict(columns)
     ownership = Ownership(fields.pop("owner"), bool(fields.pop("mixed")))
@@ -793,7 +795,7 @@ def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
     fields["cost"] = (
         fields["cost"] / NANODOLLARS if fields.pop("answers") > fields["unpriced"] else None
     )
-    fields["state"] = "running" if running else fields["state"]
+    fields["state"] = "running" if is_running else fields["state"]
     return Entry(**fields, tags=tuple(tags), sender=ownership.sender)
 
 
@@ -801,13 +803,13 @@ def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
     """Return the value of `after` for the page that follows this session."""
     time = entry.updated if sort == "changed" else entry.last_message
     # Unreadable sessions have no time.
-    last = 0 if time is None else to_microseconds(time)
+    last_time = 0 if time is None else to_microseconds(time)
     value = {
-        "oldest": -last,
+        "oldest": -last_time,
         "cost": round((entry.cost or 0) * NANODOLLARS),
         "tokens": entry.input_tokens + entry.output_tokens,
         "length": entry.count,
-    }.get(sort, last)
+    }.get(sort, last_time)
     return f"{value}:{entry.key}"
 
 
@@ -826,8 +828,8 @@ def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
 
 def _hex_keys(keys: Iterable[str]) -> str:
     """Encode keys in hexadecimal for SQLite's JSON: old versions end a text at a NUL."""
-    encoded = (replace_surrogates(key).encode().hex().upper() for key in keys)
-    return msgspec.json.encode(sorted(encoded)).decode()
+    hex_keys = (replace_surrogates(key).encode().hex().upper() for key in keys)
+    return msgspec.json.encode(sorted(hex_keys)).decode()
 
 
 def _check_arguments(

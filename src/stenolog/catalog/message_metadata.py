@@ -47,7 +47,7 @@ PROGRAM_FIELDS: Final = frozenset(
     }
 )
 """Fields of imported messages that hold the rest of the original record."""
-_MAX_PLAUSIBLE: Final = 1e15
+_MAX_PLAUSIBLE_NUMBER: Final = 1e15
 """Upper limit of plausible token counts and seconds."""
 
 
@@ -138,24 +138,24 @@ def _provider_usage(usage: Any) -> dict[str, int] | None:
     if not isinstance(usage, Mapping):
         return None
 
-    def count(fields: Any, *names: str) -> int | None:
+    def first_count(fields: Any, *names: str) -> int | None:
         values = (fields.get(name) for name in names) if isinstance(fields, Mapping) else ()
         counts = (value for value in values if isinstance(value, int) and _is_plausible(value))
         return next(counts, None)
 
-    prompt = count(usage, "prompt_tokens", "input_tokens")
-    answer = count(usage, "completion_tokens", "output_tokens")
+    prompt = first_count(usage, "prompt_tokens", "input_tokens")
+    answer = first_count(usage, "completion_tokens", "output_tokens")
     if prompt is None and answer is None:
         return None
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = count(details, "cached_tokens") or count(usage, "cached_tokens") or 0
+    cached = first_count(details, "cached_tokens") or first_count(usage, "cached_tokens") or 0
     # Anthropic does not include tokens of the cache in the input tokens.
-    read = count(usage, "cache_read_input_tokens") or 0
-    written = count(usage, "cache_creation_input_tokens") or 0
+    cache_read = first_count(usage, "cache_read_input_tokens") or 0
+    cache_written = first_count(usage, "cache_creation_input_tokens") or 0
     return {
-        "prompt": (prompt or 0) + read + written,
+        "prompt": (prompt or 0) + cache_read + cache_written,
         "answer": answer or 0,
-        "cached": cached or read,
+        "cached": cached or cache_read,
     }
 
 
@@ -167,7 +167,7 @@ def seconds_of(body: Mapping[str, Any]) -> float | None:
 
 def _is_plausible(number: float) -> bool:
     """Return whether a count or duration is plausible: any program can write a message."""
-    return not isinstance(number, bool) and 0 <= number <= _MAX_PLAUSIBLE
+    return not isinstance(number, bool) and 0 <= number <= _MAX_PLAUSIBLE_NUMBER
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
@@ -246,8 +246,8 @@ def origin_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _add_metadata(body: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     """Return the message with these fields in its metadata. Fields that are None are not added."""
-    added = {name: value for name, value in fields.items() if value is not None}
-    return {**body, FIELD: {**_metadata(body), **added}} if added else dict(body)
+    added_fields = {name: value for name, value in fields.items() if value is not None}
+    return {**body, FIELD: {**_metadata(body), **added_fields}} if added_fields else dict(body)
 
 
 def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -289,7 +289,7 @@ class Ownership(Struct, frozen=True):
                 break
             if getattr(message, "role", None) == "user":
                 sender = replace_surrogates(sender_of(message.to_dict()))
-                first = now.is_open and bool(sender)
-                now = replace(now, owner=sender) if first else now
+                is_first_sender = now.is_open and bool(sender)
+                now = replace(now, owner=sender) if is_first_sender else now
                 now = replace(now, mixed=not sender or sender != now.owner)  # guard: one-sender
         return now

@@ -14,7 +14,7 @@ from msgspec import Struct
 from stenolog.context.shortening import cut_middle, pointer
 from stenolog.context.window import Limits
 from stenolog.messages import (
-    Spot,
+    CallPosition,
     ToolCall,
     as_json,
     body_of,
@@ -386,7 +386,7 @@ def quote_messages(messages: Sequence[Message]) -> dict[str, Any]:
     return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
 
 
-def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, ToolCall]:
+def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, ToolCall]:
     """Return the call for each result."""
     return {
         result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()

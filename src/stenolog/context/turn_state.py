@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import client_call_ids, last_seen_seq
-from stenolog.messages import Spot, ToolCall, calls_of, has_text, pair
+from stenolog.messages import CallPosition, ToolCall, calls_of, has_text, pair
 from stenolog.records import Message
 
 
@@ -39,7 +39,7 @@ def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
 
 def split_turns(
     bodies: Sequence[Mapping[str, Any]],
-    answers: Mapping[Spot, Spot],
+    answers: Mapping[CallPosition, CallPosition],
     calls: Sequence[Sequence[ToolCall]] | None = None,
 ) -> list[TurnRange]:
     """Return the turns, given the result of each call (see `pair`).
@@ -61,7 +61,7 @@ def split_turns(
 
 def _open_until(
     bodies: Sequence[Mapping[str, Any]],
-    answers: Mapping[Spot, Spot],
+    answers: Mapping[CallPosition, CallPosition],
     calls: Sequence[Sequence[ToolCall]],
 ) -> list[int]:
     """Return for each message the last index at which an earlier call is still open."""

@@ -49,7 +49,7 @@ from stenolog.stores.base import Lease, PurgingStore, Store
 
 def matches_query(query: Query, text: str) -> bool:
     """Whether a text contains all required terms of a query and no excluded term."""
-    lines = tokenizer.index_lines(text)
+    lines = tokenizer.token_lines(text)
     tokens = f" {lines.parts}  {lines.extra} "
     return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
 
@@ -58,22 +58,22 @@ def _has_term(term: Term, tokens: str) -> bool:
     """Whether a text contains a term, as spelled or with its words joined."""
     spelled = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
-    singles = {single for word in term.words for single in word.singles}
+    chars = {single for word in term.words for single in word.chars}
     return any(
-        all(run in tokens for run in _token_runs(form, singles, by_prefix=term.is_prefix))
+        all(run in tokens for run in _token_runs(form, chars, by_prefix=term.is_prefix))
         for form in (spelled, joined)
     )
 
 
-def _token_runs(form: Sequence[str], singles: set[str], *, by_prefix: bool) -> Iterator[str]:
+def _token_runs(form: Sequence[str], chars: set[str], *, by_prefix: bool) -> Iterator[str]:
     """Yield runs of tokens. A single character of a script without spaces is a separate run."""
-    for single, run in groupby(form, singles.__contains__):
+    for single, run in groupby(form, chars.__contains__):
         if single:
             yield from (f" {token} " for token in run)
         else:
             together = list(run)
             # Pairs are the longest tokens of such scripts, so a pair needs no search by prefix.
-            is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= singles
+            is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= chars
             yield f" {' '.join(together)}{'' if is_prefix else ' '}"
 
 
