@@ -265,14 +265,14 @@ def open_memory(
     `consolidation`: whether to write notes. The other options are those of `Memory`. Raises the
     errors of `open_store` and `Memory`.
     """
-    opened: list[Store] = []
+    opened_stores: list[Store] = []
     try:
         if sessions is None:
             place = locate_sessions(where, None if agent == AGENT else agent)
             sessions = open_store(place.where, namespace=place.namespace)
-            opened.append(sessions)
+            opened_stores.append(sessions)
         notes = open_store(where, namespace=NOTES)
-        opened.append(notes)
+        opened_stores.append(notes)
         memory = Memory(
             sessions,
             notes,
@@ -285,10 +285,10 @@ def open_memory(
             zone=zone,
         )
     except BaseException:
-        for store in opened:
+        for store in opened_stores:
             store.close()
         raise
-    memory._opened_stores = tuple(opened)
+    memory._opened_stores = tuple(opened_stores)
     return memory
 
 

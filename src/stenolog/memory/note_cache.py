@@ -141,16 +141,16 @@ class NoteCache:
         # Read the whole scope. If it changes during the read, the notes are not cached.
         with self._mutex:
             self._cached.pop(key, None)
-        empty = CachedNotes(state=NoteState(scope), word_index=WordIndex())
+        empty_notes = CachedNotes(state=NoteState(scope), word_index=WordIndex())
         try:
             info = self._store.info(key)
         except NoSuchSession:
-            return empty
-        start = replace(empty, uid=info.uid, generation=info.generation)
+            return empty_notes
+        unread_notes = replace(empty_notes, uid=info.uid, generation=info.generation)
         if cached is not None and (cached.uid, cached.generation) == (info.uid, info.generation):
             # Without a purge, the stems of the notes are the same.
-            start = replace(start, word_index=cached.word_index)
-        return self._read_after(start, key)[0]
+            unread_notes = replace(unread_notes, word_index=cached.word_index)
+        return self._read_after(unread_notes, key)[0]
 
     def _read_after(self, cached: CachedNotes, key: str) -> tuple[CachedNotes, bool]:
         """Add the messages since `cached`, and return the notes and whether they are current.

@@ -33,7 +33,7 @@ from stenolog.memory.note_records import (
     batch_name,
     batch_of,
     check_drafts,
-    ids_in,
+    ids_in_batch,
     message_of,
     plan_purge,
 )
@@ -56,12 +56,12 @@ def matches_query(query: Query, text: str) -> bool:
 
 def _has_term(term: Term, tokens: str) -> bool:
     """Whether a text contains a term, as spelled or with its words joined."""
-    spelled = [part for word in term.words for part in word.parts]
-    joined = [part for word in term.words for part in word.joined or word.parts]
+    spelled_tokens = [part for word in term.words for part in word.parts]
+    joined_tokens = [part for word in term.words for part in word.joined or word.parts]
     chars = {single for word in term.words for single in word.chars}
     return any(
         all(run in tokens for run in _token_runs(form, chars, by_prefix=term.is_prefix))
-        for form in (spelled, joined)
+        for form in (spelled_tokens, joined_tokens)
     )
 
 
@@ -127,12 +127,12 @@ class Notes:
         batch = batch_name(once)
         if once is not None and (known_notes := self._known_batch(scope, batch)) is not None:
             return known_notes
-        ids = ids_in(batch, len(drafts))
+        ids = ids_in_batch(batch, len(drafts))
         messages = [message_of(draft, id) for draft, id in zip(drafts, ids, strict=True)]
         has_times = any(draft.at is not None for draft in drafts)
-        at = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
+        times = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
         try:
-            first_seq = self._store.add_messages(scope.key, messages, once=once, at=at)[0]
+            first_seq = self._store.add_messages(scope.key, messages, once=once, at=times)[0]
         except OnceConflict as conflict:
             first_seq = conflict.seq
         added_messages = self._store.get_history(scope.key, after=first_seq - 1, full=True)
@@ -196,13 +196,13 @@ class Notes:
         The query syntax is the same as in the catalog: `"two words"`, `-word`, `wor*`. Searches the
         text, the subject and the quote.
         """
-        parsed = parse_query(query)
-        if parsed.is_empty:
+        parsed_query = parse_query(query)
+        if parsed_query.is_empty:
             return []
         return [
             note
             for note in reversed(self.list(scope))
-            if matches_query(parsed, f"{note.about}\n{note.text}\n{note.quote}")
+            if matches_query(parsed_query, f"{note.about}\n{note.text}\n{note.quote}")
         ]
 
     def candidates(
@@ -222,9 +222,9 @@ class Notes:
             ids = [id for id in ids if id in weights]
             ids.sort(key=weights.__getitem__, reverse=True)
         if period is not None:
-            inside = [id for id in ids if period.contains(notes_by_id[id].at)]
+            ids_in_period = [id for id in ids if period.contains(notes_by_id[id].at)]
             outside = [id for id in ids if not period.contains(notes_by_id[id].at)] if stems else []
-            ids = inside + outside
+            ids = ids_in_period + outside
         return [notes_by_id[id] for id in ids[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
@@ -353,8 +353,8 @@ def _other_places(purged: Note, remaining: Sequence[Note]) -> Iterator[str]:
     """Yield the places that may still contain the text of a purged note, one sentence each."""
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
-        where = f" (seq {seqs})" if seqs else ""
-        yield f"the session {purged.session!r} still contains the original messages{where}"
+        location = f" (seq {seqs})" if seqs else ""
+        yield f"the session {purged.session!r} still contains the original messages{location}"
     for note in remaining:
         if note.session == purged.session and set(note.seqs) & set(purged.seqs):
             yield f"the note {note.id} was made of the same messages"
