@@ -64,7 +64,7 @@ def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
     daily_notes = [note for note in all_notes if note.kind == "daily"]
     pieces = [
         f"<!-- steno notes of {quote(scope.key, safe=':._@+')}, export {export}\n{_HELP}-->\n",
-        f"# Notes on {_escape_inline_text(scope.name)} (agent {_escape_inline_text(scope.agent)})\n",
+        f"# Notes on {_escape_inline(scope.name)} (agent {_escape_inline(scope.agent)})\n",
         f"## {_HEADINGS['core']}\n",
         *(["".join(map(_format_item, core_notes))] if core_notes else []),
         f"## {_HEADINGS['daily']}\n",
@@ -76,7 +76,7 @@ def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
 
 
 def _format_item(note: Note) -> str:
-    about = f"**{_escape_inline_text(note.about)}:** " if note.about else ""
+    about = f"**{_escape_inline(note.about)}:** " if note.about else ""
     text = _escape_text(note.text)
     # Without the escape, this text would be parsed as the subject of the note.
     text = f"\\{text}" if text.startswith("**") else text
@@ -107,7 +107,7 @@ def _escape_line(line: str) -> str:
     return escaped + _as_entities(trailing_spaces)
 
 
-def _escape_inline_text(text: str) -> str:
+def _escape_inline(text: str) -> str:
     return _escape_line(_SPECIAL_IN_LINE.sub(r"\\\g<0>", text))
 
 

@@ -113,8 +113,8 @@ class Aliases:
         removed_keys = self._aliases_by_session.keys() - stamps.keys()
         new_aliases = {key: names for key in changed if (names := self._aliases_of(key))}
         if new_aliases or not self._aliases_by_session.keys().isdisjoint((*removed_keys, *changed)):
-            unchanged = self._aliases_by_session.keys() - {*removed_keys, *changed}
-            kept_aliases = {key: self._aliases_by_session[key] for key in unchanged}
+            unchanged_keys = self._aliases_by_session.keys() - {*removed_keys, *changed}
+            kept_aliases = {key: self._aliases_by_session[key] for key in unchanged_keys}
             self._aliases_by_session = kept_aliases | new_aliases
             self._owners = _owner_by_alias(self._aliases_by_session)
             self._all_aliases.update(self._owners)

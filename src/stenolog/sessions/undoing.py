@@ -34,12 +34,12 @@ def _last_step(store: Store, key: str) -> Undo | None:
 
 def _answer_seqs(history: Sequence[Message], step: Undo) -> Span | None:
     """Return the seqs of the answer that followed a replacement."""
-    added = [step.added] if step.added is not None else []
-    end = max((last for _, last in (*step.newly, *added)), default=0)
-    answer: list[int] = []
+    added_spans = [step.added] if step.added is not None else []
+    last_seq = max((last for _, last in (*step.newly, *added_spans)), default=0)
+    answer_seqs: list[int] = []
     for message in history:
-        if message.seq > end:
+        if message.seq > last_seq:
             if getattr(message, "role", None) == "user":
                 break
-            answer.append(message.seq)
-    return (answer[0], answer[-1]) if answer else None
+            answer_seqs.append(message.seq)
+    return (answer_seqs[0], answer_seqs[-1]) if answer_seqs else None
