@@ -177,7 +177,7 @@ _PIECES_OF_LONG_RUN: Final = lazy_pattern(
 """Pieces of a long run of letters, digits and signs, such as a path, a key or base64."""
 _LONG_RUN_WITH_SPACE: Final = lazy_pattern(f" ?{_LONG_CHARACTER_RUN}")
 # Changes between capitals, small letters and digits, which are rare in names and paths.
-# In keys, hashes and base64, about every fourth character starts such a change.
+# In keys, hashes and base64, about every fourth character starts a change of kind.
 _CHARACTER_KIND_CHANGE: Final = lazy_pattern("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
 _NOT_ALPHANUMERIC: Final = lazy_pattern(f"[^0-9{_LETTERS}]")
 _ACCENTED_LETTER: Final = lazy_pattern(f"[{_ACCENTED_LETTERS}]")

@@ -72,7 +72,7 @@ def load_statements() -> Mapping[str, str]:
 
 @cache
 def load_schema() -> tuple[str, ...]:
-    """Return the statements that create the tables. The last one needs the version as value."""
+    """Return the statements that create the tables; the last one needs the version as value."""
     return split_statements((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
 
 

@@ -130,7 +130,7 @@ class Catalog:
         self._active = Refresher(self._store, database)
 
     def refresh(self, progress: Progress | None = None) -> None:
-        """Add new messages of the store to the catalog. Every read does so first."""
+        """Add new messages of the store to the catalog. Every read starts with a refresh."""
         self._read(lambda _transaction, _database: None, progress)
 
     def list(
@@ -279,7 +279,7 @@ class Catalog:
     def _read_entry(self, key: str, *, with_state: bool) -> Entry | None:
         if replace_surrogates(key) != key:
             return None  # its cleaned form could be the key of another session
-        # Find out before the read: a turn that ends in between must not leave an outdated entry.
+        # Check for a lease first: a turn that ends during the read must not leave an old state.
         is_running = with_state and bool(leased_keys(self._store, [key]))
         rows, tags = self._read(lambda tx, database: _read_rows(tx, database, "entry", (key,)))
         entries = [_entry_from_row(row, tags.get(row[0], ()), is_running) for row in rows]
@@ -551,7 +551,7 @@ def _import_before_fork() -> None:
     for catalog in list(_catalogs):
         for name in _LAZY_MODULES:
             import_module(name)
-        # The property `fulltext` imports a module.
+        # Reading the property `fulltext` imports a module.
         _ = catalog._active.database.fulltext
 
 
@@ -622,7 +622,7 @@ class Refresher:
         return bool(current_id == catalog_id)
 
     def _update(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
-        """Update the rows to these stamps. Return the keys that another process changed first."""
+        """Index sessions with a new stamp. Return the keys that another process changed first."""
         # Imported only if there are changes.
         from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list

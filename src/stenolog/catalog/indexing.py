@@ -180,7 +180,7 @@ class SessionReader:
                 known_row is None
                 or (
                     self._has_last_message(info, known_row, tail)
-                    # Otherwise messages in the catalog no longer exist in the store.
+                    # A lower count means that the store no longer has some messages of the catalog.
                     and info_before.count <= known_row.count + len(messages) <= info.count
                     and _keeps_owner(known_row, messages)
                 )

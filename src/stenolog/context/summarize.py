@@ -3,11 +3,11 @@
 An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
 field is set to the seq up to which the checkpoint will hide messages, and `undo` does not change
 meta. So a floor below that seq means that the last summary is not in effect. After a crash between
-the two writes, the floor is below that seq, too. In both cases the number of messages alone
-triggers no summary until a summary is made for another reason. The token budget is respected in any
-case. A checkpoint that fails resets the field.
+the two writes, the floor is below that seq, too. After an undo or such a crash, the number of
+messages alone triggers no summary until a summary is made for another reason. The token budget is
+respected in any case. A checkpoint that fails resets the field.
 
-The write of that field also records which messages were withdrawn before
+The write of the field `compacted` also records which messages were withdrawn before
 (`stores/withdrawn_messages.py`), because withdrawn messages below the floor would look summarized.
 """
 

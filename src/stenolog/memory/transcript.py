@@ -176,14 +176,14 @@ def batches(
 ) -> Iterator[list[Turn]]:
     """Yield groups of turns that fit the token budget. A turn that is too long is a group alone."""
     batch: list[Turn] = []
-    spent = 0
+    batch_tokens = 0
     for turn in turns:
-        size = count(format_turn(turn, number=1, budget=budget, count=count))
-        if batch and (spent + size > budget or len(batch) >= limit):
+        turn_tokens = count(format_turn(turn, number=1, budget=budget, count=count))
+        if batch and (batch_tokens + turn_tokens > budget or len(batch) >= limit):
             yield batch
-            batch, spent = [], 0
+            batch, batch_tokens = [], 0
         batch.append(turn)
-        spent += size
+        batch_tokens += turn_tokens
     if batch:
         yield batch
 

@@ -34,7 +34,7 @@ class Aliases:
         self._store = store
         self._mutex = ThreadLock()
         self._non_aliases: set[str] = set()
-        """Keys that resolved to themselves when they were read."""
+        """Keys that were not aliases when they were last resolved."""
         self._known_sessions: set[str] = set()
         """Keys of sessions that this process has read or written."""
         self._scanned_mark: object = None

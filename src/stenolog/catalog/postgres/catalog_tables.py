@@ -61,7 +61,7 @@ def load_triggers(schema: str, namespace: str) -> Mapping[str, str]:
 
 @cache
 def load_schema(schema: str, prefix: str) -> tuple[str, ...]:
-    """Return the statements that create the tables. The last one needs the version as value."""
+    """Return the statements that create the tables; the last one needs the version as value."""
     return split_statements(_read_sql("schema.sql", schema, prefix))
 
 
