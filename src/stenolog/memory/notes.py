@@ -103,7 +103,7 @@ class Notes:
     """
 
     def __init__(self, store: Store) -> None:
-        """Keep notes in this store, opened in the namespace `notes`. The caller closes the store."""
+        """Keep notes in this store, opened in the namespace `notes`. The caller closes it."""
         self._store = store
         self._cache = NoteCache(store)
 

@@ -479,7 +479,7 @@ def test_only_turns_of_the_next_requests_are_prepared(
         made.append(turn)
         return make_turn(turn, info)
 
-    monkeypatch.setattr(module, "as_turn", counted)
+    monkeypatch.setattr(module, "make_turn", counted)
     done = quick.consolidation(ScriptedCompletion([answer([], [])] * 3), max_turns=2).run(
         KEY, most_calls=3
     )
