@@ -2,7 +2,7 @@
 
 The fast codec (msgspec) changes some values silently: NaN becomes null, bytes become text, numeric
 keys become text, equal keys are merged. So the encoded payload is decoded again and compared with
-the input. If they differ, the object is searched for the field that cannot be stored.
+the input. If both differ, the message is searched for the field that cannot be stored.
 """
 
 import math
@@ -73,7 +73,7 @@ def encode_object(fields: dict[str, Any]) -> bytes:
         try:
             payload = _encode_slowly(fields)
         except RuntimeError as error:
-            raise RefusedMessage("", f"it changed while it was being read: {error}") from error
+            raise RefusedMessage("", f"changed while it was being read: {error}") from error
     size = len(payload)
     if size > MAX_MESSAGE_BYTES:
         raise RefusedMessage("", f"{size:,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}")
@@ -149,7 +149,7 @@ def _check_text(text: str, field: str) -> None:
         joined_text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         if joined_text != text:
             raise RefusedMessage(
-                field, "a surrogate pair is held as two characters; join them into one"
+                field, "join the two characters of each surrogate pair into one"
             ) from None
 
 
@@ -236,8 +236,8 @@ _CRC_FIELD: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 
 _record_decoder = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord)
 _decode_record = _record_decoder.decode
-# Decodes a buffer of intact lines. Raises an error of msgspec if a line has an unknown kind or a
-# lone surrogate. The caller then parses the lines one by one.
+# Decodes a buffer of intact lines. Raises a msgspec error for an unknown kind or a lone surrogate.
+# The caller then parses the lines one by one.
 decode_lines = _record_decoder.decode_lines
 
 
@@ -276,7 +276,7 @@ def control_line(
     try:
         payload = _encode(body)
     except (UnicodeEncodeError, TypeError):
-        # Lone surrogates, and subclasses of str.
+        # The fast codec rejects lone surrogates and subclasses of str.
         payload = _encode_with_json(msgspec.to_builtins(body), separators=(",", ":")).encode()
     return _line(kind.encode(), seq, at, _batch_fields(joined=joined, part=part), payload)
 
@@ -338,7 +338,7 @@ def salvage(line: bytes) -> list[Record]:
             continue
         tried_starts += 1
         if tried_starts > _MAX_RECORD_STARTS + 2 * len(records):
-            break  # limits the work for garbage that looks like records
+            break  # limit the work for damaged bytes that look like records
         crc, summed_upto = 0, start
         for tail in _CRC_FIELD.finditer(line, start):
             crc, summed_upto = crc32(line[summed_upto : tail.start()], crc), tail.start()
@@ -376,7 +376,7 @@ def correct_checksum(line: bytes) -> bytes | None:
 
 
 def plain_message(line: bytes) -> bytes | None:
-    """Return the payload of a message that was added to a log as plain JSON, or None."""
+    """Return the payload of a line that is a message as plain JSON; None for any other line."""
     try:
         fields = _decode(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
@@ -389,7 +389,7 @@ def plain_message(line: bytes) -> bytes | None:
 def _parse_escaped(line: bytes) -> Record | None:
     """Parse a line with a lone surrogate, which the fast decoder rejects.
 
-    This function locates the payload by its position and decodes the envelope with `json`.
+    The payload is located by its position; `json` decodes the fields around the payload.
     """
     envelope = _read_envelope(line)
     kind = envelope.get("kind")

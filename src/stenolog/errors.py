@@ -146,7 +146,7 @@ class OnceConflict(UsageError):
 
 
 class StaleCheckpoint(UsageError):
-    """The floor moved since the caller read it. Read the session again."""
+    """The session's floor changed since the caller read it. Read the session again."""
 
     def __init__(self, key: str, expected: int, found: int) -> None:
         self.key = key
@@ -189,7 +189,7 @@ class ContextTooSmall(UsageError):
 
 
 class ModelRefused(UsageError):
-    """The model's server rejects the request; the text has its reason. A retry does not help."""
+    """The model's server rejects the request; the text has the reason. A retry does not help."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ def lazy_exports(
     """
     module_of = {name: module for module, names in exports.items() for name in names.split()}
 
-    def find(name: str) -> object:
+    def find_export(name: str) -> object:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value: object = getattr(import_module(module_of[name]), name)
@@ -29,7 +29,7 @@ def lazy_exports(
     def list_names() -> list[str]:
         return sorted({*vars(modules[package]), *module_of})
 
-    return sorted(module_of), find, list_names
+    return sorted(module_of), find_export, list_names
 
 
 class _LazyPattern:
@@ -40,7 +40,7 @@ class _LazyPattern:
 
     def __getattr__(self, name: str) -> Any:
         compiled = re.compile(*self._source)
-        # From now on, the methods are found without this function.
+        # Later calls find these methods as attributes and do not call `__getattr__`.
         vars(self).update({method: getattr(compiled, method) for method in _PATTERN_METHODS})
         return getattr(compiled, name)
 

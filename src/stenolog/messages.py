@@ -17,7 +17,7 @@ from msgspec import Struct
 from stenolog.records import Message
 
 Body = dict[str, Any]
-Spot = tuple[int, int]
+CallPosition = tuple[int, int]
 """Index of a message, and index of a tool call or result in that message."""
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -33,7 +33,7 @@ THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning"}
 TEXT_TYPES: Final = ("text", "input_text", "output_text")
 """Types of parts that contain only text."""
 UNNAMED: Final = "unknown"
-"""Name of a called tool if the call has none."""
+"""Tool name that is used for a call without a name."""
 
 
 class TextPart(Struct, frozen=True):
@@ -73,7 +73,7 @@ class FilePart(Struct, frozen=True):
     """File name or title; may be empty."""
     value: Any
     content: Any = None
-    """Text or parts of a document, or transcript of audio; None without either."""
+    """Text or parts of a document, or transcript of audio; None if the file has neither."""
     field: str = ""
     """Field of `value` that has the content."""
 
@@ -132,9 +132,9 @@ Part = TextPart | ThinkingPart | ImagePart | FilePart | ToolCall | ToolResult | 
 def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
     """Yield all parts of a message: first the thinking, then the content, then the tool calls."""
     if (item := _read_item(body)) is not None:
-        yield from _with_result(item)
+        yield from _part_and_result(item)
         return
-    yield from _thinking_fields(body)
+    yield from _read_thinking_fields(body)
     content = body.get("content")
     if body.get("role") in ("tool", "function"):
         id = _nonempty_text(body.get("tool_call_id"))
@@ -156,18 +156,18 @@ def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def read_content(content: Any) -> Iterator[Part]:
-    """Yield the parts of a content: text, a list of parts, or one part."""
+    """Yield the typed parts of a message's content: a text, a list of parts, or one part."""
     if isinstance(content, str):
         yield TextPart(content, content)
     elif isinstance(content, list):
         for part in content:
-            yield from _with_result(read_part(part))
+            yield from _part_and_result(read_part(part))
     elif content is not None:
-        yield from _with_result(read_part(content))
+        yield from _part_and_result(read_part(content))
 
 
 def read_part(part: Any) -> Part:
-    """Return a part of a content, or a Responses item, as a typed value."""
+    """Return a part of a message's content, or a Responses item, as a typed part."""
     if isinstance(part, str):
         return TextPart(part, part)
     if not _is_mapping(part):
@@ -249,7 +249,7 @@ def _read_item(body: Mapping[str, Any]) -> Part | None:
     return item
 
 
-def _with_result(part: Part) -> Iterator[Part]:
+def _part_and_result(part: Part) -> Iterator[Part]:
     """Yield a part, then the result of its call if the Responses item also contains the result."""
     yield part
     if isinstance(part, ToolCall) and part.in_content:
@@ -260,7 +260,7 @@ def _with_result(part: Part) -> Iterator[Part]:
                 yield ToolResult(id=part.id, content=content, value=part.value, in_content=True)
 
 
-def _thinking_fields(body: Mapping[str, Any]) -> Iterator[Part]:
+def _read_thinking_fields(body: Mapping[str, Any]) -> Iterator[Part]:
     for name in REASONING_FIELDS:
         value = body.get(name)
         if isinstance(value, str | list):
@@ -344,11 +344,11 @@ def _read_call_item(part: Mapping[str, Any]) -> ToolCall:
     field = next((name for name in _ARGUMENT_FIELDS if name in part), None)
     kind = part["type"].removesuffix("_call")
     default_name = UNNAMED if kind in ("function", "custom_tool") else kind
-    rest = {name: value for name, value in part.items() if name not in _ITEM_FIELDS}
+    other_fields = {name: value for name, value in part.items() if name not in _ITEM_FIELDS}
     return ToolCall(
         id=_nonempty_text(part.get("call_id")) or _nonempty_text(part.get("id")),
         name=_nonempty_text(part.get("name")) or default_name,
-        arguments=rest if field is None else part[field],
+        arguments=other_fields if field is None else part[field],
         value=part,
         in_content=True,
     )
@@ -389,7 +389,7 @@ _READERS_BY_SUFFIX: Final[Sequence[tuple[str, Callable[[Mapping[str, Any]], Part
 
 
 def body_of(message: Message | Mapping[str, Any]) -> Body:
-    """Return the stored object as a new dictionary."""
+    """Return the fields of a message as a new dictionary."""
     return message.to_dict() if isinstance(message, Message) else dict(message)
 
 
@@ -410,8 +410,8 @@ def calls_of(body: Mapping[str, Any]) -> list[ToolCall]:
         return []
     if isinstance(body.get("content"), str) and not body.get("tool_calls"):
         return []  # most messages
-    if listed := _objects_in(body.get("tool_calls")):
-        return [read_listed_call(call) for call in listed]
+    if listed_calls := _objects_in(body.get("tool_calls")):
+        return [read_listed_call(call) for call in listed_calls]
     return [_read_tool_use(part) for part in _parts_of_type(body, "tool_use")]
 
 
@@ -437,30 +437,30 @@ def has_text(body: Mapping[str, Any]) -> bool:
     return results == 0 or len(content) > results
 
 
-def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
+def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, CallPosition]:
     """Return the position of the result for each answered call.
 
     A result with an id answers the newest call with that id. A result without an id answers the
     first open call of the newest message with calls. A call that reuses an id replaces earlier open
     calls with that id.
     """
-    answers: dict[Spot, Spot] = {}
-    open_by_id: dict[str, list[Spot]] = {}
-    newest_call_spots: list[Spot] = []
+    answers: dict[CallPosition, CallPosition] = {}
+    open_by_id: dict[str, list[CallPosition]] = {}
+    newest_positions: list[CallPosition] = []
     for index, body in enumerate(bodies):
         calls = calls_of(body)
         if calls:
-            newest_call_spots = [(index, place) for place in range(len(calls))]
-            by_id: dict[str, list[Spot]] = {}
-            for spot, call in zip(newest_call_spots, calls, strict=True):
+            newest_positions = [(index, place) for place in range(len(calls))]
+            positions_by_id: dict[str, list[CallPosition]] = {}
+            for spot, call in zip(newest_positions, calls, strict=True):
                 if call.id is not None:
-                    by_id.setdefault(call.id, []).append(spot)
-            open_by_id |= by_id
+                    positions_by_id.setdefault(call.id, []).append(spot)
+            open_by_id |= positions_by_id
         for place, result in enumerate(results_of(body)):
-            candidates = newest_call_spots if result.id is None else open_by_id.get(result.id, [])
-            unanswered_spot = next((spot for spot in candidates if spot not in answers), None)
-            if unanswered_spot is not None:
-                answers[unanswered_spot] = (index, place)
+            candidates = newest_positions if result.id is None else open_by_id.get(result.id, [])
+            unanswered_position = next((spot for spot in candidates if spot not in answers), None)
+            if unanswered_position is not None:
+                answers[unanswered_position] = (index, place)
     return answers
 
 
@@ -468,7 +468,7 @@ def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a content in any format, with other parts as their type in brackets."""
+    """Return the text of a message's content; of other parts, only the type in brackets."""
     if content is None:
         return ""
     if isinstance(content, str):

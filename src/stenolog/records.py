@@ -223,7 +223,7 @@ class Token(Struct, frozen=True, array_like=True):
 
 
 class DeletedAs(Struct, frozen=True):
-    """Key and file name of a session in the trash, while it is restored under another key."""
+    """Former key and file name of a deleted session that is being restored under another key."""
 
     key: str
     name: str
@@ -256,7 +256,7 @@ class State(Struct, omit_defaults=True):
     forked_from: str | None = None
     tokens: list[Token] = []
     deleted_as: DeletedAs | None = None
-    """Set only while the session is restored under another key."""
+    """Former key and file name; None unless the session is being restored under another key."""
 
 
 class Void(Struct, frozen=True, omit_defaults=True):
@@ -378,7 +378,7 @@ class Undone(Struct, frozen=True, kw_only=True):
     shown: int
     """Number of messages that became visible."""
     hid: int
-    """Number of messages that became hidden because a replace had added them."""
+    """Number of messages that became hidden because the undone operation had added them."""
     summary_restored: bool
 
 

@@ -79,7 +79,7 @@ def message_tokens(
     for name, value in fields.items():
         if name == "content" and isinstance(value, str):
             total += count(value) if value else 0
-        elif name not in _FREE_FIELDS:
+        elif name not in _SKIP_FIELDS:
             total += _field_tokens(name, value, count)
     return total
 
@@ -108,13 +108,12 @@ class Calibration(Struct, frozen=True, kw_only=True):
         """
         if estimated <= 0 or reported <= 0:
             return self
-        # Limit the value before the division: the quotient of two integers may be too large for a
-        # float.
-        measured = min(reported, _MAX_RATIO * estimated) / estimated
+        # Limit the value first: the quotient of two integers may be too large for a float.
+        measured_ratio = min(reported, _MAX_RATIO * estimated) / estimated
         ratio = min(max(self.ratio, _MIN_RATIO), _MAX_RATIO)
-        measured = min(max(measured, ratio / 2, _MIN_RATIO), ratio * 2)
+        measured_ratio = min(max(measured_ratio, ratio / 2, _MIN_RATIO), ratio * 2)
         weight = min(max(self.weight, 0.0) + 1, _MAX_WEIGHT)
-        return Calibration(ratio=ratio + (measured - ratio) / weight, weight=weight)
+        return Calibration(ratio=ratio + (measured_ratio - ratio) / weight, weight=weight)
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -142,28 +141,28 @@ _MAX_RATIO: Final = 4
 
 # --- the pieces of a text --------------------------------------------------------------------
 
-_ACCENTED: Final = "\u00aa\u00b5\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u036f\u1e00-\u1eff"
+_ACCENTED_LETTERS: Final = "\u00aa\u00b5\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u036f\u1e00-\u1eff"
 _HAN: Final = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_HAN_RARE: Final = "\U00020000-\U0003ffff"
+_RARE_HAN: Final = "\U00020000-\U0003ffff"
 _KANA: Final = "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f"
 _SPACED_SCRIPTS: Final = (
     "\u0370-\u1dff\u2c00-\u2dff\u3130-\u318f\ua000-\ud7ff\ufb00-\ufdff\ufe70-\ufeff"
     "\U00010000-\U0001efff"
 )
 """Scripts that mostly separate words by spaces: Greek, Cyrillic, Arabic, Hangul …"""
-_LETTERS: Final = f"A-Za-z{_ACCENTED}{_HAN}{_HAN_RARE}{_KANA}{_SPACED_SCRIPTS}"
+_LETTERS: Final = f"A-Za-z{_ACCENTED_LETTERS}{_HAN}{_RARE_HAN}{_KANA}{_SPACED_SCRIPTS}"
 
 # Every repetition is bounded, so that no text makes a piece long or matching slow.
-_LONG_RUN: Final = "[A-Za-z0-9+/=_-]{20,72}"
+_LONG_CHARACTER_RUN: Final = "[A-Za-z0-9+/=_-]{20,72}"
 _PIECES: Final = lazy_pattern(
     "|".join(
         (
-            f" ?{_LONG_RUN}",
-            f"[^\r\n0-9{_LETTERS}]?[A-Z]{{0,16}}[a-z{_ACCENTED}]{{1,24}}(?:'(?:s|t|re|ve|m|ll|d)\\b)?",
+            f" ?{_LONG_CHARACTER_RUN}",
+            f"[^\r\n0-9{_LETTERS}]?[A-Z]{{0,16}}[a-z{_ACCENTED_LETTERS}]{{1,24}}(?:'(?:s|t|re|ve|m|ll|d)\\b)?",
             f"[^\r\n0-9{_LETTERS}]?[A-Z]{{1,16}}",
             "[0-9]{1,3}",
             f"[^\r\n0-9{_LETTERS}]?[{_SPACED_SCRIPTS}]{{1,24}}",
-            f"[{_HAN}{_HAN_RARE}]{{1,16}}",
+            f"[{_HAN}{_RARE_HAN}]{{1,16}}",
             f"[{_KANA}]{{1,16}}",
             f" ?[^\\s0-9{_LETTERS}]{{1,64}}[\r\n/]{{0,16}}",
             "\\s{0,64}[\r\n]{1,16}",
@@ -172,16 +171,16 @@ _PIECES: Final = lazy_pattern(
         )
     )
 )
-_LONG_RUN_PIECES: Final = lazy_pattern(
+_PIECES_OF_LONG_RUN: Final = lazy_pattern(
     "[+/=_-]?[A-Z]{0,16}[a-z]{1,24}|[+/=_-]?[A-Z]{1,16}|[0-9]{1,3}|[ +/=_-]{1,64}"
 )
 """Pieces of a long run of letters, digits and signs, such as a path, a key or base64."""
-_SPACED_LONG_RUN: Final = lazy_pattern(f" ?{_LONG_RUN}")
-# Changes between kinds of characters. They are rare in names and paths. In keys, hashes and base64,
-# about every fourth character starts a change.
-_CHARACTER_CHANGE: Final = lazy_pattern("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
+_LONG_RUN_WITH_SPACE: Final = lazy_pattern(f" ?{_LONG_CHARACTER_RUN}")
+# Changes between capitals, small letters and digits, which are rare in names and paths.
+# In keys, hashes and base64, about every fourth character starts a change of kind.
+_CHARACTER_KIND_CHANGE: Final = lazy_pattern("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
 _NOT_ALPHANUMERIC: Final = lazy_pattern(f"[^0-9{_LETTERS}]")
-_ACCENTED_LETTER: Final = lazy_pattern(f"[{_ACCENTED}]")
+_ACCENTED_LETTER: Final = lazy_pattern(f"[{_ACCENTED_LETTERS}]")
 _LONG_WORD: Final = lazy_pattern("[A-Za-z]{5,24}")
 
 _MAX_ESTIMATES: Final = 65_536
@@ -203,14 +202,14 @@ def _foreign_word_tokens(text: str) -> float:
 
 @lru_cache(maxsize=16_384)
 def _price_piece(piece: str) -> float:
-    if len(piece) >= 20 and _SPACED_LONG_RUN.fullmatch(piece):
-        is_noise = len(_CHARACTER_CHANGE.findall(piece)) * 8 >= len(piece)
-        price = _price_noise if is_noise else _price_plain
-        return sum(map(price, _LONG_RUN_PIECES.findall(piece.lstrip())))
-    return _price_plain(piece)
+    if len(piece) >= 20 and _LONG_RUN_WITH_SPACE.fullmatch(piece):
+        is_noise = len(_CHARACTER_KIND_CHANGE.findall(piece)) * 8 >= len(piece)
+        price = _price_noise if is_noise else _price_plain_piece
+        return sum(map(price, _PIECES_OF_LONG_RUN.findall(piece.lstrip())))
+    return _price_plain_piece(piece)
 
 
-def _price_plain(piece: str) -> float:
+def _price_plain_piece(piece: str) -> float:
     """Price a word, a number, or a run of punctuation or spaces."""
     last = piece[-1]
     if piece.isspace() or "0" <= last <= "9":
@@ -252,7 +251,7 @@ def _price_sign(sign: str) -> float:
     if sign in "\u200d\ufe0f":
         return 0.5
     if "\u3000" <= sign < "\u3040" or sign >= "\uff00":
-        # Such punctuation often forms one token with the next Han character.
+        # CJK punctuation often forms one token with the next Han character.
         return 0.8
     return 0.3 if sign < "\x80" else 1.6 if "\u2600" <= sign < "\u2c00" else 1.0
 
@@ -299,15 +298,15 @@ def _price_other_script(piece: str) -> float:
 
 # --- the parts of a message ------------------------------------------------------------------
 
-_FREE_FIELDS: Final = frozenset({"role", "type", "signature", "cache_control"})
-"""Message fields without a price: part of the overhead, or not shown to the model."""
+_SKIP_FIELDS: Final = frozenset({"role", "type", "signature", "cache_control"})
+"""Message fields that are not counted: the model does not see them, or the overhead has them."""
 _TEXT_FIELDS: Final = frozenset(
     {"name", "tool_call_id", "call_id", "arguments", "refusal", *REASONING_FIELDS[:3]}
 )
 """Message fields of which only the value is counted, not the field name."""
-_CALL_FIELDS: Final = _FREE_FIELDS | {"id", "name", "arguments", "input"}
-_RESULT_FIELDS: Final = _FREE_FIELDS | {"tool_use_id", "content"}
-_MAX_DEPTH: Final = 8
+_CALL_FIELDS: Final = _SKIP_FIELDS | {"id", "name", "arguments", "input"}
+_RESULT_FIELDS: Final = _SKIP_FIELDS | {"tool_use_id", "content"}
+_MAX_CONTENT_DEPTH: Final = 8
 
 
 def _field_tokens(name: str, value: Any, count: Callable[[str], int]) -> int:
@@ -331,8 +330,8 @@ def _other_field_tokens(
     fields: Mapping[str, Any], excluded: Set[str], count: Callable[[str], int], field: str = ""
 ) -> int:
     """Return the tokens of all fields except `field` and those in `excluded`."""
-    others = [name for name in fields if name not in excluded and name != field]
-    return sum(count(_as_json({name: fields[name]})) for name in others)
+    other_names = [name for name in fields if name not in excluded and name != field]
+    return sum(count(_as_json({name: fields[name]})) for name in other_names)
 
 
 def _value_tokens(value: Any, count: Callable[[str], int]) -> int:
@@ -361,7 +360,7 @@ def _tool_call_tokens(call: ToolCall, count: Callable[[str], int]) -> int:
 def _content_tokens(content: Any, count: Callable[[str], int], *, depth: int = 0) -> int:
     if isinstance(content, str):
         return count(content) if content else 0
-    if depth < _MAX_DEPTH:
+    if depth < _MAX_CONTENT_DEPTH:
         if isinstance(content, list | tuple):
             return sum([_content_tokens(part, count, depth=depth + 1) for part in content])
         if isinstance(content, Mapping):
@@ -373,9 +372,9 @@ def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
     value = part.value
     match part:
         case TextPart():
-            return count(part.text) + _other_field_tokens(value, _FREE_FIELDS, count, part.field)
+            return count(part.text) + _other_field_tokens(value, _SKIP_FIELDS, count, part.field)
         case ThinkingPart() if isinstance(value.get(part.field), str):
-            return count(part.text) + _other_field_tokens(value, _FREE_FIELDS, count, part.field)
+            return count(part.text) + _other_field_tokens(value, _SKIP_FIELDS, count, part.field)
         case ImagePart():
             return LOW_IMAGE_TOKENS if part.detail == "low" else IMAGE_TOKENS
         case ToolCall() if "input" in value or value.get("type") == "tool_use":
@@ -386,14 +385,14 @@ def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
             return CALL_TOKENS + total + _other_field_tokens(value, _RESULT_FIELDS, count)
         case FilePart() if part.content is not None:
             total = _content_tokens(part.content, count, depth=depth)
-            encoded = _attachment_tokens(value, part.kind)
-            if encoded and encoded_data(value)[1] != part.content:
-                return total + encoded
-            return total + _other_field_tokens(value, _FREE_FIELDS, count, part.field)
+            encoded_tokens = _attachment_tokens(value, part.kind)
+            if encoded_tokens and encoded_data(value)[1] != part.content:
+                return total + encoded_tokens
+            return total + _other_field_tokens(value, _SKIP_FIELDS, count, part.field)
         case FilePart():
             return _attachment_tokens(value, part.kind) or count(_as_json(value))
         case UnknownPart() if part.text is not None:
-            return count(part.text) + _other_field_tokens(value, _FREE_FIELDS, count, "text")
+            return count(part.text) + _other_field_tokens(value, _SKIP_FIELDS, count, "text")
         case UnknownPart():
             return _attachment_tokens(value, "file") or count(_as_json(value))
     return count(_as_json(value))

@@ -22,7 +22,7 @@ from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
 from stenolog.gateway.viewer.message_views import message_views, one_line, pretty_json
 from stenolog.memory.facts import Fact, is_supported
 from stenolog.memory.named_details import unsupported_details
-from stenolog.memory.quotes import is_related, shares_enough
+from stenolog.memory.quotes import is_related, shares_enough_words
 from stenolog.providers.request_errors import error_message
 from stenolog.redaction.redact import SharingRedactor, redact
 from stenolog.settings.secrets import without_password
@@ -91,7 +91,7 @@ def test_checking_a_note_takes_linear_time(unit: str) -> None:
 def test_comparing_many_words_of_a_note_takes_linear_time() -> None:
     heard = " ".join(f"{number:x}" for number in range(40_000))
     fact = " ".join(f"g{number:x}" for number in range(40_000))
-    run_limited(lambda: (shares_enough(fact, [heard]), is_related(fact, heard)), cpu=20)
+    run_limited(lambda: (shares_enough_words(fact, [heard]), is_related(fact, heard)), cpu=20)
 
 
 def _conversation(text: str) -> Conversation:
@@ -200,7 +200,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "snippet": _snippet,
     "title": lambda text: searchable_text.title_from({"title": text}, text),
     "text": lambda text: searchable_text.text_of({"role": "tool", "content": text}),
-    "words": tokenizer.index_lines,
+    "words": tokenizer.token_lines,
     "line": one_line,
     "printable": printable,
     "redact": redact,

@@ -109,10 +109,10 @@ def _window(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
 
 def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:
     for turn in transcript.finished_turns(history):
-        told = transcript.as_turn(turn, info)
+        told = transcript.make_turn(turn, info)
         if told is not None:
             transcript.gist(told)
-            transcript.as_text(told, number=1, budget=100)
+            transcript.format_turn(told, number=1, budget=100)
 
 
 def _viewer(_store: Store, _info: SessionInfo, history: list[Message]) -> None:

@@ -16,19 +16,19 @@ from msgspec import Struct
 Price = Callable[[str, Mapping[str, int]], float | None]
 """Function that returns the price of an answer in US dollars, from its token counts, or None."""
 
-_MAX_NAMES: Final = 10_000
+_MAX_MODEL_NAMES: Final = 10_000
 """Maximum number of model names that are looked up, because any program can write names."""
 _MAX_NAME_LENGTH: Final = 300
-_importing: Final = threading.Lock()
+_fork_lock: Final = threading.Lock()
 # A module that another thread is importing at a fork would stay locked in the child for ever.
 os.register_at_fork(
-    before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_fork_lock.release
 )
 
 
 def load_prices() -> Price | None:
     """Return the function that prices an answer; None if genai-prices is not installed."""
-    with _importing:
+    with _fork_lock:
         try:
             # Optional dependency, only needed for costs.
             import genai_prices  # type: ignore[import-not-found, unused-ignore]
@@ -75,19 +75,19 @@ class _Model(Struct, frozen=True):
 
 
 class _PriceList:
-    """The price list of genai-prices. A price is looked up once per model and range of lengths."""
+    """The price list of genai-prices. A price is looked up once per model and range."""
 
     def __init__(self, package: Any) -> None:
         self._package = package
-        # The first use imports modules of the package. The caller's lock prevents a fork meanwhile.
+        # The first use imports modules of the package, while the caller's lock prevents a fork.
         with suppress(LookupError, ValueError):
-            self._look_up(_Model("gpt-4o", None), 1)
+            self._look_up_price(_Model("gpt-4o", None), 1)
         self._models: dict[str, _Model | None] = {}
 
     def price(self, name: str, usage: Mapping[str, int]) -> float | None:
         """Return the price of an answer; None if the model has no known price."""
         if name not in self._models:
-            if len(self._models) >= _MAX_NAMES or len(name) > _MAX_NAME_LENGTH:
+            if len(self._models) >= _MAX_MODEL_NAMES or len(name) > _MAX_NAME_LENGTH:
                 return None
             self._models[name] = self._find_model(name)
         model = self._models[name]
@@ -99,17 +99,17 @@ class _PriceList:
                 # Let the package handle inconsistent counts.
                 return float(self._total_price(model, prompt, cached, answer))
             rates = self._rates_for(model, bisect_left(model.thresholds, prompt))
-            uncached = (prompt - cached) * rates.uncached
-            return float(uncached + cached * rates.cached + answer * rates.output)
+            uncached_cost = (prompt - cached) * rates.uncached
+            return float(uncached_cost + cached * rates.cached + answer * rates.output)
         except (LookupError, ValueError, ArithmeticError):
             return None
 
     def _find_model(self, name: str) -> _Model | None:
         provider, slash, rest = name.partition("/")
-        attempts = [_Model(rest, provider), _Model(rest, None)] if slash else []
-        for model in [*attempts, _Model(name, None)]:
+        qualified_models = [_Model(rest, provider), _Model(rest, None)] if slash else []
+        for model in [*qualified_models, _Model(name, None)]:
             try:
-                rates = getattr(self._look_up(model, 1, answer=1), "model_price", None)
+                rates = getattr(self._look_up_price(model, 1, answer=1), "model_price", None)
             except (LookupError, ValueError):
                 continue
             tiers = [getattr(rate, "tiers", ()) for rate in vars(rates).values()] if rates else []
@@ -121,18 +121,18 @@ class _PriceList:
         """Return the prices for a prompt that exceeds this number of thresholds."""
         if tier not in model.rates:
             length = model.thresholds[tier - 1] + 1 if tier else 1
-            prompt = self._total_price(model, length)
-            cached, with_answer = (
+            price = self._total_price(model, length)
+            cached_price, full_price = (
                 self._total_price(model, length, length),
                 self._total_price(model, length, 0, 1),
             )
-            model.rates[tier] = _Rates(prompt / length, cached / length, with_answer - prompt)
+            model.rates[tier] = _Rates(price / length, cached_price / length, full_price - price)
         return model.rates[tier]
 
     def _total_price(self, model: _Model, prompt: int, cached: int = 0, answer: int = 0) -> Decimal:
-        return Decimal(self._look_up(model, prompt, cached, answer).total_price)
+        return Decimal(self._look_up_price(model, prompt, cached, answer).total_price)
 
-    def _look_up(self, model: _Model, prompt: int, cached: int = 0, answer: int = 0) -> Any:
+    def _look_up_price(self, model: _Model, prompt: int, cached: int = 0, answer: int = 0) -> Any:
         usage = self._package.Usage(
             input_tokens=prompt, output_tokens=answer, cache_read_tokens=cached
         )

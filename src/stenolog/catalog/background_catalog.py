@@ -22,9 +22,9 @@ LIST_WAIT_SECONDS: Final = 5.0
 """Maximum number of seconds that the first read waits for the rows of the newest sessions."""
 REFRESH_WAIT_SECONDS: Final = 0.2
 """Maximum number of seconds that a read waits for changes of the store to be added."""
-_MAX_WITHOUT_ROWS: Final = 20
+_FEW_NEW_SESSIONS: Final = 20
 """Maximum number of new sessions that are indexed without adding rows first."""
-_FIRST_ROWS: Final = 200
+_FIRST_ROW_COUNT: Final = 200
 """Number of rows after which the first list is shown."""
 _COUNT_SECONDS: Final = 0.5
 """Seconds between two counts of the indexed sessions."""
@@ -50,7 +50,7 @@ ReadHeads = Callable[[Sequence[str]], Iterator[SessionHead]]
 class BackgroundCatalog(Catalog):
     """A catalog that a thread keeps up to date. A read may miss the newest changes of the store.
 
-    Only reads make the thread look for changes.
+    The thread looks for changes only after the catalog was read.
     """
 
     def __init__(self, store: Store, *, heads: ReadHeads) -> None:
@@ -87,16 +87,16 @@ class BackgroundCatalog(Catalog):
     def _use_database(self, database: Database) -> None:
         self._active = _ThreadRefresher(self, self._store, database)
 
-    def is_refreshing_here(self) -> bool:
-        """Return whether the calling thread is the thread of this catalog."""
+    def is_refreshing_thread(self) -> bool:
+        """Return whether the calling thread is the thread of this catalog, during a refresh."""
         return self._is_refreshing and threading.current_thread() is self._thread
 
     def _read(self, work: CatalogRead[T], progress: Progress | None = None) -> T:
         if threading.current_thread() is not self._thread:
-            self._ask_for_update()
+            self._request_update()
         return super()._read(work, progress)
 
-    def _ask_for_update(self) -> None:
+    def _request_update(self) -> None:
         with self._condition:
             self._requested += 1
             request = self._requested
@@ -121,7 +121,7 @@ class BackgroundCatalog(Catalog):
             try:
                 self._add_rows()
                 self._is_refreshing = True
-                self.refresh(self._note_progress)
+                self.refresh(self._store_progress)
             except StoreClosed:
                 return
             except StenologError as error:
@@ -139,18 +139,18 @@ class BackgroundCatalog(Catalog):
                 self._fulfilled, self._progress = fulfilled, None
             self._condition.notify_all()
 
-    def _note_progress(self, _done: int, total: int) -> None:
+    def _store_progress(self, _done: int, total: int) -> None:
         """Store the progress. Raises StoreClosed if the catalog is being closed."""
         if self._is_closing:
             raise StoreClosed("the catalog is closed")
-        if total > _MAX_WITHOUT_ROWS and time.monotonic() - self._counted_at > _COUNT_SECONDS:
+        if total > _FEW_NEW_SESSIONS and time.monotonic() - self._counted_at > _COUNT_SECONDS:
             # Count the rows of the table, because other processes may index at the same time.
             with self._active.database.read_transaction() as transaction:
                 rows = transaction.execute(self._active.database.sql["stamps"])
-                indexed = sum(stamp is not None for _, stamp in rows)
+                indexed_count = sum(stamp is not None for _, stamp in rows)
             self._counted_at = time.monotonic()
             with self._condition:
-                self._progress = min(indexed, self._count), self._count
+                self._progress = min(indexed_count, self._count), self._count
 
     def _add_rows(self) -> None:
         """Add a row without messages for each new session, if many sessions are new."""
@@ -165,7 +165,7 @@ class BackgroundCatalog(Catalog):
         keys = self._store.stamps().keys()
         self._count = len(keys)
         new_keys = [key for key in keys if key not in known_keys]
-        if len(new_keys) <= _MAX_WITHOUT_ROWS:
+        if len(new_keys) <= _FEW_NEW_SESSIONS:
             return
         # Imported on demand: only the first start with many sessions needs this module.
         from stenolog.catalog.indexing import CatalogWriter
@@ -183,7 +183,7 @@ class BackgroundCatalog(Catalog):
                 updated=head.updated,
                 meta=head.meta,
             )
-            if number == _FIRST_ROWS:
+            if number == _FIRST_ROW_COUNT:
                 # The newest sessions come first, so these rows are enough for the first page.
                 writer.flush()
                 self._set_progress(listed=True)
@@ -193,7 +193,7 @@ class BackgroundCatalog(Catalog):
 
 
 class _ThreadRefresher(Refresher):
-    """A refresher that only the thread of the catalog uses; other threads do not wait."""
+    """A refresher that adds messages only in the catalog's thread; other threads do not wait."""
 
     def __init__(self, catalog: BackgroundCatalog, store: Store, database: Database) -> None:
         super().__init__(store, database)
@@ -201,7 +201,7 @@ class _ThreadRefresher(Refresher):
 
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Return the id of the catalog. The thread of the catalog adds all messages first."""
-        if self._catalog.is_refreshing_here():
+        if self._catalog.is_refreshing_thread():
             return super().refresh(progress)
         with self.database.read_transaction() as transaction:
             [(catalog_id, _)] = transaction.execute(self._sql["about"])

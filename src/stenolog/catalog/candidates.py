@@ -4,9 +4,9 @@ Each word is searched separately, newest messages first, so that a common word c
 rare one. The result has the messages with the most and the rarest words, and their neighbours: an
 answer often shares no word with its question.
 
-Only messages of that session or sender are searched. A message hidden at or below the floor, with a
-summary, was summarized and can be found. Messages hidden in any other way were withdrawn and cannot
-be found, even if they are summarized later.
+Only messages of one session or sender are searched. If a session has a summary, hidden messages at
+or below the floor were summarized and can be found. Messages hidden in any other way were withdrawn
+and cannot be found, even if they are summarized later.
 """
 
 import json
@@ -28,14 +28,14 @@ MAX_TEXT_LENGTH: Final = 8_000
 """Maximum number of characters that are returned of a message."""
 
 _MAX_PER_WORD: Final = 500
-"""Maximum number of messages per word. For a more common word, the newest are used."""
+"""Maximum number of messages per word. Of a more common word, the newest are used."""
 
 _NO_LIMIT: Final = -1
 _MAX_WORDS: Final = 24
-_MAX_WITH_NEIGHBOURS: Final = 20
+_MESSAGES_WITH_NEIGHBOURS: Final = 20
 """Number of best messages that are returned with their neighbours."""
 _NEIGHBOUR_OFFSETS: Final = (-1, 1, -2, 2)
-_ENOUGH_IN_PERIOD: Final = 20
+_ENOUGH_MATCHES_IN_PERIOD: Final = 20
 """If the requested period has at least this many matches, only the period is searched."""
 
 
@@ -49,9 +49,9 @@ class CandidateQuery(Struct, frozen=True, kw_only=True):
     stems: Sequence[str]
     """Stems of the words of the question."""
     agent: str | None
-    """If set, sessions of other agents are left out."""
+    """Name of an agent; sessions of other agents are left out. None: all agents."""
     exclude_visible_of: str | None
-    """The asking session. Its visible messages are left out."""
+    """Key of the session that asks; its visible messages are left out."""
     since: int | None
     until: int | None
     limit: int
@@ -61,19 +61,19 @@ class _Session(Struct, frozen=True):
     id: int
     key: str
     agent: str | None
-    listed: int
+    is_listed: int
     count: int
     visible: int
     visible_json: str
     withdrawn: str
-    mixed: int = 0
+    has_mixed_senders: int = 0
 
 
 MarkGroups = Sequence[Sequence[str]]
-"""Groups of marks. A message must have at least one mark of each group."""
+"""Groups of marks (query.py). A message must have at least one mark of each group."""
 
 FindNewest = Callable[[MarkGroups, int], list[int]]
-"""Function that returns the newest messages with these marks, up to a limit."""
+"""Function that returns the ids of the newest messages with these marks, up to a limit."""
 
 
 class CandidateSearch:
@@ -87,16 +87,16 @@ class CandidateSearch:
         self._stems = list(dict.fromkeys(query.stems))[:_MAX_WORDS]
         rows = transaction.execute(sql["owned" if query.threads else "own"], (query.owner,))
         sessions = [_Session(*row) for row in rows]
-        self._sessions = {s.id: s for s in sessions if not s.mixed}
+        self._sessions = {s.id: s for s in sessions if not s.has_mixed_senders}
         by_key = {s.key: s for s in self._sessions.values()}
         self._current = by_key.get(query.exclude_visible_of or "")
         self._count = sum(s.count for s in self._sessions.values())
-        excluded = [s.id for s in self._sessions.values() if not self._may_return(s)]
-        self._has_no_sessions = len(excluded) == len(self._sessions)
-        excluded += [s.id for s in sessions if s.mixed]
+        excluded_ids = [s.id for s in self._sessions.values() if not self._may_return_from(s)]
+        self._has_no_sessions = len(excluded_ids) == len(self._sessions)
+        excluded_ids += [s.id for s in sessions if s.has_mixed_senders]
         marks = [owner_mark(query.owner)] if query.threads else map(session_mark, self._sessions)
         self._required_marks = list(marks)  # guard: recall-own-messages
-        self._excluded_marks = list(map(session_mark, excluded))
+        self._excluded_marks = list(map(session_mark, excluded_ids))
         self._visibilities: dict[int, _Visibility] = {}
         self._visible_ids = self._read_visible_ids()
         self._counts_by_stem: dict[str, int] = {}
@@ -108,7 +108,7 @@ class CandidateSearch:
             has_period = self._query.since is not None or self._query.until is not None
             if has_period:
                 positions.update(dict.fromkeys(self._rank_messages(self._find_newest_in_period)))
-            if self._stems and (not has_period or len(positions) < _ENOUGH_IN_PERIOD):
+            if self._stems and (not has_period or len(positions) < _ENOUGH_MATCHES_IN_PERIOD):
                 positions.update(dict.fromkeys(self._rank_messages(self._find_newest)))
         return Candidates(
             messages=list(self._read_messages(list(positions)[: self._query.limit])),
@@ -118,10 +118,10 @@ class CandidateSearch:
 
     # --- scope -------------------------------------------------------------------------------
 
-    def _may_return(self, session: _Session) -> bool:
+    def _may_return_from(self, session: _Session) -> bool:
         """Return whether messages of this session may be returned."""
         return bool(
-            session.listed
+            session.is_listed
             and (self._query.agent is None or session.agent in (None, self._query.agent))
             and not (session is self._current and session.visible >= session.count)
         )
@@ -147,11 +147,11 @@ class CandidateSearch:
     # --- selection ---------------------------------------------------------------------------
 
     def _find_newest(self, mark_groups: MarkGroups, limit: int) -> list[int]:
-        """Return the newest matches, up to a limit."""
-        return self._find_hidden("newest_with", self._fulltext_values(mark_groups), limit)
+        """Return the ids of the newest matches, up to a limit."""
+        return self._find_unseen("newest_with", self._fulltext_values(mark_groups), limit)
 
     def _find_newest_in_period(self, mark_groups: MarkGroups, limit: int) -> list[int]:
-        """Return the newest matches of the requested period, up to a limit."""
+        """Return the ids of the newest matches in the requested period, up to a limit."""
         since = self._query.since if self._query.since is not None else -(2**62)
         until = self._query.until if self._query.until is not None else 2**62
         blocks = [
@@ -161,50 +161,50 @@ class CandidateSearch:
         ]
         if not blocks:
             return []
-        ids = (min(blocks) * BLOCK_SIZE, (max(blocks) + 1) * BLOCK_SIZE - 1)
-        return self._find_hidden(
-            "newest_with_in", (*self._fulltext_values(mark_groups), *ids, since, until), limit
+        id_range = (min(blocks) * BLOCK_SIZE, (max(blocks) + 1) * BLOCK_SIZE - 1)
+        return self._find_unseen(
+            "newest_with_in", (*self._fulltext_values(mark_groups), *id_range, since, until), limit
         )
 
-    def _find_hidden(self, name: str, values: Sequence[object], limit: int) -> list[int]:
+    def _find_unseen(self, statement: str, values: Sequence[object], limit: int) -> list[int]:
         # Visible messages are mostly the newest ones, and must not use up the limit.
         row_limit = _NO_LIMIT if limit == _NO_LIMIT else limit + len(self._visible_ids)
-        rows = self._transaction.execute(self._sql[name], (*values, row_limit))
+        rows = self._transaction.execute(self._sql[statement], (*values, row_limit))
         ids = [id_ for (id_,) in rows if id_ not in self._visible_ids]
         return ids if limit == _NO_LIMIT else ids[:limit]
 
     def _fulltext_values(self, mark_groups: MarkGroups) -> Values:
-        """Return the full-text query for the words in the messages of the owner."""
-        required = [*mark_groups, self._required_marks]
-        return self._fulltext.mark_values(required, excluded=self._excluded_marks)
+        """Return the values of a full-text search for these marks in the messages of the owner."""
+        required_groups = [*mark_groups, self._required_marks]
+        return self._fulltext.mark_values(required_groups, excluded=self._excluded_marks)
 
     def _rank_messages(self, find: FindNewest) -> Iterator[tuple[int, int]]:
         """Yield session and seq of the messages with the most and rarest words, then the newest."""
         limit = self._query.limit
         if not self._stems:
-            return self._without_withdrawn(find([], limit))
+            return self._positions_without_withdrawn(find([], limit))
         ids_by_stem = {stem: find([[stem_mark(stem)]], _MAX_PER_WORD) for stem in self._stems}
-        rare = [stem for stem, ids in ids_by_stem.items() if 0 < len(ids) < _MAX_PER_WORD]
+        rare_stems = [stem for stem, ids in ids_by_stem.items() if 0 < len(ids) < _MAX_PER_WORD]
         for stem, ids in ids_by_stem.items():
-            if len(ids) == _MAX_PER_WORD and rare:
+            if len(ids) == _MAX_PER_WORD and rare_stems:
                 # Find messages of any age that have this common word and a rare word.
-                groups = [list(map(stem_mark, rare)), [stem_mark(stem)]]
-                ids_by_stem[stem] = list(dict.fromkeys([*ids, *find(groups, _NO_LIMIT)]))
+                mark_groups = [list(map(stem_mark, rare_stems)), [stem_mark(stem)]]
+                ids_by_stem[stem] = list(dict.fromkeys([*ids, *find(mark_groups, _NO_LIMIT)]))
         scores: dict[int, float] = {}
         for stem, ids in ids_by_stem.items():
             self._counts_by_stem[stem] = max(len(ids), self._counts_by_stem.get(stem, 0))
             weight = math.log(1 + self._count / (len(ids) + 0.5))
             for id_ in ids:
                 scores[id_] = scores.get(id_, 0.0) + weight
-        ranked = sorted(scores, key=lambda id_: (-scores[id_], -id_))
+        ranked_ids = sorted(scores, key=lambda id_: (-scores[id_], -id_))
         # Withdrawn messages must not use up the limit, however many there are.
-        return islice(self._without_withdrawn(ranked), limit)
+        return islice(self._positions_without_withdrawn(ranked_ids), limit)
 
-    def _without_withdrawn(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield session and seq of these ids in order, without withdrawn messages."""
-        size = 2 * self._query.limit
-        for start in range(0, len(ids), size):
-            batch = ids[start : start + size]
+    def _positions_without_withdrawn(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield session and seq of the messages with these ids, without withdrawn messages."""
+        batch_size = 2 * self._query.limit
+        for start in range(0, len(ids), batch_size):
+            batch = ids[start : start + batch_size]
             rows = self._transaction.execute(self._sql["where_said"], (json.dumps(batch),))
             positions = {id_: (session, seq) for id_, session, seq in rows}
             for id_ in batch:
@@ -215,9 +215,9 @@ class CandidateSearch:
     # --- content -----------------------------------------------------------------------------
 
     def _read_messages(self, hits: Sequence[tuple[int, int]]) -> Iterator[Candidate]:
-        """Yield these messages, and the neighbours of the best ones."""
+        """Yield the messages at these positions, and the neighbours of the best matches."""
         positions = dict.fromkeys(hits)
-        for session, seq in hits[:_MAX_WITH_NEIGHBOURS]:
+        for session, seq in hits[:_MESSAGES_WITH_NEIGHBOURS]:
             positions.update({(session, seq + step): None for step in _NEIGHBOUR_OFFSETS})
         positions_to_read = []
         for session, seq in positions:

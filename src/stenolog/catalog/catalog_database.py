@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 # --- filters --------------------------------------------------------------------------------------
-# Texts, keys and times as stored in the tables.
+# Conversion of texts, keys and times to the values in the tables.
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,14 +54,14 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 
 # A catalog of another version is discarded and built again.
 VERSION: Final = "10"
-"""Version of tables, tokenizer, stems, searchable text and sums. Increase it when any changes."""
+"""Version of tables, tokens, stems, searchable text and sums. Each change needs a new version."""
 
 BLOCK_SIZE: Final = 4_096
-"""Number of message ids per row of catalog_block, which has the range of their times."""
+"""Number of messages per row of catalog_block, which has their oldest and newest time."""
 
 _FOLDER: Final = Path(__file__).parent
-_COMMENT: Final = re.compile(r"(?m)^--.*\n")
-_SHARED_PARTS: Final = {"session_filter", "entry_columns"}
+_SQL_COMMENT: Final = re.compile(r"(?m)^--.*\n")
+_SHARED_PART_NAMES: Final = {"session_filter", "entry_columns"}
 
 
 @cache
@@ -72,7 +72,7 @@ def load_statements() -> Mapping[str, str]:
 
 @cache
 def load_schema() -> tuple[str, ...]:
-    """Return the statements that create the tables. The last statement has the version as value."""
+    """Return the statements that create the tables; the last one needs the version as value."""
     return split_statements((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
 
 
@@ -80,10 +80,10 @@ def split_named_statements(text: str) -> Mapping[str, str]:
     """Split a file into its named statements, and insert the parts that statements share."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
     named = {
-        name: _COMMENT.sub("", part).strip().removesuffix(";")
+        name: _SQL_COMMENT.sub("", part).strip().removesuffix(";")
         for name, part in zip(sections[::2], sections[1::2], strict=True)
     }
-    for shared in _SHARED_PARTS & named.keys():
+    for shared in _SHARED_PART_NAMES & named.keys():
         named = {name: sql.replace(f"{{{shared}}}", named[shared]) for name, sql in named.items()}
     return named
 
@@ -109,7 +109,7 @@ class CatalogUnusable(Exception):
 
 
 class CatalogBusy(CatalogUnusable):
-    """Other users held the lock for too long. A retry may work."""
+    """Other threads or processes held the lock for too long. A retry may work."""
 
 
 class DatabaseUnreachable(CatalogBusy):
@@ -130,7 +130,7 @@ class Database(Protocol):
     """The database of a catalog. Every call may raise CatalogDamaged and CatalogUnusable."""
 
     sql: Mapping[str, str]
-    """The statements on its tables, by name."""
+    """The SQL statements for the tables, by name."""
 
     @property
     def fulltext(self) -> "FullTextDialect":

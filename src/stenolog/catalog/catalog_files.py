@@ -64,7 +64,7 @@ class LockFile:
         """Maximum number of seconds to wait for other writers."""
 
     @contextmanager
-    def locked(self) -> Iterator[Descriptor]:
+    def hold_lock(self) -> Iterator[Descriptor]:
         """Lock the file, and yield its descriptor. Raises CatalogUnusable."""
         try:
             lock = self._open()
@@ -78,7 +78,7 @@ class LockFile:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
 
     def _open(self) -> Descriptor:
-        """Return the lock file, locked."""
+        """Open and lock the lock file, and return its descriptor."""
         deadline = time.monotonic() + self.timeout
         while True:
             lock = open_descriptor(
@@ -100,9 +100,9 @@ class LockFile:
             time.sleep(_POLL_SECONDS)
 
     def read_mark(self) -> bytes:
-        """Return the content that the last writer left; may be empty."""
+        """Return the content of the lock file, written by the last writer; may be empty."""
         try:
-            # Opening a fifo with this name would block.
+            # Without O_NONBLOCK, opening a fifo with this name would block.
             lock = open_descriptor(
                 self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             )
@@ -139,7 +139,7 @@ def file_identity(path: Path) -> Identity | None:
     except OSError as error:
         raise CatalogUnusable(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise CatalogUnusable(f"{path}: it is not a regular file")
+        raise CatalogUnusable(f"{path} is not a regular file")
     return status.st_dev, status.st_ino
 
 
@@ -149,7 +149,7 @@ _MAX_RECOVERIES: Final = 10
 
 
 class _OpenFile(Struct, frozen=True):
-    """A connection, and the identity of its file."""
+    """A connection to SQLite, and the identity of its file."""
 
     connection: sqlite3.Connection
     identity: Identity
@@ -168,11 +168,11 @@ class FileDatabase:
         self._writable = writable
         self._exclusive = ExclusiveLock(str(path))
         self._uses_during_fork: dict[int, ExclusiveUse] = {}
-        """By thread: the use that keeps other threads out of SQLite while the thread forks."""
+        """Uses that keep other threads out of SQLite during a fork, by the thread that forks."""
         self._connections: dict[str, _OpenFile] = {}
         """Open connections: for reading ("ro") and for writing ("rw")."""
         self._damaged_file: Identity | None = None
-        """The file that was found to be damaged."""
+        """Identity of the file that was found to be damaged."""
         self._closed = False
         _databases.add(self)
 
@@ -188,31 +188,31 @@ class FileDatabase:
     def read_transaction(self) -> Iterator[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""
         with self._exclusive_use() as use:
-            opened = self._begin_read()
-            with self._convert_errors(opened, use):
-                yield opened.connection
+            handle = self._begin_read()
+            with self._convert_errors(handle, use):
+                yield handle.connection
 
     @contextmanager
     def write_transaction(self) -> Iterator[Transaction]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        with self._exclusive_use() as use, self._locked() as lock:
+        with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
-            opened = self._write_connection()
+            handle = self._write_connection()
             try:
-                with self._convert_errors(opened, use), write_cache(opened.connection):
-                    opened.connection.execute("BEGIN IMMEDIATE")
+                with self._convert_errors(handle, use), write_cache(handle.connection):
+                    handle.connection.execute("BEGIN IMMEDIATE")
                     set_mark(lock, WRITING_MARK)
-                    yield opened.connection
-                    opened.connection.execute("COMMIT")
+                    yield handle.connection
+                    handle.connection.execute("COMMIT")
             finally:
-                if self._exclusive.is_current(use) and file_identity(self._path) == opened.identity:
+                if self._exclusive.is_current(use) and file_identity(self._path) == handle.identity:
                     set_mark(lock, file_stamp(self._path))
-            if file_identity(self._path) != opened.identity:
+            if file_identity(self._path) != handle.identity:
                 raise CatalogDamaged(f"{self._path} was removed during the write")
 
     def rebuild(self) -> None:
         """Discard the file if it is damaged, and create empty tables."""
-        with self._exclusive_use() as use, self._locked() as lock:
+        with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
             self._rebuild(lock)
 
@@ -224,8 +224,8 @@ class FileDatabase:
                 return
         self._disconnect()
         try:
-            new_file = self._create_new(self._calibrations())
-            # A kill between any two of these steps leaves no database with the journal of another.
+            new_file = self._create_new_file(self._read_calibrations())
+            # A kill between any two steps must not leave a database with the journal of another.
             for path in (self._path, self._journal):
                 path.unlink(missing_ok=True)
             set_mark(lock, WRITING_MARK)
@@ -236,7 +236,7 @@ class FileDatabase:
             raise CatalogUnusable(f"{self._path} cannot be rebuilt: {reason}") from error
         self._damaged_file = None
 
-    def _calibrations(self) -> list[Row]:
+    def _read_calibrations(self) -> list[Row]:
         """Return the calibrations of the old file, if it is readable. No other file has them."""
         if file_identity(self._path) is None:
             return []
@@ -252,7 +252,7 @@ class FileDatabase:
             ]
         return []
 
-    def _create_new(self, calibration_rows: Sequence[Row]) -> Path:
+    def _create_new_file(self, calibration_rows: Sequence[Row]) -> Path:
         """Create a database with empty tables and these calibrations, under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
         for leftover in (path, path.with_name(journal_name(path.name))):
@@ -273,13 +273,13 @@ class FileDatabase:
 
     @contextmanager
     def _exclusive_use(self) -> Iterator[ExclusiveUse]:
-        """Hold the exclusive use. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
         with self._exclusive.exclusive_use(timeout=self._lock.timeout) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
-            for opened in self._connections.values():
+            for handle in self._connections.values():
                 # A use that Ctrl-C interrupted may have left its transaction open.
-                roll_back(opened.connection)
+                roll_back(handle.connection)
             yield use
 
     # --- connections -------------------------------------------------------------------------
@@ -288,10 +288,10 @@ class FileDatabase:
         """Start a read-only transaction. Raises CatalogDamaged, CatalogUnusable."""
         for _ in range(_MAX_RECOVERIES):
             try:
-                opened = self._connect("ro")
-                opened.connection.execute("BEGIN")
+                handle = self._connect("ro")
+                handle.connection.execute("BEGIN")
                 # The first read takes SQLite's lock and checks for a journal.
-                self._check_tables(opened)
+                self._check_tables(handle)
             except UnicodeDecodeError as error:
                 self._close_connection("ro")
                 self._damaged_file = file_identity(self._path)
@@ -301,10 +301,10 @@ class FileDatabase:
                 if error_code(error) & 0xFF != sqlite3.SQLITE_READONLY:
                     raise self._convert_error(error) from error
                 # A writer died; only the holder of the lock can recover the database.
-                with self._locked():
+                with self._hold_lock():
                     self._write_connection()
             else:
-                return opened
+                return handle
         raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
 
     def _write_connection(self) -> "_OpenFile":
@@ -313,12 +313,12 @@ class FileDatabase:
         Raises CatalogDamaged, CatalogUnusable.
         """
         try:
-            opened = self._connect("rw")
+            handle = self._connect("rw")
             # If a writer died, this check recovers the database.
-            self._check_tables(opened)
+            self._check_tables(handle)
         except sqlite3.Error as error:
             raise self._convert_error(error) from error
-        return opened
+        return handle
 
     def _check_tables(self, open_file: "_OpenFile") -> None:
         """Raise CatalogDamaged if the tables are missing or have another version."""
@@ -339,12 +339,12 @@ class FileDatabase:
         if not self._is_unchanged():
             self._damaged_file = identity
             raise CatalogDamaged(f"{self._path} was changed by another program")
-        opened = self._connections.get(mode)
-        if opened is None or opened.identity != identity:
+        handle = self._connections.get(mode)
+        if handle is None or handle.identity != identity:
             self._close_connection(mode)
-            opened = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), identity)
-            self._connections[mode] = opened
-        return opened
+            handle = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), identity)
+            self._connections[mode] = handle
+        return handle
 
     @contextmanager
     def _convert_errors(self, open_file: "_OpenFile", use: ExclusiveUse) -> Iterator[None]:
@@ -354,7 +354,7 @@ class FileDatabase:
         except sqlite3.Error as error:
             raise self._convert_error(error, open_file) from error
         except (ValueError, msgspec.MsgspecError) as error:
-            # All data here was written by this class: unreadable data is damaged.
+            # Only this class writes to the catalog, so unreadable data is damaged data.
             self._damaged_file = open_file.identity
             raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
         finally:
@@ -364,19 +364,19 @@ class FileDatabase:
     def _convert_error(
         self, error: sqlite3.Error, open_file: "_OpenFile | None" = None
     ) -> CatalogDamaged | CatalogUnusable:
-        converted = convert_error(error, str(self._path))
+        catalog_error = convert_error(error, str(self._path))
         identity = file_identity(self._path)
         if identity is None or (open_file is not None and identity != open_file.identity):
             # The file was removed during the call, which may have caused the error.
-            return CatalogDamaged(str(converted))
-        if isinstance(converted, CatalogDamaged):
+            return CatalogDamaged(str(catalog_error))
+        if isinstance(catalog_error, CatalogDamaged):
             self._damaged_file = identity
-        return converted
+        return catalog_error
 
     def _close_connection(self, mode: str) -> None:
-        opened = self._connections.pop(mode, None)
-        if opened is not None:
-            opened.connection.close()
+        handle = self._connections.pop(mode, None)
+        if handle is not None:
+            handle.connection.close()
 
     def _disconnect(self) -> None:
         for mode in ("ro", "rw"):
@@ -384,14 +384,14 @@ class FileDatabase:
 
     # --- the lock and its mark ---------------------------------------------------------------
 
-    def _locked(self) -> AbstractContextManager[Descriptor]:
+    def _hold_lock(self) -> AbstractContextManager[Descriptor]:
         """Lock for writing. Raises CatalogUnusable."""
         if not self._writable:
             raise CatalogUnusable(f"{self._path} was opened read-only")
-        return self._lock.locked()
+        return self._lock.hold_lock()
 
     def _is_unchanged(self) -> bool:
-        """Return whether the database is as its last writer left it, or a write is in progress."""
+        """Return whether no other program changed the database, or a write is in progress."""
         while True:
             mark = self._lock.read_mark()
             if mark in (WRITING_MARK, file_stamp(self._path)):
@@ -420,20 +420,20 @@ class FileDatabase:
         """Drop all connections: they belong to the parent process."""
         self._exclusive = ExclusiveLock(str(self._path))
         self._uses_during_fork = {}
-        for opened in self._connections.values():
-            keep_forever(opened.connection)
+        for handle in self._connections.values():
+            keep_forever(handle.connection)
         self._connections = {}
 
 
 _databases: "weakref.WeakSet[FileDatabase]" = weakref.WeakSet()
 
 
-def _for_each_database(do: Callable[[FileDatabase], None]) -> Callable[[], None]:
-    def do_for_all() -> None:
+def _for_each_database(action: Callable[[FileDatabase], None]) -> Callable[[], None]:
+    def act_on_all() -> None:
         for database in list(_databases):
-            do(database)
+            action(database)
 
-    return do_for_all
+    return act_on_all
 
 
 os.register_at_fork(
@@ -452,7 +452,7 @@ _MEMORY_NAME: Final = "the catalog in memory"
 
 
 class MemoryDatabase:
-    """A catalog in memory, which ends with the process."""
+    """A catalog in memory, which is lost when the process ends."""
 
     def __init__(self, source: object = None) -> None:
         """Start with a copy of a catalog file if it is usable, or else with empty tables."""
@@ -502,7 +502,7 @@ class MemoryDatabase:
 
     @contextmanager
     def _exclusive_use(self) -> Iterator[ExclusiveUse]:
-        """Hold the exclusive use. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
         with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS) as use:
             if self._closed:
                 raise CatalogUnusable(f"{_MEMORY_NAME} is closed")
@@ -535,9 +535,9 @@ _UNUSABLE_CODES: Final = {
 
 def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection:
     """Connect to a file for reading ("ro") or writing ("rw"). Raises sqlite3.Error."""
-    escaped = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    escaped_path = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     connection = sqlite3.connect(
-        f"file:{escaped}?mode={mode}",
+        f"file:{escaped_path}?mode={mode}",
         uri=True,
         isolation_level=None,
         check_same_thread=False,
@@ -580,7 +580,7 @@ def create_tables(connection: sqlite3.Connection, calibration_rows: Sequence[Row
 
 
 def is_calibration(ratio: object, weight: object) -> bool:
-    """Return whether these are valid values of `tokens.Calibration`; other values are damage."""
+    """Return whether ratio and weight are valid values of `tokens.Calibration`."""
     if not isinstance(ratio, float) or not isinstance(weight, float):
         return False
     # No estimate differs from the real count by more than a factor of 100.
@@ -616,6 +616,6 @@ def convert_error(error: sqlite3.Error, name: str) -> CatalogDamaged | CatalogUn
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """Return the extended error code; a general code for errors of the Python module."""
+    """Return SQLite's extended error code; SQLITE_ERROR if the error has no code."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code

@@ -10,10 +10,10 @@ State = Literal["idle", "running", "interrupted"]
 """State of a session. running: a turn is in progress. interrupted: the last turn has no answer."""
 
 
-# changed: the last change comes first, also of tags. newest, oldest: by the last message. cost,
-# tokens, length (number of messages): the highest comes first.
+# `changed` includes changes of tags. `newest` and `oldest` sort by the time of the last message.
+# `length` is the number of messages. Every order except `oldest` starts with the highest value.
 Sort = Literal["changed", "newest", "oldest", "cost", "tokens", "length"]
-"""Order of a list."""
+"""Order of a list of sessions."""
 NANODOLLARS: Final = 1e9
 """Nanodollars per US dollar."""
 
@@ -46,9 +46,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     damaged: int
     """Number of damaged lines, as far as known."""
     problem: str | None
-    """Why the session cannot be read; then the numbers are 0 and the times None."""
+    """Reason why the session cannot be read. Then all numbers are 0 and all times None."""
     sender: str = ""
-    """The verified sender of all its user messages, such as `telegram:123`, or empty."""
+    """The verified sender of all user messages, such as `telegram:123`, or empty."""
     last_message: datetime | None = None
     """Time of the newest message; creation time of a session without messages."""
     program: str = ""
@@ -61,7 +61,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Input tokens of all answers, as counted by the providers, including cached ones."""
     output_tokens: int = 0
     cost: float | None = None
-    """Cost in US dollars of the priced answers, without those that a fork copied; None: unknown."""
+    """Cost in US dollars of the answers with a known price, except copied ones; None: unknown."""
     unpriced: int = 0
     """Number of answers with token counts, but without a known price."""
     failed: int = 0
@@ -81,7 +81,7 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
     channel: str | None = None
     agent: str | None = None
     program: str | None = None
-    """Name of the program; empty for none. `project` and `model` have the same rule."""
+    """Name of a program; an empty name selects sessions without a program."""
     project: str | None = None
     model: str | None = None
     failed: bool | None = None
@@ -101,7 +101,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Some sessions with the same value, such as the same project."""
+    """Sessions that have the same value, such as the same project."""
 
     value: str
     count: int
@@ -119,7 +119,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     failed: int
     """Number of matching sessions with a failed tool call."""
     facets: Mapping[str, Sequence[Group]]
-    """Most frequent values of program, project, model, channel, tag, given all other conditions."""
+    """Most frequent values of each facet, such as `model`, without the condition on that facet."""
 
 
 class ProjectGroup(Struct, frozen=True, kw_only=True):
@@ -208,4 +208,4 @@ class Candidates(Struct, frozen=True, kw_only=True):
     count: int
     """Number of all messages of the owner."""
     containing: Mapping[str, int]
-    """Number of messages with each stem, counted up to some hundreds."""
+    """Number of messages that contain each stem, counted up to a few hundred."""

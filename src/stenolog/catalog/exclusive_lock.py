@@ -27,7 +27,7 @@ _STALE_SECONDS: Final = 0.2
 
 
 class ExclusiveUse:
-    """One use, by the thread that creates it."""
+    """One use of the connection, by the thread that creates this object."""
 
     __slots__ = ("__weakref__", "checked_at", "ended", "lock", "process", "thread", "wakeup")
 
@@ -80,9 +80,9 @@ class ExclusiveLock:
         use.ended = True
         if self._waiting:
             with self._guard:
-                first = self._first_waiting()
-            if first is not None:
-                first.wakeup.put(None)
+                next_use = self._first_waiting_use()
+            if next_use is not None:
+                next_use.wakeup.put(None)
 
     def is_current(self, use: ExclusiveUse) -> bool:
         """Return whether this use is active. A use that was taken over must not clean up."""
@@ -98,17 +98,15 @@ class ExclusiveLock:
             use.checked_at = time.monotonic()
             active_use = self._active_use()
             if active_use is None:
-                # Without this check, a thread that returns at once would keep all other threads
-                # out.
-                if self._first_waiting() not in (None, use):
+                # Otherwise a thread that calls again at once would keep all other threads out.
+                if self._first_waiting_use() not in (None, use):
                     return self._add_to_queue(use)
                 if self._waiting:
                     self._waiting.popleft()
             elif active_use.thread != use.thread:
                 return self._add_to_queue(use)
             elif active_use.lock is not None:
-                # The use was interrupted. A traceback keeps it alive, so no finalizer closes the
-                # file.
+                # A traceback keeps the interrupted use alive, so no finalizer closes its file.
                 active_use.lock.close()
             self._current = weakref.ref(use)
             return True
@@ -118,13 +116,13 @@ class ExclusiveLock:
             self._waiting.append(weakref.ref(use))
         return False
 
-    def _first_waiting(self) -> ExclusiveUse | None:
+    def _first_waiting_use(self) -> ExclusiveUse | None:
         """Return the use that has waited longest. Drop abandoned uses."""
         now = time.monotonic()
         while self._waiting:
-            first = self._waiting[0]()
-            if first is not None and not first.ended and now - first.checked_at < _STALE_SECONDS:
-                return first
+            use = self._waiting[0]()
+            if use is not None and not use.ended and now - use.checked_at < _STALE_SECONDS:
+                return use
             self._waiting.popleft()
         return None
 

@@ -70,10 +70,10 @@ Rows = tuple[list[Row], dict[int, list[str]]]
 Progress = Callable[[int, int], None]
 """Function that gets the number of processed sessions and the number of changed sessions."""
 
-_MAX_ROUNDS: Final = 20
-_MAX_ATTEMPTS: Final = 12
+_MAX_REFRESH_ROUNDS: Final = 20
+_MAX_READ_ATTEMPTS: Final = 12
 _MAX_REBUILDS: Final = 8
-_MAX_WAITS: Final = 3
+_MAX_BUSY_RETRIES: Final = 3
 _MAX_CANDIDATES: Final = 10_000
 _LAZY_MODULES: Final = (
     "stenolog.catalog.answer_prices",
@@ -96,9 +96,9 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
     """Open the catalog of a store, which stays up to date by itself.
 
     The catalog is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite
-    database, or tables in a PostgreSQL database. For any other store it is kept in memory. It can
-    be deleted at any time. `keep`: whether the catalog may be stored. [default: yes, unless the
-    store was opened with read_only=True]
+    database, or tables in a PostgreSQL database. For any other store it is kept in memory. A
+    catalog can be deleted at any time. `keep`: whether the catalog may be stored. [default: yes,
+    unless the store was opened with read_only=True]
     """
     return Catalog(store, keep=keep)
 
@@ -130,7 +130,7 @@ class Catalog:
         self._active = Refresher(self._store, database)
 
     def refresh(self, progress: Progress | None = None) -> None:
-        """Add new messages of the store. Every read does this itself."""
+        """Add new messages of the store to the catalog. Every read starts with a refresh."""
         self._read(lambda _transaction, _database: None, progress)
 
     def list(
@@ -191,7 +191,7 @@ class Catalog:
             [totals] = transaction.execute(database.sql["totals"], query.filter_values)
             facets: Facets = {}
             for name in FACETS:
-                # Other values of the same facet can be chosen instead, so they are counted too.
+                # Ignore the condition on this facet, so that its other values are counted, too.
                 filters = filter_values(replace(where, **{name: None}), query.running)
                 sql = database.sql["tag_facet" if name == "tag" else "facet"]
                 groups = transaction.execute(sql.replace("{facet}", name), (*filters, values))
@@ -221,17 +221,17 @@ class Catalog:
         def read(transaction: Transaction, database: Database) -> tuple[list[Row], Rows]:
             values = (*query.filter_values, limit + 1, offset)
             groups = list(transaction.execute(database.sql["projects"], values))
-            names = _hex_keys(row[0] for row in groups[:limit])
-            project_values = (*query.filter_values, names, size)
+            project_names = _hex_keys(row[0] for row in groups[:limit])
+            project_values = (*query.filter_values, project_names, size)
             return groups, _read_rows(transaction, database, "of_projects", project_values)
 
         groups, rows = self._read(read)
-        by_project: dict[str, list[Entry]] = {}
+        entries_by_project: dict[str, list[Entry]] = {}
         for entry in self._to_entries(rows, query.running):
-            by_project.setdefault(entry.project, []).append(entry)
+            entries_by_project.setdefault(entry.project, []).append(entry)
         return ProjectPage(
             projects=[
-                ProjectGroup(group=_group_from_row(row), entries=by_project.get(row[0], []))
+                ProjectGroup(group=_group_from_row(row), entries=entries_by_project.get(row[0], []))
                 for row in groups[:limit]
             ],
             after=offset + limit if len(groups) > limit else None,
@@ -246,11 +246,11 @@ class Catalog:
         progress: Progress | None = None,
     ) -> "_ListQuery":
         _check_arguments(limit, where.since, where.until, where.state)
-        if sort not in _ORDERS:
-            raise UsageError(f"sort must be one of {', '.join(_ORDERS)}, not {sort!r}")
-        running = self._find_running(where, progress)
-        values = filter_values(where, running)
-        return _ListQuery(values, running, sort, limit, _decode_cursor(after))
+        if sort not in _ORDER_EXPRESSIONS:
+            raise UsageError(f"sort must be one of {', '.join(_ORDER_EXPRESSIONS)}, not {sort!r}")
+        running_keys = self._find_running_keys(where, progress)
+        values = filter_values(where, running_keys)
+        return _ListQuery(values, running_keys, sort, limit, _decode_cursor(after))
 
     def _make_page(self, rows: Rows, query: "_ListQuery") -> Page:
         limit = query.limit
@@ -259,11 +259,13 @@ class Catalog:
         after = page_cursor(entries[-1], query.sort) if has_more else None
         return Page(entries=entries, after=after)
 
-    def _to_entries(self, rows: Rows, running: set[str] | None) -> Sequence[Entry]:
+    def _to_entries(self, rows: Rows, running_keys: set[str] | None) -> Sequence[Entry]:
         sessions, tags = rows
-        if running is None:
-            running = leased_keys(self._store, [row[1] for row in sessions])
-        return [_entry_from_row(row, tags.get(row[0], ()), row[1] in running) for row in sessions]
+        if running_keys is None:
+            running_keys = leased_keys(self._store, [row[1] for row in sessions])
+        return [
+            _entry_from_row(row, tags.get(row[0], ()), row[1] in running_keys) for row in sessions
+        ]
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of the session with this key, or None."""
@@ -277,10 +279,10 @@ class Catalog:
     def _read_entry(self, key: str, *, with_state: bool) -> Entry | None:
         if replace_surrogates(key) != key:
             return None  # its cleaned form could be the key of another session
-        # Find out before the read: a turn that ends in between must not leave an outdated entry.
-        running = with_state and bool(leased_keys(self._store, [key]))
+        # Check for a lease first: a turn that ends during the read must not leave an old state.
+        is_running = with_state and bool(leased_keys(self._store, [key]))
         rows, tags = self._read(lambda tx, database: _read_rows(tx, database, "entry", (key,)))
-        entries = [_entry_from_row(row, tags.get(row[0], ()), running) for row in rows]
+        entries = [_entry_from_row(row, tags.get(row[0], ()), is_running) for row in rows]
         return entries[0] if entries else None
 
     def search(
@@ -299,8 +301,8 @@ class Catalog:
     ) -> Hits:
         """Return messages with all words of a query, including hidden and archived ones.
 
-        `"in quotes"`: in this order; `-word`: excluded; `wor*`: a prefix. The best matches come
-        first, or with `newest` the newest. If thousands of messages match, only the newest are
+        `"in quotes"`: words in this order; `-word`: excluded; `wor*`: a prefix. The best matches
+        come first, or with `newest` the newest. If thousands of messages match, only the newest are
         ranked. `since` is included, `until` is not. Every query is valid. Raises UsageError if
         limit or `after` is invalid or a time has no time zone.
         """
@@ -309,15 +311,15 @@ class Catalog:
         from stenolog.catalog.query import parse_query
 
         _check_arguments(limit, since, until)
-        parsed = parse_query(query)
-        if parsed.is_empty:
+        parsed_query = parse_query(query)
+        if parsed_query.is_empty:
             return Hits(hits=(), count=0, exact=True, after=None)
-        sessions = _session_values(SessionFilter(prefix=prefix, tag=tag))
+        session_values = _session_values(SessionFilter(prefix=prefix, tag=tag))
         times = _optional_microseconds(since), _optional_microseconds(until)
-        search_filter = SearchFilter(_replace_invalid(role), sessions, *times)
+        search_filter = SearchFilter(_optional_text(role), session_values, *times)
 
         def read(transaction: Transaction, database: Database) -> Hits:
-            search = Search(transaction, database, parsed, search_filter)
+            search = Search(transaction, database, parsed_query, search_filter)
             hits = search.find_newest(limit, after) if newest else search.find_best(limit, after)
             rows = transaction.execute(database.sql["unreadable"])
             unreadable = {key: problem for key, problem in rows if key.startswith(prefix)}
@@ -339,23 +341,23 @@ class Catalog:
         from stenolog.catalog.query import parse_query
 
         _check_arguments(limit, where.since, where.until, where.state)
-        parsed = parse_query(query)
-        if parsed.is_empty:
+        parsed_query = parse_query(query)
+        if parsed_query.is_empty:
             return GroupedHits(sessions=(), count=0, session_count=0, exact=True, after=None)
-        running = self._find_running(where)
-        sessions = _session_values(replace(where, since=None, until=None), running)
+        running_keys = self._find_running_keys(where)
+        session_values = _session_values(replace(where, since=None, until=None), running_keys)
         times = _optional_microseconds(where.since), _optional_microseconds(where.until)
-        search_filter = SearchFilter(None, sessions, *times)
+        search_filter = SearchFilter(None, session_values, *times)
 
         def read(transaction: Transaction, database: Database) -> "tuple[SessionGroups, Rows]":
-            search = Search(transaction, database, parsed, search_filter)
+            search = Search(transaction, database, parsed_query, search_filter)
             groups = search.find_by_session(limit, min(max(0, after), MAX_INTEGER), size)
             ids = msgspec.json.encode(list(groups.hits)).decode()
             return groups, _read_rows(transaction, database, "entries", (ids,))
 
         groups, rows = self._read(read)
         ids = (row[0] for row in rows[0])
-        entries = dict(zip(ids, self._to_entries(rows, running), strict=True))
+        entries = dict(zip(ids, self._to_entries(rows, running_keys), strict=True))
         return GroupedHits(
             sessions=[
                 SessionHits(entry=entries[id_], hits=hits, count=groups.counts[id_])
@@ -382,12 +384,12 @@ class Catalog:
     ) -> Candidates:
         """Return candidates for recall: only messages of the session `owner`.
 
-        These are the messages with the most and the rarest of `stems` (as returned by
-        stemming.stem), and their neighbours. `threads`: `owner` is a sender, and all sessions are
-        searched whose user messages all have that sender. `agent`: leave out sessions of other
-        agents. `exclude_visible_of`: leave out the visible messages of this session. Messages
-        between `since` and `until` come first. Raises UsageError if limit is invalid or a time has
-        no time zone.
+        Candidates are the messages with the most and the rarest of `stems` (as returned by
+        stemming.stem), and the neighbours of these messages. `threads`: `owner` is a sender, and
+        all sessions are searched whose user messages all have that sender. `agent`: leave out
+        sessions of other agents. `exclude_visible_of`: leave out the visible messages of this
+        session. Messages between `since` and `until` come first. Raises UsageError if limit is
+        invalid or a time has no time zone.
         """
         # Imported on demand: a list does not need this module.
         from stenolog.catalog.candidates import CandidateQuery, CandidateSearch
@@ -397,8 +399,8 @@ class Catalog:
             owner=replace_surrogates(owner),
             threads=threads,
             stems=[replace_surrogates(stem) for stem in stems],
-            agent=_replace_invalid(agent),
-            exclude_visible_of=_replace_invalid(exclude_visible_of),
+            agent=_optional_text(agent),
+            exclude_visible_of=_optional_text(exclude_visible_of),
             since=_optional_microseconds(since),
             until=_optional_microseconds(until),
             limit=min(limit, _MAX_CANDIDATES),
@@ -411,15 +413,15 @@ class Catalog:
 
         self._check_open()
         name, database = replace_surrogates(model), self._active.database
-        stored = None
+        stored_calibration = None
         with suppress(*_CALIBRATION_FAILURES), database.read_transaction() as transaction:
-            stored = _read_calibration(transaction, database, name)
-        return self._newest_calibration(name, stored) or Calibration()
+            stored_calibration = _read_calibration(transaction, database, name)
+        return self._newest_calibration(name, stored_calibration) or Calibration()
 
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
         """Add a reported token count and our estimate, and return the new calibration.
 
-        A write syncs the catalog, and the next turn of the session waits for it. So a report that
+        A write syncs the catalog, and the next turn waits for the write. So a report that
         hardly changes the ratio stays in this process until the difference is worth a write. A
         calibration that cannot be stored stays in this process, too; losing it only costs accuracy.
         """
@@ -447,7 +449,7 @@ class Catalog:
                 try:
                     return store()
                 except CatalogDamaged:
-                    # The tables are missing if nothing was listed yet.
+                    # The tables are missing if the catalog was never read.
                     database.rebuild()
                     return store()
         self._unstored_calibrations[name] = result
@@ -474,7 +476,7 @@ class Catalog:
 
     # --- recovery ----------------------------------------------------------------------------
 
-    def _find_running(
+    def _find_running_keys(
         self, where: SessionFilter, progress: Progress | None = None
     ) -> set[str] | None:
         """Return the keys of the running sessions; None if the filter has no state."""
@@ -485,7 +487,7 @@ class Catalog:
 
     def _read(self, work: "CatalogRead[T]", progress: Progress | None = None) -> T:
         """Refresh the catalog and return the result of `work`, after repairs if necessary."""
-        for attempt in range(_MAX_ATTEMPTS):
+        for attempt in range(_MAX_READ_ATTEMPTS):
             self._check_open()
             refresher = self._active
             try:
@@ -500,7 +502,7 @@ class Catalog:
                 else:
                     self._use_memory(refresher, error)
             except CatalogUnusable as error:
-                if not isinstance(error, CatalogBusy) or attempt >= _MAX_WAITS:
+                if not isinstance(error, CatalogBusy) or attempt >= _MAX_BUSY_RETRIES:
                     self._use_memory(refresher, error)
         raise StoreUnavailable("the catalog was damaged repeatedly; check the disk")
 
@@ -518,13 +520,13 @@ class Catalog:
             self._use_memory(broken_refresher, error)
 
     def _use_memory(self, failed_refresher: "Refresher", reason: Exception) -> None:
-        """Continue in memory. Raises StoreUnavailable if the catalog in memory failed."""
+        """Replace the database by one in memory. Raises StoreUnavailable if that one failed."""
         with self._mutex:
             self._check_open()
             if self._active is not failed_refresher:
-                return  # another thread has already done it
+                return  # another thread has already replaced the database
             if isinstance(reason, DatabaseUnreachable):
-                # A catalog in memory needs the server, too, and the server will be back.
+                # A catalog in memory would be built from the same unreachable server.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed_refresher.database, MemoryDatabase):
                 raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason
@@ -549,7 +551,7 @@ def _import_before_fork() -> None:
     for catalog in list(_catalogs):
         for name in _LAZY_MODULES:
             import_module(name)
-        # The property `fulltext` imports a module.
+        # Reading the property `fulltext` imports a module.
         _ = catalog._active.database.fulltext
 
 
@@ -560,7 +562,7 @@ CatalogRead = Callable[[Transaction, Database], T]
 
 
 class _KnownStamps(Struct, frozen=True):
-    """The stamps of all sessions in the catalog."""
+    """The stamps of all sessions in the catalog. A stamp changes with every change of a session."""
 
     catalog_id: int | None
     """Random number that identifies the catalog."""
@@ -572,8 +574,8 @@ class _KnownStamps(Struct, frozen=True):
 class Refresher:
     """An updater that brings a catalog up to date with a store.
 
-    The store's stamps show which sessions changed; only their new messages are read. A stamp is
-    taken before its session is read, so that concurrent writes are at worst read again.
+    The store's stamps show which sessions changed; only the new messages of those are read. A stamp
+    is taken before its session is read, so that concurrent writes are at worst read again.
 
     Several processes may refresh one catalog at the same time. Each session has a version. If two
     processes read the same version, only the first can write the next version; the other process
@@ -592,14 +594,14 @@ class Refresher:
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
 
-        Raises CatalogDamaged and CatalogUnusable. Raises CatalogBusy if other processes were faster
-        every time; then the catalog may be older than the call.
+        Raises CatalogDamaged and CatalogUnusable. Raises CatalogBusy if other processes
+        changed the same sessions first in every round; then the catalog may be out of date.
         """
         catalog_id: int | None = None
         missed_keys: set[str] | None = None
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(_MAX_REFRESH_ROUNDS):
             # Read the rows before the stamps: a session with a row but without a stamp was deleted.
-            known = self._read_known()
+            known = self._read_known_stamps()
             stamps = self._store.stamps()
             if known.stamps == stamps:
                 return known.catalog_id
@@ -620,29 +622,29 @@ class Refresher:
         return bool(current_id == catalog_id)
 
     def _update(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
-        """Update the rows to these stamps. Return the keys that another process changed first."""
+        """Index sessions with a new stamp. Return the keys that another process changed first."""
         # Imported only if there are changes.
         from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list
 
-        rules = StampRules()
+        stamp_rules = StampRules()
         if isinstance(self._store, JSONLStore):
-            rules = StampRules(session_list.has_grown, session_list.write_time)
+            stamp_rules = StampRules(session_list.has_grown, session_list.write_time)
         indexer = Indexer(
             self._store,
             self.database,
-            rules,
+            stamp_rules,
             catalog_id=known.catalog_id,
             known_stamps=known.stamps,
             price_list=self._price_list,
         )
-        changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
-        if changed:
-            indexer.index(changed, progress)
+        new_stamps = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
+        if new_stamps:
+            indexer.index(new_stamps, progress)
         indexer.remove_sessions(known.stamps.keys() - stamps.keys())
         return indexer.missed_keys
 
-    def _read_known(self) -> _KnownStamps:
+    def _read_known_stamps(self) -> _KnownStamps:
         """Return the stamps in the catalog, from the cache if the catalog has not changed."""
         with self.database.read_transaction() as transaction:
             [(catalog_id, writes)] = transaction.execute(self._sql["about"])
@@ -657,11 +659,11 @@ def _select_keys(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
 
 
 def database_of(store: Store, *, keep: bool) -> Database:
-    """Return the database of a store's catalog. `keep=False`: read-only."""
+    """Return the database of a store's catalog. `keep`: whether it may be written."""
     if isinstance(store, CatalogFileStore):
         path = store.catalog_file()
         return MemoryDatabase() if path is None else FileDatabase(path, writable=keep)
-    # A store of this class exists only if its module was imported.
+    # A PostgresStore exists only if its module was imported.
     postgres = sys.modules.get("stenolog.stores.postgres")
     if postgres is not None and isinstance(store, postgres.PostgresStore):
         from stenolog.catalog.postgres import SchemaDatabase
@@ -704,7 +706,7 @@ def _read_calibration(
 
 Facets = dict[str, list[Group]]
 FACETS: Final = ("program", "project", "model", "channel", "tag")
-_ORDERS: Final[dict[Sort, str]] = {
+_ORDER_EXPRESSIONS: Final[dict[Sort, str]] = {
     "changed": "updated",
     "newest": "last_message",
     "oldest": "(-last_message)",
@@ -712,11 +714,11 @@ _ORDERS: Final[dict[Sort, str]] = {
     "tokens": "(input_tokens + output_tokens)",
     "length": "count",
 }
-"""Column of each order; the highest value comes first."""
+"""SQL expression for each order; the highest value comes first."""
 
 
 class _ListQuery(Struct, frozen=True):
-    """One page of the list of sessions."""
+    """The query for one page of the list of sessions."""
 
     filter_values: Sequence[Any]
     running: set[str] | None
@@ -728,29 +730,32 @@ class _ListQuery(Struct, frozen=True):
     def read(self, transaction: Transaction, database: Database) -> Rows:
         """Return the rows of the page, and one more row if another page follows."""
         values = (*self.filter_values, *self.cursor, self.limit + 1)
-        return _read_rows(transaction, database, "list", values, _ORDERS[self.sort])
+        return _read_rows(transaction, database, "list", values, _ORDER_EXPRESSIONS[self.sort])
 
 
-def filter_values(where: SessionFilter, running: set[str] | None = None) -> list[Any]:
-    """Return the values of session_filter. `running`: running sessions, if the state matters."""
+def filter_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any]:
+    """Return the values for `session_filter` in queries.sql.
+
+    `running_keys`: keys of the running sessions; None if the filter has no state.
+    """
     return [
         *prefix_range(where.prefix),
-        *map(_replace_invalid, (where.tag, where.channel, where.agent)),
-        None if running is None else _hex_keys(running),
+        *map(_optional_text, (where.tag, where.channel, where.agent)),
+        None if running_keys is None else _hex_keys(running_keys),
         where.state == "running",
         None if where.state == "running" else where.state,
-        *map(_replace_invalid, (where.program, where.project, where.model)),
+        *map(_optional_text, (where.program, where.project, where.model)),
         where.failed,
         *map(_optional_microseconds, (where.since, where.until)),
     ]
 
 
-def _session_values(where: SessionFilter, running: set[str] | None = None) -> list[Any] | None:
-    """Return the values of session_filter; None if all sessions match."""
-    return filter_values(where, running) if where != SessionFilter() else None
+def _session_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any] | None:
+    """Return the values for `session_filter` in queries.sql; None if all sessions match."""
+    return filter_values(where, running_keys) if where != SessionFilter() else None
 
 
-def _replace_invalid(text: str | None) -> str | None:
+def _optional_text(text: str | None) -> str | None:
     return None if text is None else replace_surrogates(text)
 
 
@@ -780,7 +785,7 @@ def _entry_columns() -> list[str]:
     return load_statements()["entry_columns"].replace(",", " ").split()
 
 
-def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
+def _entry_from_row(row: Row, tags: Sequence[str], is_running: bool) -> Entry:
     _, *columns = zip(_entry_columns(), row, strict=True)
     fields = dict(columns)
     ownership = Ownership(fields.pop("owner"), bool(fields.pop("mixed")))
@@ -790,21 +795,21 @@ def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
     fields["cost"] = (
         fields["cost"] / NANODOLLARS if fields.pop("answers") > fields["unpriced"] else None
     )
-    fields["state"] = "running" if running else fields["state"]
+    fields["state"] = "running" if is_running else fields["state"]
     return Entry(**fields, tags=tuple(tags), sender=ownership.sender)
 
 
 def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
-    """Return the `after` of a page that ends with this session."""
+    """Return the value of `after` for the page that follows this session."""
     time = entry.updated if sort == "changed" else entry.last_message
     # Unreadable sessions have no time.
-    last = 0 if time is None else to_microseconds(time)
+    last_time = 0 if time is None else to_microseconds(time)
     value = {
-        "oldest": -last,
+        "oldest": -last_time,
         "cost": round((entry.cost or 0) * NANODOLLARS),
         "tokens": entry.input_tokens + entry.output_tokens,
         "length": entry.count,
-    }.get(sort, last)
+    }.get(sort, last_time)
     return f"{value}:{entry.key}"
 
 
@@ -823,8 +828,8 @@ def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
 
 def _hex_keys(keys: Iterable[str]) -> str:
     """Encode keys in hexadecimal for SQLite's JSON: old versions end a text at a NUL."""
-    encoded = (replace_surrogates(key).encode().hex().upper() for key in keys)
-    return msgspec.json.encode(sorted(encoded)).decode()
+    hex_keys = (replace_surrogates(key).encode().hex().upper() for key in keys)
+    return msgspec.json.encode(sorted(hex_keys)).decode()
 
 
 def _check_arguments(

@@ -27,13 +27,13 @@ from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import log_reports, spans
 from stenolog.stores.base import Store
 
-_MAX_ATTEMPTS: Final = 20
-_TAIL_LENGTH: Final = 32
+_MAX_READ_ATTEMPTS: Final = 20
+_FIRST_TAIL_LENGTH: Final = 32
 """Number of last messages that are read first to find out whether a turn is finished."""
 
 
 class StampRules(Struct, frozen=True):
-    """Rules to interpret the stamps of a store. Most stamps only show that something changed."""
+    """Rules to interpret the stamps of a store. Most stamps only show that a session changed."""
 
     may_be_append: Callable[[str, str], bool] = lambda _before, _now: True
     """Function that returns whether the change between two stamps may be only an append."""
@@ -81,15 +81,15 @@ class Indexer:
         """Keys of the sessions that another process changed first."""
         return self._writer.missed_keys
 
-    def index(self, changed: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
+    def index(self, stamps: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
         """Add the new messages of the sessions with these stamps."""
         # Messages of about the same time get neighbouring ids, so that the newest are easy to find.
-        keys = sorted(changed, key=lambda key: self._rules.recency(changed[key]))
+        keys = sorted(stamps, key=lambda key: self._rules.recency(stamps[key]))
         # Concurrent processes start at different sessions and share the work.
-        begin = int.from_bytes(os.urandom(4)) % max(1, len(keys))
-        for done, key in enumerate(keys[begin:] + keys[:begin]):
+        start = int.from_bytes(os.urandom(4)) % max(1, len(keys))
+        for done, key in enumerate(keys[start:] + keys[:start]):
             progress(done, len(keys))
-            self._index_session(key, changed[key])
+            self._index_session(key, stamps[key])
         self._writer.flush()
         progress(len(keys), len(keys))
 
@@ -104,7 +104,7 @@ class Indexer:
     def _read_row(self, key: str) -> CatalogRow | None:
         with self._database.read_transaction() as transaction:
             for columns in list(transaction.execute(self._sql["row"], (self._price_list, key))):
-                # An invalid row means that the catalog is broken, and is detected here.
+                # An invalid row raises an error here: the catalog is damaged.
                 return steps.decode_row(columns)
         return None
 
@@ -141,7 +141,7 @@ class Indexer:
     def _replace_row(self, key: str, row: CatalogRow | None, columns: SessionColumns) -> None:
         """Replace the row of a session by a row without messages."""
         if key not in self._writer.missed_keys:
-            self._writer.add_steps(key, steps.empty_steps(key, row, columns))
+            self._writer.add_steps(key, steps.steps_to_empty_row(key, row, columns))
 
 
 class SessionReader:
@@ -166,22 +166,22 @@ class SessionReader:
             raise NotIndexable(error) from error
 
     def _read(self, key: str, stamp: str, row: CatalogRow | None) -> SessionContent:
-        """Return the new part of the session, or all of it. Raises the errors of the store."""
+        """Return the new messages of a session, or all messages. Raises the errors of the store."""
         known_row = row if row is not None and row.is_complete else None
-        for _ in range(_MAX_ATTEMPTS):
-            before = self._store.info(key)
-            if known_row is not None and self._may_differ(before, stamp, known_row):
+        for _ in range(_MAX_READ_ATTEMPTS):
+            info_before = self._store.info(key)
+            if known_row is not None and self._may_differ(info_before, stamp, known_row):
                 known_row = None
-            after = known_row.indexed if known_row is not None else 0
-            messages = self._store.get_history(key, after=after, full=True)
+            after_seq = known_row.indexed if known_row is not None else 0
+            messages = self._store.get_history(key, after=after_seq, full=True)
             state, tail = self._read_state(key)
             info = self._store.info(key)
-            is_consistent = info.uid == before.uid and (
+            is_consistent = info.uid == info_before.uid and (
                 known_row is None
                 or (
                     self._has_last_message(info, known_row, tail)
-                    # Otherwise messages in the catalog no longer exist in the store.
-                    and before.count <= known_row.count + len(messages) <= info.count
+                    # A lower count means that the store no longer has some messages of the catalog.
+                    and info_before.count <= known_row.count + len(messages) <= info.count
                     and _keeps_owner(known_row, messages)
                 )
             )
@@ -194,7 +194,7 @@ class SessionReader:
     def _has_last_message(
         self, info: SessionInfo, known_row: CatalogRow, tail: Sequence[Message]
     ) -> bool:
-        """Return whether the store has the last message of the catalog at its seq.
+        """Return whether the store has the session's last message in the catalog, at the same seq.
 
         The store lacks the message if the store was replaced, for example by a backup. An archived
         message is not compared, because reading an archive takes too long: the result is True.
@@ -236,17 +236,17 @@ class SessionReader:
 
     def _read_state(self, key: str) -> tuple[State, list[Message]]:
         """Return the state of the session, and the visible messages that determine it."""
-        last = _TAIL_LENGTH
+        tail_length = _FIRST_TAIL_LENGTH
         while True:
-            tail = self._store.get_history(key, last=last)
-            state = searchable_text.state_from(tail, whole=len(tail) < last)
+            tail = self._store.get_history(key, last=tail_length)
+            state = searchable_text.state_from(tail, whole=len(tail) < tail_length)
             if state is not None:
                 return state, tail
-            last *= 8
+            tail_length *= 8
 
 
 def _keeps_owner(known_row: CatalogRow, messages: Sequence[Message]) -> bool:
-    """Return whether new messages keep the owner, which is stored with every message."""
+    """Return whether the owner, which is indexed with every message, stays the same."""
     owner = known_row.ownership.owner
     return not known_row.count or known_row.ownership.with_messages(messages).owner == owner
 
@@ -274,7 +274,7 @@ class CatalogWriter:
         """Keys of the sessions that another process changed before our step."""
 
     def add_steps(self, key: str, session_steps: Iterable[Step]) -> None:
-        """Execute these steps of one session soon, if possible in one transaction."""
+        """Collect the steps of one session; many steps are executed in one transaction."""
         for step in session_steps:
             if not self._steps:
                 self._collecting_since = time.monotonic()
@@ -290,16 +290,16 @@ class CatalogWriter:
 
     def flush(self) -> None:
         """Execute the collected steps in one transaction."""
-        collected, self._steps = self._steps, []
+        collected_steps, self._steps = self._steps, []
         self._message_count = self._byte_count = 0
-        if not collected:
+        if not collected_steps:
             return
         with self._database.write_transaction() as transaction:
             [(catalog_id, _)] = transaction.execute(self._sql["about"])
             if catalog_id != self._catalog_id:
                 # The catalog was built again: equal versions may belong to other rows.
-                self.missed_keys.update(step.key for step in collected)
-            for step in collected:
+                self.missed_keys.update(step.key for step in collected_steps)
+            for step in collected_steps:
                 # After a missed step, the following steps of the session are skipped.
                 if step.key not in self.missed_keys and not self._apply_step(transaction, step):
                     self.missed_keys.add(step.key)
@@ -333,42 +333,42 @@ class CatalogWriter:
             if step.columns is not None:
                 self._replace_row(transaction, session, step, step.columns)
             else:
-                last = (step.messages[-1].seq, len(step.messages), session)
-                transaction.execute(sql["advance_row"], last)
+                row_values = (step.messages[-1].seq, len(step.messages), session)
+                transaction.execute(sql["advance_row"], row_values)
         return True
 
     def _add_messages(self, transaction: Transaction, session: int, step: Step) -> None:
         sql = self._sql
-        [(last,)] = transaction.execute(sql["last_id"])
-        numbered = list(enumerate(step.messages, last + 1))
+        [(last_id,)] = transaction.execute(sql["last_id"])
+        numbered = list(enumerate(step.messages, last_id + 1))
         rows = [(id_, session, m.seq, m.role, m.at, m.tokens, m.speech) for id_, m in numbered]
         transaction.executemany(sql["add_message"], rows)
         transaction.executemany(sql["add_said"], [(id_, m.text) for id_, m in numbered])
         words = [(id_, m.role, m.lines, m.stems) for id_, m in numbered]
-        added = self._fulltext.tokens_to_add(_message_tokens(session, step.ownership.owner, words))
-        transaction.executemany(sql["add_words"], added)
+        tokens = self._fulltext.tokens_to_add(_message_tokens(session, step.ownership.owner, words))
+        transaction.executemany(sql["add_words"], tokens)
         blocks: dict[int, tuple[int, int]] = {}
         for id_, m in numbered:
             oldest, newest = blocks.get(id_ // BLOCK_SIZE, (m.at, m.at))
             blocks[id_ // BLOCK_SIZE] = (min(oldest, m.at), max(newest, m.at))
-        times = [(block, *oldest_and_newest) for block, oldest_and_newest in blocks.items()]
-        transaction.executemany(sql["add_block"], times)
+        block_rows = [(block, *oldest_and_newest) for block, oldest_and_newest in blocks.items()]
+        transaction.executemany(sql["add_block"], block_rows)
 
     def _remove(self, transaction: Transaction, session: int, step: Step, *, owner: str) -> None:
         sql = self._sql
         messages = list(transaction.execute(sql["some_messages"], (session, step.remove_count)))
 
-        def tokens_again() -> list[MessageTokens]:
-            lines_by_id = [(id_, role, tokenizer.index_lines(text)) for id_, role, text in messages]
+        def added_tokens() -> list[MessageTokens]:
+            lines_by_id = [(id_, role, tokenizer.token_lines(text)) for id_, role, text in messages]
             words = [(id_, role, lines, stem_marks(lines)) for id_, role, lines in lines_by_id]
             return _message_tokens(session, owner, words)
 
-        removed = self._fulltext.tokens_to_remove([id_ for id_, _, _ in messages], tokens_again)
-        transaction.executemany(sql["remove_words"], removed)
-        ids = [(id_,) for id_, _, _ in messages]
-        transaction.executemany(sql["remove_said"], ids)
-        transaction.executemany(sql["remove_message"], ids)
-        transaction.execute(sql["shrink_row"], (len(ids), session))
+        token_rows = self._fulltext.tokens_to_remove([id_ for id_, _, _ in messages], added_tokens)
+        transaction.executemany(sql["remove_words"], token_rows)
+        id_rows = [(id_,) for id_, _, _ in messages]
+        transaction.executemany(sql["remove_said"], id_rows)
+        transaction.executemany(sql["remove_message"], id_rows)
+        transaction.execute(sql["shrink_row"], (len(id_rows), session))
 
     def _replace_row(
         self, transaction: Transaction, session: int, step: Step, columns: SessionColumns
@@ -402,7 +402,7 @@ class CatalogWriter:
 
 
 def _message_tokens(
-    session: int, owner: str, messages: Sequence[tuple[int, str, tokenizer.Lines, str]]
+    session: int, owner: str, messages: Sequence[tuple[int, str, tokenizer.TokenLines, str]]
 ) -> list[MessageTokens]:
     """Return the tokens for the full-text index, given id, role, tokens and stems per message."""
     marks = session_mark(session) + (f" {owner_mark(owner)}" if owner else "")

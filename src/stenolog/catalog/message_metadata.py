@@ -1,9 +1,9 @@
 """Metadata that an agent stores in a message, in its field `stenolog`. Pure.
 
 `seen` is the seq of the newest message that an answer takes into account. A message that arrives
-while the answer is being written comes before it in the log, but is not answered by it.
-`interrupted` is the reason why an answer is incomplete. Messages of other programs do not have this
-field: their answers count as having seen all messages before them.
+while an answer is being written precedes the answer in the log, but is not answered by it. Answers
+of other programs have no `seen`: they count as having seen all messages before them. `interrupted`
+is the reason why an answer is incomplete.
 
 In a message with tool calls, `of_client` lists the calls that the client runs, not the agent.
 
@@ -11,9 +11,9 @@ An answer has the name of its model as `model`, the token counts of the provider
 (`prompt`, `answer` and `cached`), and its duration as `seconds`. The result of a tool has
 `seconds`, and `failed` if the tool failed. If an imported response consists of several messages,
 all have its id as `response`, and one of them has the usage. Messages that a fork of another
-program copied have `copied` where such a fork is shown; they are not imported.
+program copied have `copied`: they are shown with the fork, but not imported.
 
-A user message that a stenolog agent accepted has `received`, the mark of docs/decisions/0012, with
+A user message that a stenolog agent accepted has `received` (docs/decisions/0012), with
 `sender` if a channel or the command line knows its author. A message from a chat app also has
 `origin`: the destination of its answer, in the format of the app.
 
@@ -47,7 +47,7 @@ PROGRAM_FIELDS: Final = frozenset(
     }
 )
 """Fields of imported messages that hold the rest of the original record."""
-_MAX_PLAUSIBLE: Final = 1e15
+_MAX_PLAUSIBLE_NUMBER: Final = 1e15
 """Upper limit of plausible token counts and seconds."""
 
 
@@ -116,7 +116,7 @@ def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
     """Return the provider's token counts: `prompt`, `answer`, `cached`; None if unknown."""
     stored = _metadata(body).get("usage")
     if not isinstance(stored, Mapping):
-        # Messages of other programs may have the counts in the form of a provider.
+        # Messages of other programs may have the counts in a provider's format.
         stored = _provider_usage(body.get("usage"))
     if stored is None:
         return None
@@ -134,28 +134,28 @@ def response_of(body: Mapping[str, Any]) -> str:
 
 
 def _provider_usage(usage: Any) -> dict[str, int] | None:
-    """Return token counts in the form of OpenAI's or Anthropic's API as stenolog stores them."""
+    """Convert token counts of OpenAI's or Anthropic's API to the counts that stenolog stores."""
     if not isinstance(usage, Mapping):
         return None
 
-    def count(fields: Any, *names: str) -> int | None:
+    def first_count(fields: Any, *names: str) -> int | None:
         values = (fields.get(name) for name in names) if isinstance(fields, Mapping) else ()
         counts = (value for value in values if isinstance(value, int) and _is_plausible(value))
         return next(counts, None)
 
-    prompt = count(usage, "prompt_tokens", "input_tokens")
-    answer = count(usage, "completion_tokens", "output_tokens")
+    prompt = first_count(usage, "prompt_tokens", "input_tokens")
+    answer = first_count(usage, "completion_tokens", "output_tokens")
     if prompt is None and answer is None:
         return None
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = count(details, "cached_tokens") or count(usage, "cached_tokens") or 0
-    # Anthropic counts tokens of the cache apart from the others.
-    read = count(usage, "cache_read_input_tokens") or 0
-    written = count(usage, "cache_creation_input_tokens") or 0
+    cached = first_count(details, "cached_tokens") or first_count(usage, "cached_tokens") or 0
+    # Anthropic does not include tokens of the cache in the input tokens.
+    cache_read = first_count(usage, "cache_read_input_tokens") or 0
+    cache_written = first_count(usage, "cache_creation_input_tokens") or 0
     return {
-        "prompt": (prompt or 0) + read + written,
+        "prompt": (prompt or 0) + cache_read + cache_written,
         "answer": answer or 0,
-        "cached": cached or read,
+        "cached": cached or cache_read,
     }
 
 
@@ -166,8 +166,8 @@ def seconds_of(body: Mapping[str, Any]) -> float | None:
 
 
 def _is_plausible(number: float) -> bool:
-    """Return whether a number is plausible, because any program can write a message."""
-    return not isinstance(number, bool) and 0 <= number <= _MAX_PLAUSIBLE
+    """Return whether a count or duration is plausible: any program can write a message."""
+    return not isinstance(number, bool) and 0 <= number <= _MAX_PLAUSIBLE_NUMBER
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
@@ -176,9 +176,9 @@ def has_failed(body: Mapping[str, Any]) -> bool:
 
 
 def without_usage(body: Mapping[str, Any], *, copied: bool = False) -> dict[str, Any]:
-    """Return the message without its usage, which counts for another message.
+    """Return the message without its usage, which another message has.
 
-    `copied`: mark it as a copy that a fork of another program made.
+    `copied`: mark the message as a copy that a fork of another program made.
     """
     metadata = {name: value for name, value in _metadata(body).items() if name != "usage"}
     return _add_metadata({**body, FIELD: metadata}, copied=copied or None)
@@ -195,7 +195,7 @@ def mark_received(
     """Return the user message with the mark of the agent that accepts it.
 
     `sender`: the user or group chat, if the caller has verified it. `origin`: the destination of
-    the answer; None if only the caller waits for it. Replaces a mark that is already there.
+    the answer; None if only the caller waits for it. Replaces an existing mark.
     """
     mark: dict[str, Any] = {"received": {"sender": sender} if sender else {}}
     if origin is not None:
@@ -216,7 +216,7 @@ def sender_of(body: Mapping[str, Any]) -> str:
 
 
 def mark_request(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
-    """Return the message with the HTTP request that it came in.
+    """Return the message with the id and digest of its HTTP request.
 
     `id`: the idempotency key of the client, or empty. `digest`: digest of all messages of the
     request.
@@ -234,7 +234,7 @@ def request_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def without_marks(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message without the reserved field."""
+    """Return the message without the field `stenolog`."""
     return {name: value for name, value in body.items() if name != FIELD}
 
 
@@ -246,8 +246,8 @@ def origin_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _add_metadata(body: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     """Return the message with these fields in its metadata. Fields that are None are not added."""
-    added = {name: value for name, value in fields.items() if value is not None}
-    return {**body, FIELD: {**_metadata(body), **added}} if added else dict(body)
+    added_fields = {name: value for name, value in fields.items() if value is not None}
+    return {**body, FIELD: {**_metadata(body), **added_fields}} if added_fields else dict(body)
 
 
 def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -263,7 +263,7 @@ class Ownership(Struct, frozen=True):
 
     The key does not prove who owns a session, because clients of the gateway and importers choose
     keys. A session has no owner if a user message has no sender, or if two messages have different
-    senders. Such a session has its own scope.
+    senders. A session without an owner has a separate scope.
     """
 
     owner: str = ""
@@ -289,7 +289,7 @@ class Ownership(Struct, frozen=True):
                 break
             if getattr(message, "role", None) == "user":
                 sender = replace_surrogates(sender_of(message.to_dict()))
-                first = now.is_open and bool(sender)
-                now = replace(now, owner=sender) if first else now
+                is_first_sender = now.is_open and bool(sender)
+                now = replace(now, owner=sender) if is_first_sender else now
                 now = replace(now, mixed=not sender or sender != now.owner)  # guard: one-sender
         return now

@@ -5,8 +5,8 @@ The cost of a search is bounded, regardless of the number of matches.
 If there are few matches, all are read. If there are many, the newest matches are found block by
 block (schema.sql), starting with the blocks that may contain the newest messages. So a search for a
 word that every message has is as fast as a search for a rare word.
-Ranking is limited to the newest thousand matches. Only if a filter excludes almost all matches of a
-common word are all of them read.
+Ranking is limited to the newest thousand matches. If a filter excludes almost all matches of a
+common word, all its matches are read.
 """
 
 import json
@@ -39,18 +39,18 @@ MAX_RANKED: Final = 1_000
 """Maximum number of matches that are ranked. If there are more, the newest are ranked."""
 
 _MAX_SESSION_MARKS: Final = 64
-"""Maximum number of sessions in a full-text query. With more, matches are filtered later."""
+"""Maximum number of sessions in a full-text query. With more, matches are filtered afterwards."""
 
-_MAX_BLOCKS: Final = 32
+_MAX_BLOCKS_PER_QUERY: Final = 32
 """Maximum number of blocks per query."""
 
 
 class SearchFilter(Struct, frozen=True):
-    """Conditions besides the query."""
+    """Conditions of a search besides its query."""
 
     role: str | None
     sessions: Sequence[Any] | None
-    """Values of session_filter; None: all sessions."""
+    """Values for `session_filter` in queries.sql; None: all sessions."""
     since: int | None
     """Earliest time in microseconds since 1970; `until` has the same unit."""
     until: int | None
@@ -113,54 +113,54 @@ class Search:
         start = None if after is None else _decode_cursor(after)
         if self._has_no_sessions:
             return Hits(hits=(), count=0, exact=True, after=None)
-        matches = self._find_newest(limit + 1, start)
-        page = matches.matches[:limit]
+        match_page = self._find_newest(limit + 1, start)
+        page = match_page.matches[:limit]
         return Hits(
             hits=self._read_hits(match.id for match in page),
-            count=len(matches.matches),
-            exact=matches.is_complete and start is None,
-            after=f"{page[-1].at}.{page[-1].id}" if len(matches.matches) > limit else None,
+            count=len(match_page.matches),
+            exact=match_page.is_complete and start is None,
+            after=f"{page[-1].at}.{page[-1].id}" if len(match_page.matches) > limit else None,
         )
 
     def find_best(self, limit: int, after: str | None) -> Hits:
-        """Return the best matches first: speech before tools, then by BM25, then the newest."""
+        """Return the best matches first: people and models before tools, then by BM25 and time."""
         start = max(0, _decode_number(after, after)) if after is not None else 0
-        matches = self._find_newest(MAX_RANKED, None)
-        ranked = [id_ for id_, _ in self._rank_matches(matches)]
-        page = ranked[start : start + limit]
+        match_page = self._find_newest(MAX_RANKED, None)
+        ranked_ids = [id_ for id_, _ in self._rank_matches(match_page)]
+        page = ranked_ids[start : start + limit]
         end = start + len(page)
         return Hits(
             hits=self._read_hits(page),
-            count=len(ranked),
-            exact=matches.is_complete,
-            after=str(end) if page and end < len(ranked) else None,
+            count=len(ranked_ids),
+            exact=match_page.is_complete,
+            after=str(end) if page and end < len(ranked_ids) else None,
         )
 
     def find_by_session(self, limit: int, start: int, size: int) -> SessionGroups:
         """Return the best matches of each session, the session with the best match first."""
-        matches = self._find_newest(MAX_RANKED, None)
-        groups: dict[int, list[int]] = {}
-        for id_, session in self._rank_matches(matches):
-            groups.setdefault(session, []).append(id_)
-        page = list(groups)[start : start + limit]
+        match_page = self._find_newest(MAX_RANKED, None)
+        ids_by_session: dict[int, list[int]] = {}
+        for id_, session in self._rank_matches(match_page):
+            ids_by_session.setdefault(session, []).append(id_)
+        page = list(ids_by_session)[start : start + limit]
         return SessionGroups(
-            {session: self._read_hits(groups[session][:size]) for session in page},
-            {session: len(ids) for session, ids in groups.items()},
-            exact=matches.is_complete,
-            after=start + limit if start + limit < len(groups) else None,
+            {session: self._read_hits(ids_by_session[session][:size]) for session in page},
+            {session: len(ids) for session, ids in ids_by_session.items()},
+            exact=match_page.is_complete,
+            after=start + limit if start + limit < len(ids_by_session) else None,
         )
 
-    def _rank_matches(self, matches: _MatchPage) -> list[tuple[int, int]]:
+    def _rank_matches(self, match_page: _MatchPage) -> list[tuple[int, int]]:
         """Return message id and session of each match, the best first."""
-        ids = [match.id for match in matches.matches]
+        ids = [match.id for match in match_page.matches]
         ranks = self._read_ranks(ids)
         rows = self._transaction.execute(self._sql["found_in"], (json.dumps(ids),))
-        sessions = {id_: (session, speech) for id_, session, speech in rows}
-        ranked = sorted(
-            (match for match in matches.matches if match.id in sessions),
-            key=lambda m: (-sessions[m.id][1], ranks.get(m.id, 0.0), -m.at, -m.id),
+        session_by_id = {id_: (session, speech) for id_, session, speech in rows}
+        ranked_matches = sorted(
+            (match for match in match_page.matches if match.id in session_by_id),
+            key=lambda m: (-session_by_id[m.id][1], ranks.get(m.id, 0.0), -m.at, -m.id),
         )
-        return [(match.id, sessions[match.id][0]) for match in ranked]
+        return [(match.id, session_by_id[match.id][0]) for match in ranked_matches]
 
     # --- matches -----------------------------------------------------------------------------
 
@@ -193,8 +193,8 @@ class Search:
     def _find_newest_by_blocks(self, count: int, start: _Match | None, batch: int) -> _MatchPage:
         """Read blocks, newest first, until no other block can have newer matches.
 
-        `batch`: the estimated number of blocks. Reading several at once is cheaper, especially for
-        prefixes.
+        `batch`: the estimated number of blocks. Reading several blocks at once is cheaper,
+        especially for prefixes.
         """
         blocks = [
             (block, newest)
@@ -207,10 +207,10 @@ class Search:
         while blocks:
             if len(matches) >= count and matches[count - 1].at > blocks[0][1]:
                 return _MatchPage(matches[:count], is_complete=False)
-            size = min(batch, _MAX_BLOCKS)
-            numbers = [block for block, _ in blocks[:size]]
-            ids = (min(numbers) * BLOCK_SIZE, (max(numbers) + 1) * BLOCK_SIZE - 1)
-            values = (*self._match_values, *ids, BLOCK_SIZE, json.dumps(numbers))
+            size = min(batch, _MAX_BLOCKS_PER_QUERY)
+            block_numbers = [block for block, _ in blocks[:size]]
+            id_range = (min(block_numbers) * BLOCK_SIZE, (max(block_numbers) + 1) * BLOCK_SIZE - 1)
+            values = (*self._match_values, *id_range, BLOCK_SIZE, json.dumps(block_numbers))
             rows = self._transaction.execute(self._sql["matches_in"], values)
             matches += self._filter_matches(rows, start)
             matches = sorted(matches, reverse=True)[: count + 1]
@@ -264,7 +264,7 @@ def _decode_number(text: str, after: str) -> int:
 
 
 SNIPPET_WIDTH: Final = 160
-_MAX_BEFORE_MATCH: Final = 40
+_MAX_CHARACTERS_BEFORE_MATCH: Final = 40
 """Maximum number of characters before the first matching word."""
 _ELLIPSIS: Final = "…"
 _MAX_POSITIONS: Final = 200
@@ -316,9 +316,9 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
         if len(positions) >= _MAX_POSITIONS:
             break
         # One character may normalize to several, such as ㌔: then the pairs have other positions.
-        plain = unicodedata.is_normalized("NFKC", text[start:end])
-        if word.singles and plain and len(word.parts) == max(1, end - start - 1):
-            # Limit the number of positions: such a run may be as long as the text.
+        is_normalized = unicodedata.is_normalized("NFKC", text[start:end])
+        if word.chars and is_normalized and len(word.parts) == max(1, end - start - 1):
+            # Limit the number of positions: one word may be as long as the text.
             positions += islice(
                 _pair_positions(text, start, word, tokens_to_find), _MAX_POSITIONS - len(positions)
             )
@@ -348,20 +348,20 @@ def _choose_window(text: str, positions: Sequence[_WordPosition], width: int) ->
     best, start = -1, 0
     starts = [first.start for first in positions]
     for index, first in enumerate(positions):
-        end = bisect_left(starts, first.start + width - _MAX_BEFORE_MATCH)
-        different = len(frozenset().union(*(position.tokens for position in positions[index:end])))
-        if different > best:
-            best, start = different, first.start
-    start = max(0, min(start - _MAX_BEFORE_MATCH, len(text) - width))
+        end = bisect_left(starts, first.start + width - _MAX_CHARACTERS_BEFORE_MATCH)
+        distinct = len(frozenset().union(*(position.tokens for position in positions[index:end])))
+        if distinct > best:
+            best, start = distinct, first.start
+    start = max(0, min(start - _MAX_CHARACTERS_BEFORE_MATCH, len(text) - width))
     return _align_to_words(text, start, min(len(text), start + width))
 
 
 def _align_to_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Shrink the window at both ends if that avoids cutting a word."""
     if start > 0:
-        space = text.find(" ", start, start + _MAX_BEFORE_MATCH // 2)
+        space = text.find(" ", start, start + _MAX_CHARACTERS_BEFORE_MATCH // 2)
         start = space + 1 if space >= 0 else start
     if end < len(text):
-        space = text.rfind(" ", end - _MAX_BEFORE_MATCH // 2, end)
+        space = text.rfind(" ", end - _MAX_CHARACTERS_BEFORE_MATCH // 2, end)
         end = space if space > start else end
     return start, end

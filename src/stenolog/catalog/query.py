@@ -15,7 +15,7 @@ from msgspec import Struct
 from stenolog.catalog import tokenizer
 from stenolog.catalog.tokenizer import Word
 
-_TERM = re.compile(
+_TERM_PATTERN = re.compile(
     r'(?P<not>(?:-(?=[^\s-]))?)(?:"(?P<phrase>[^"]*)"|(?P<word>[^\s"]+))(?P<begins>\*?)'
 )
 _MAX_ROLE_BYTES = 32
@@ -58,20 +58,20 @@ class TokenRun(Struct, frozen=True):
 
 def parse_query(text: str) -> Query:
     """Parse the terms of a query. Duplicates and terms after the maximum are ignored."""
-    result: list[Term] = []
+    terms: list[Term] = []
     seen_terms: set[tuple[str | None, ...]] = set()
-    for match in _TERM.finditer(text):
+    for match in _TERM_PATTERN.finditer(text):
         if match.groups() in seen_terms:
             continue
-        if len(result) == MAX_TERMS:
+        if len(terms) == MAX_TERMS:
             break
         seen_terms.add(match.groups())
-        body = match["phrase"] if match["phrase"] is not None else match["word"]
-        words = tokenizer.split_words(body)
+        term_text = match["phrase"] if match["phrase"] is not None else match["word"]
+        words = tokenizer.split_words(term_text)
         if any(word.parts for word in words):
-            is_prefix = bool(match["begins"]) or body.endswith("*")
-            result.append(Term(words, bool(match["not"]), is_prefix))
-    return Query(result)
+            is_prefix = bool(match["begins"]) or term_text.endswith("*")
+            terms.append(Term(words, bool(match["not"]), is_prefix))
+    return Query(terms)
 
 
 def term_forms(term: Term) -> list[list[TokenRun]]:
@@ -79,25 +79,25 @@ def term_forms(term: Term) -> list[list[TokenRun]]:
 
     A message matches a form if it has all runs of the form.
     """
-    written = [part for word in term.words for part in word.parts]
-    joined = [part for word in term.words for part in word.joined or word.parts]
-    singles = {single for word in term.words for single in word.singles}
-    result = [_split_runs(written, singles, is_prefix=term.is_prefix)]
-    if joined != written:
-        result.append(_split_runs(joined, singles, is_prefix=term.is_prefix))
-    return result
+    written_tokens = [part for word in term.words for part in word.parts]
+    joined_tokens = [part for word in term.words for part in word.joined or word.parts]
+    chars = {single for word in term.words for single in word.chars}
+    forms = [_split_runs(written_tokens, chars, is_prefix=term.is_prefix)]
+    if joined_tokens != written_tokens:
+        forms.append(_split_runs(joined_tokens, chars, is_prefix=term.is_prefix))
+    return forms
 
 
 def session_mark(session: int) -> str:
-    """Return the token of all messages of a session."""
+    """Return the index token that marks all messages of a session."""
     return f"=s{session}"
 
 
 def role_mark(role: str) -> str:
-    """Return the token of all messages with a role."""
+    """Return the index token that marks all messages with a role."""
     raw = role.encode()
     if len(raw) > _MAX_ROLE_BYTES:
-        # Rarely needed, and slow to import.
+        # This module is rarely needed, and slow to import.
         from hashlib import sha256
 
         raw = sha256(raw).digest()
@@ -105,41 +105,39 @@ def role_mark(role: str) -> str:
 
 
 def owner_mark(owner: str) -> str:
-    """Return the token of all messages of an owner."""
-    # Slow to import, and not needed for a list.
+    """Return the index token that marks all messages of an owner."""
+    # This module is slow to import, and a list does not need it.
     from hashlib import sha256
 
     return f"=o{sha256(owner.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
 def stem_mark(stem: str) -> str:
-    """Return the token of all messages with a word of this stem."""
+    """Return the index token that marks all messages with a word of this stem."""
     return f"=w{stem}"
 
 
-def _split_runs(tokens: Sequence[str], singles: set[str], *, is_prefix: bool) -> list[TokenRun]:
+def _split_runs(tokens: Sequence[str], chars: set[str], *, is_prefix: bool) -> list[TokenRun]:
     """Split tokens into runs. A single character of a script without spaces is a separate run."""
-    result: list[TokenRun] = []
+    runs: list[TokenRun] = []
     run: list[str] = []
     for token in tokens:
-        if token in singles:
-            result += [TokenRun(run)] * bool(run) + [TokenRun([token])]
+        if token in chars:
+            runs += [TokenRun(run)] * bool(run) + [TokenRun([token])]
             run = []
         else:
             run.append(token)
     if run:
-        # Tokens of these scripts have at most two characters, so a pair needs no search by prefix.
-        result.append(
-            TokenRun(run, is_prefix=is_prefix and not (singles and set(run[-1]) <= singles))
-        )
-    return result
+        # Pairs are the longest tokens of such scripts, so a pair needs no search by prefix.
+        runs.append(TokenRun(run, is_prefix=is_prefix and not (chars and set(run[-1]) <= chars)))
+    return runs
 
 
 # --- full-text search ------------------------------------------------------------------------
 
 
 Values = tuple[Any, ...]
-"""Values of a statement on the full-text index; for a search, only the first values."""
+"""Values for an SQL statement on the full-text index; for a search, only the first values."""
 
 
 class MessageTokens(Struct, frozen=True):
@@ -164,13 +162,13 @@ class FullTextDialect(Protocol):
         """Return the values of `remove_words`. `read_added` returns the tokens that were added."""
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return the values of a search for a query, optionally in a role and in sessions."""
+        """Return the values of a search for a query, optionally limited to a role and sessions."""
 
     def rank_values(self, query: Query) -> Values | None:
         """Return the part of a query that is used for ranking; None without such a part."""
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search for a mark of each required group and no excluded mark."""
+        """Return the values of a search: a mark of each required group, and no excluded mark."""
 
 
 # --- fts5 -----------------------------------------------------------------------------------------
@@ -191,19 +189,19 @@ class FTS5:
         return self.tokens_to_add(read_added()) if ids else []
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return the values of a search for a query, optionally in a role and in sessions."""
+        """Return the values of a search for a query, optionally limited to a role and sessions."""
         return (match_expression(query, role=role, sessions=sessions),)
 
     def rank_values(self, query: Query) -> Values | None:
         """Return the part of a query that is used for ranking; None without such a part."""
         # Leave out prefixes: FTS5 would collect all words with the prefix again for each count.
-        ranked_terms = " AND ".join(map(_term_expression, query.ranked_terms))
-        return (ranked_terms,) if ranked_terms else None
+        expression = " AND ".join(map(_term_expression, query.ranked_terms))
+        return (expression,) if expression else None
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search for a mark of each required group and no excluded mark."""
-        condition = " AND ".join(f"({_any_of(group)})" for group in required)
-        return (f"({condition}) NOT ({_any_of(excluded)})" if excluded else condition,)
+        """Return the values of a search: a mark of each required group, and no excluded mark."""
+        condition = " AND ".join(f"({_any_mark_expression(group)})" for group in required)
+        return (f"({condition}) NOT ({_any_mark_expression(excluded)})" if excluded else condition,)
 
 
 def match_expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
@@ -213,10 +211,10 @@ def match_expression(query: Query, *, role: str | None = None, sessions: Iterabl
         conditions.append(_quote([role_mark(role)]))
     marks = [session_mark(session) for session in sessions]
     if marks:
-        conditions.append(f"({_any_of(marks)})")
-    text = " AND ".join(conditions)
+        conditions.append(f"({_any_mark_expression(marks)})")
+    required = " AND ".join(conditions)
     excluded = [_term_expression(term) for term in query.terms if term.is_excluded]
-    return f"({text}) NOT ({' OR '.join(excluded)})" if excluded else text
+    return f"({required}) NOT ({' OR '.join(excluded)})" if excluded else required
 
 
 def _term_expression(term: Term) -> str:
@@ -229,7 +227,7 @@ def _form_expression(runs: Sequence[TokenRun]) -> str:
     return f"({' AND '.join(phrases)})" if len(phrases) > 1 else phrases[0]
 
 
-def _any_of(marks: Iterable[str]) -> str:
+def _any_mark_expression(marks: Iterable[str]) -> str:
     return " OR ".join(_quote([mark]) for mark in marks)
 
 

@@ -33,7 +33,7 @@ LONGEST_NAME: Final = 500
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _EMPTY_JSON: Final = {"{}", "[]"}
-"""Arguments or results of a tool without content."""
+"""JSON of arguments or results without content."""
 _LONGEST_WORD: Final = 200
 """Maximum length of a word in a part of unknown type; longer words are encoded data."""
 
@@ -74,14 +74,14 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
     line = " ".join(prompt.split())
     if len(line) <= LONGEST_TITLE:
         return line
-    cut = line[: LONGEST_TITLE - 1]
+    cut_line = line[: LONGEST_TITLE - 1]
     # Scripts without spaces have no word boundary to cut at.
-    head, space, _ = cut.rpartition(" ")
-    return (head if space and len(head) > LONGEST_TITLE // 2 else cut).rstrip(" ,;:.-") + "…"
+    head, space, _ = cut_line.rpartition(" ")
+    return (head if space and len(head) > LONGEST_TITLE // 2 else cut_line).rstrip(" ,;:.-") + "…"
 
 
 def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the different tags, sorted."""
+    """Return the tags of a session without duplicates, sorted."""
     tags = meta.get("tags")
     items = tags if isinstance(tags, list) else [tags]
     return tuple(sorted({replace_surrogates(tag) for tag in items if isinstance(tag, str) and tag}))
@@ -95,23 +95,23 @@ def agent_from(meta: Mapping[str, Any]) -> str | None:
 
 def program_from(meta: Mapping[str, Any]) -> str:
     """Return the program that an imported session came from, or an empty string."""
-    return _as_name(_transcript_facts(meta).get("program"))
+    return _clean_name(_transcript_facts(meta).get("program"))
 
 
 def project_from(meta: Mapping[str, Any]) -> str:
     """Return the first working directory of the session, or an empty string."""
     folders = _transcript_facts(meta).get("folders")
-    return _as_name(folders[0] if isinstance(folders, list) and folders else meta.get("cwd"))
+    return _clean_name(folders[0] if isinstance(folders, list) and folders else meta.get("cwd"))
 
 
 def source_from(meta: Mapping[str, Any]) -> str | None:
-    """Return the session from which another program forked this one, or None."""
-    return _as_name(_transcript_facts(meta).get("forked_from")) or None
+    """Return the session from which another program forked this session, or None."""
+    return _clean_name(_transcript_facts(meta).get("forked_from")) or None
 
 
 def last_copied_from(meta: Mapping[str, Any]) -> str:
     """Return the identity of the last message that a fork of another program copied, or empty."""
-    return _as_name(_transcript_facts(meta).get("forked_after"))
+    return _clean_name(_transcript_facts(meta).get("forked_after"))
 
 
 def _transcript_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,12 +119,12 @@ def _transcript_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
     return facts if isinstance(facts, Mapping) else {}
 
 
-def _as_name(value: Any) -> str:
+def _clean_name(value: Any) -> str:
     return replace_surrogates(value[:LONGEST_NAME]) if isinstance(value, str) else ""
 
 
 def is_speech(fields: Mapping[str, Any], parts: Iterable[Part]) -> bool:
-    """Return whether a user or a model said something in a message.
+    """Return whether a message has text that a user or a model wrote.
 
     False for tool calls, results of tools, and user messages that a program wrote.
     """
@@ -172,7 +172,7 @@ def _texts_of_part(part: Part, *, of_tool: bool = False) -> Iterator[str]:
         case TextPart():
             yield _words_of_json(part.text) if of_tool else part.text
         case ToolCall():
-            yield from _call_text("" if part.name == UNNAMED else part.name, part.arguments)
+            yield from _texts_of_call("" if part.name == UNNAMED else part.name, part.arguments)
         case ToolResult():
             for inner in read_content(part.content):
                 yield from _texts_of_part(inner, of_tool=True)
@@ -196,7 +196,7 @@ def _collect_words(value: Any) -> str:
     return " ".join(word for word in words if len(word) <= _LONGEST_WORD)
 
 
-def _call_text(name: str, arguments: Any) -> Iterator[str]:
+def _texts_of_call(name: str, arguments: Any) -> Iterator[str]:
     words = _words_of_json(arguments) if isinstance(arguments, str) else _flatten_json(arguments)
     if text := " ".join(filter(None, (name, words))):
         yield text
@@ -205,7 +205,7 @@ def _call_text(name: str, arguments: Any) -> Iterator[str]:
 def _words_of_json(text: str) -> str:
     """Return JSON text with its structure removed, so that every word in it can be found.
 
-    An escaped line end would otherwise stick to the next word. Other text is returned unchanged.
+    Otherwise an escaped line end would be a part of the next word. Other text is not changed.
     """
     if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
         try:
@@ -230,7 +230,7 @@ def _flatten_json(value: Any) -> str:
         elif isinstance(current, dict):
             for name, inner in reversed(current.items()):
                 stack += (inner, f"{name}: ", ", ")
-            del stack[len(stack) - bool(current) :]  # no comma before the first
+            del stack[len(stack) - bool(current) :]  # no comma before the first name
         elif isinstance(current, list):
             for inner in reversed(current):
                 stack += (inner, ", ")

@@ -2,8 +2,8 @@
 
 Handles English suffixes and common irregular forms; words of other languages stay unchanged. The
 rules are similar to Porter's: a suffix is removed only if enough of the word is left. A stem need
-not be a word; it only has to be the same for all forms. The catalog stores stems: if a change gives
-any word another stem, change `catalog_database.VERSION`.
+not be a word; it only has to be the same for all forms of a word. The catalog stores stems: if a
+change gives any word another stem, change `catalog_database.VERSION`.
 """
 
 import re
@@ -37,7 +37,7 @@ STOP_WORDS: Final = frozenset(_STOP_WORD_LIST.split())
 """Words without a stem, in the form of tokens: lower case, without accents."""
 
 
-_MIN_LENGTH: Final = 4
+_MIN_STEMMED_LENGTH: Final = 4
 """Minimum length of words that are stemmed."""
 
 _CACHE_SIZE: Final = 100_000
@@ -58,16 +58,16 @@ _IRREGULAR_FORMS: Final = """
     told, think thought, throw threw thrown, tooth teeth, understand understood, wake woke woken,
     wear wore worn, wife wives, win won, woman women, write wrote written
 """
-_IRREGULAR: Final = {
+_BASE_OF_IRREGULAR: Final = {
     form: base for base, *forms in map(str.split, _IRREGULAR_FORMS.split(",")) for form in forms
 }
 """The base of each irregular form."""
 
 _VOWELS: Final = "aeiouy"
-_AGENT_NOUN: Final = re.compile("[aeiou][^aeiou]+er$")
+_AGENT_NOUN_ENDING: Final = re.compile("[aeiou][^aeiou]+er$")
 _LONG_ENDINGS: Final = (
-    # Ending, replacement, and minimum length of the rest of the word. The longest ending comes
-    # first, because only the first match is replaced.
+    # Ending, replacement, and minimum length of the rest of the word.
+    # The longest ending comes first, because only the first match is replaced.
     ("ization", "ize", 2),
     ("isation", "ize", 2),
     ("ational", "ate", 2),
@@ -138,9 +138,9 @@ def stem_tokens(tokens: Iterable[str]) -> list[str]:
 def _stem(token: str) -> str:
     if not token.isascii() or not token.isalpha():
         return token
-    if token in _IRREGULAR:
-        return _normalize_ending(_IRREGULAR[token])
-    if len(token) < _MIN_LENGTH:
+    if token in _BASE_OF_IRREGULAR:
+        return _normalize_ending(_BASE_OF_IRREGULAR[token])
+    if len(token) < _MIN_STEMMED_LENGTH:
         return _normalize_ending(token)
     word = _without_tense(_without_plural(token))
     for ending, replacement, min_length in _LONG_ENDINGS:
@@ -183,7 +183,7 @@ def _restore_base(head: str) -> str:
 
 def _normalize_ending(word: str) -> str:
     """Remove `-er` of agent nouns, `-ate`, a mute e and a double l; replace y by i."""
-    if len(word) > 6 and _AGENT_NOUN.search(word):
+    if len(word) > 6 and _AGENT_NOUN_ENDING.search(word):
         word = _restore_base(word[:-2])
     if len(word) > 7 and word.endswith("ate"):
         word = word[:-3]

@@ -67,8 +67,8 @@ class CatalogRow(Struct, frozen=True):
     @property
     def is_complete(self) -> bool:
         """Whether new messages can be added: the row is neither being emptied nor outdated."""
-        is_emptied = bool(self.count) and not self.indexed
-        return bool(self.uid) and not is_emptied and not self.is_outdated
+        is_being_emptied = bool(self.count) and not self.indexed
+        return bool(self.uid) and not is_being_emptied and not self.is_outdated
 
     @property
     def ownership(self) -> Ownership:
@@ -84,14 +84,14 @@ def decode_row(columns: Sequence[Any]) -> CatalogRow:
 
 
 class IndexedMessage(Struct, frozen=True):
-    """One message in indexed form."""
+    """A message in the form in which the catalog stores it."""
 
     seq: int
     role: str
     at: int
     tokens: int
     text: str
-    lines: tokenizer.Lines
+    lines: tokenizer.TokenLines
     stems: str
     speech: bool
     """Whether a user or a model wrote the text: not a tool or another program."""
@@ -150,7 +150,7 @@ class Step(Struct, frozen=True, kw_only=True):
     version: int | None = None
     """Version of the row that the step starts from; None if the row must not exist."""
     start: SessionStart | None = None
-    """If set, reset the row. The next steps remove its messages."""
+    """If not None, the step resets the row to these values; the next steps remove its messages."""
     remove_count: int = 0
     """Number of newest messages to remove."""
     messages: Sequence[IndexedMessage] = ()
@@ -182,26 +182,26 @@ def update_steps(
     content: SessionContent,
     price: Price | None = None,
 ) -> Iterator[Step]:
-    """Yield the steps from the row in the catalog to the session as read."""
+    """Yield the steps that bring a row of the catalog up to date with the session's content."""
     info = content.info
     kept_row = None if content.from_start else row
     start = info.uid, info.generation, info.archived
-    emptying = _emptying_steps(key, row, start) if kept_row is None else ()
-    return _with_versions(row, chain(emptying, _adding_steps(key, stamp, kept_row, content, price)))
+    removals = _emptying_steps(key, row, start) if kept_row is None else ()
+    return _add_versions(row, chain(removals, _adding_steps(key, stamp, kept_row, content, price)))
 
 
-def empty_steps(key: str, row: CatalogRow | None, columns: SessionColumns) -> Iterator[Step]:
+def steps_to_empty_row(key: str, row: CatalogRow | None, columns: SessionColumns) -> Iterator[Step]:
     """Yield the steps that lead to a row without messages."""
-    return _with_versions(row, chain(_emptying_steps(key, row), [Step(key=key, columns=columns)]))
+    return _add_versions(row, chain(_emptying_steps(key, row), [Step(key=key, columns=columns)]))
 
 
 def removal_steps(key: str, row: CatalogRow) -> Iterator[Step]:
     """Yield the steps that remove a deleted session."""
-    return _with_versions(row, chain(_emptying_steps(key, row), [Step(key=key, delete_row=True)]))
+    return _add_versions(row, chain(_emptying_steps(key, row), [Step(key=key, delete_row=True)]))
 
 
-def _with_versions(row: CatalogRow | None, steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield the steps with the versions that they start from. Each step increases the version."""
+def _add_versions(row: CatalogRow | None, steps: Iterable[Step]) -> Iterator[Step]:
+    """Add to each step the version that it starts from. Each step increases the version."""
     version = row.version if row is not None else None
     for step in steps:
         yield replace(step, version=version)
@@ -231,11 +231,11 @@ def _adding_steps(
     groups = list(_split_messages(content.messages)) or [()]
     for number, group in enumerate(groups, 1):
         bodies = [message.to_dict() for message in group]
-        parts = [list(read_message(body)) for body in bodies]
-        messages = list(map(_index_message, group, bodies, parts))
+        parts_by_message = [list(read_message(body)) for body in bodies]
+        messages = list(map(_index_message, group, bodies, parts_by_message))
         if not is_partial:
-            texts = ((message.role, message.text) for message in messages)
-            prompt = prompt or searchable_text.prompt_from(texts)
+            roles_and_texts = ((message.role, message.text) for message in messages)
+            prompt = prompt or searchable_text.prompt_from(roles_and_texts)
         last_seq = messages[-1].seq if messages else last_seq
         tokens += sum(message.tokens for message in messages)
         columns = None
@@ -263,7 +263,7 @@ def _adding_steps(
             key=key,
             messages=messages,
             ownership=ownership,
-            usage=_usage_of(zip(messages, bodies, parts, strict=True), fork_seq, price),
+            usage=_usage_of(zip(messages, bodies, parts_by_message, strict=True), fork_seq, price),
             columns=columns,
         )
 
@@ -302,13 +302,13 @@ def _usage_of(
 
 
 def _withdrawn_spans(info: SessionInfo) -> list[Span]:
-    """Return the seqs whose hidden messages were withdrawn: those that no summary covers.
+    """Return the seqs at which a hidden message was withdrawn, because no summary covers it.
 
     The floor alone does not show whether a message was withdrawn: a message that was hidden by hand
     is below the floor too, as soon as all messages before it are hidden.
     """
-    summarized = info.floor if info.summary else 0
-    unsummarized = [(summarized + 1, info.last_seq)] if summarized < info.last_seq else []
+    summarized_upto = info.floor if info.summary else 0
+    unsummarized = [(summarized_upto + 1, info.last_seq)] if summarized_upto < info.last_seq else []
     return spans.union(withdrawn_seqs(info.meta), unsummarized)
 
 
@@ -324,7 +324,7 @@ def _index_message(
     message: Message, fields: Mapping[str, Any], parts: Sequence[Part]
 ) -> IndexedMessage:
     text = searchable_text.text_of(fields, parts)
-    lines = tokenizer.index_lines(text)
+    lines = tokenizer.token_lines(text)
     return IndexedMessage(
         seq=message.seq,
         role=searchable_text.role_of(fields),
@@ -339,7 +339,7 @@ def _index_message(
     )
 
 
-def stem_marks(lines: tokenizer.Lines) -> str:
+def stem_marks(lines: tokenizer.TokenLines) -> str:
     """Return the marks of all different stems, separated by spaces."""
     return " ".join(map(stem_mark, dict.fromkeys(stemming.stem_tokens(lines.parts.split()))))
 

@@ -6,10 +6,10 @@ pictographs. `getUserName`, `get_user_name` and `get-user-name` become get, user
 are split into overlapping pairs of characters. Case, width and the accents of Latin and Greek
 letters are ignored; other accents are not, because they make another letter.
 
-Each message has two lines of tokens. The first has the parts in order, so that a compound word
-(`a.b/c-d`, 東京都) is found as a run of parts. The second has additional tokens: each word in the
-form that it has in lower case, so that `getusername` finds `getUserName`, and each single character
-of a script without spaces.
+Each message has two lines of tokens. The first line has the parts in order, so that a compound word
+(`a.b/c-d`, 東京都) is found as a run of parts. The second line has additional tokens: each word
+with its parts joined, so that `getusername` finds `getUserName`, and each single character of a
+script without spaces.
 
 Tokens consist of letters, digits and marks only. Additional tokens of the catalog are marked with a
 character that no word has. If a change gives any text other tokens, change
@@ -38,16 +38,16 @@ _MAX_NAME_LENGTH: Final = 256
 _CACHE_SIZE: Final = 100_000
 _MAX_CACHED_LENGTH: Final = 32
 
-# Han, kana, bopomofo, hangul, Yi; and Thai, Lao, Tibetan, Myanmar, Khmer.
-_RANGES: Final = (
+# Scripts without spaces: Han, kana, bopomofo, hangul, Yi, Thai, Lao, Tibetan, Myanmar, Khmer.
+_UNSPACED_RANGES: Final = (
     "\u0e00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
     "\u3031-\u3035\u3038-\u303c\u3041-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f"
     "\uac00-\ud7ff\uf900-\ufaff\U0001b000-\U0001b2ff\U00020000-\U0003ffff"
 )
 _CYRILLIC_IO: Final = "\u0435\u0308"  # Cyrillic io, mostly written as ie
 _LATIN_OR_GREEK: Final = lazy_pattern("[A-Za-z\u00c0-\u024f\u0370-\u03ff\u1e00-\u1fff]")
-_DIGITS: Final = lazy_pattern(r"\d+|\D+")
-_UNSPACED: Final = lazy_pattern(f"[{_RANGES}]")
+_DIGIT_RUNS: Final = lazy_pattern(r"\d+|\D+")
+_UNSPACED_CHARACTER: Final = lazy_pattern(f"[{_UNSPACED_RANGES}]")
 
 
 class Word(Struct, frozen=True):
@@ -57,7 +57,7 @@ class Word(Struct, frozen=True):
     """Tokens of the word, in order."""
     joined: tuple[str, ...]
     """Tokens of the word in lower case and without underscores; empty if equal to `parts`."""
-    singles: tuple[str, ...]
+    chars: tuple[str, ...]
     """The single characters of scripts without spaces."""
     line: str
     """`parts`, separated by spaces."""
@@ -67,33 +67,33 @@ class Word(Struct, frozen=True):
     """Whether the word has tokens besides its parts."""
 
 
-class Lines(Struct, frozen=True):
+class TokenLines(Struct, frozen=True):
     """The tokens of a text in indexed form, separated by spaces."""
 
     parts: str
     extra: str
 
 
-class _Separators(dict[int, str]):
+class _CharacterReplacements(dict[int, str]):
     """Cache of replacements before splitting: the character itself, a space, or a tab for signs."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
-        kept = char if char == "_" or _is_word_char(char) else " " if char.isspace() else "\t"
-        self[code] = kept
-        return kept
+        result = char if char == "_" or _is_word_char(char) else " " if char.isspace() else "\t"
+        self[code] = result
+        return result
 
 
-class _Unspaced(dict[str, bool]):
+class _UnspacedCharacters(dict[str, bool]):
     """Cache: whether a character is a pictograph or belongs to a script without spaces."""
 
     def __missing__(self, char: str) -> bool:
-        is_unspaced = bool(_UNSPACED.match(char)) or unicodedata.category(char) == "So"
+        is_unspaced = bool(_UNSPACED_CHARACTER.match(char)) or unicodedata.category(char) == "So"
         self[char] = is_unspaced
         return is_unspaced
 
 
-class _Names(dict[str, Word]):
+class _WordCache(dict[str, Word]):
     """Cache of words without signs."""
 
     def __missing__(self, text: str) -> Word:
@@ -105,46 +105,46 @@ class _Names(dict[str, Word]):
         return word
 
 
-_separators: Final = _Separators()
-_unspaced: Final = _Unspaced()
-_names: Final = _Names()
+_replacements: Final = _CharacterReplacements()
+_unspaced_characters: Final = _UnspacedCharacters()
+_word_cache: Final = _WordCache()
 
 
-def index_lines(text: str) -> Lines:
+def token_lines(text: str) -> TokenLines:
     """Return the tokens of a text for the index."""
-    spaced = text.translate(_separators)
-    names = spaced.split()
-    words = [_names[name] for name in names]
+    spaced_text = text.translate(_replacements)
+    names = spaced_text.split()
+    words = [_word_cache[name] for name in names]
     parts = " ".join([word.line for word in words if word.line])
-    more: dict[str, None] = {}
+    extra_tokens: dict[str, None] = {}
     rich_names = {name for name, word in zip(names, words, strict=True) if word.has_more_tokens}
     if rich_names:
-        for run in spaced.split(" "):
+        for run in spaced_text.split(" "):
             run_names = run.split() if run else ()
             if not rich_names.isdisjoint(run_names):
-                run_words = [_names[name] for name in run_names]
+                run_words = [_word_cache[name] for name in run_names]
                 if any(word.joined_line for word in run_words):
-                    joined = [word.joined_line or word.line for word in run_words]
-                    more[" ".join(filter(None, joined))] = None
+                    joined_lines = [word.joined_line or word.line for word in run_words]
+                    extra_tokens[" ".join(filter(None, joined_lines))] = None
                 for word in run_words:
-                    more.update(dict.fromkeys(word.singles))
-    return Lines(parts, " ".join(more))
+                    extra_tokens.update(dict.fromkeys(word.chars))
+    return TokenLines(parts, " ".join(extra_tokens))
 
 
 def split_words(text: str) -> list[Word]:
     """Return the words of a text or a query."""
-    runs = [run.split() for run in text.translate(_separators).split(" ")]
-    return [_join_words([_names[name] for name in run]) for run in runs if run]
+    runs = [run.split() for run in text.translate(_replacements).split(" ")]
+    return [_join_words([_word_cache[name] for name in run]) for run in runs if run]
 
 
 def split_names(text: str) -> list[str]:
-    """Split a text at spaces and signs: the fastest way, for callers with a cache per name."""
-    return text.translate(_separators).split()
+    """Split a text at spaces and signs. This is fast, for callers that cache each name."""
+    return text.translate(_replacements).split()
 
 
 def name_tokens(name: str) -> tuple[str, ...]:
     """Return the tokens of one name."""
-    return _names[name].parts
+    return _word_cache[name].parts
 
 
 def word_positions(text: str) -> Iterator[tuple[int, int, Word]]:
@@ -152,10 +152,10 @@ def word_positions(text: str) -> Iterator[tuple[int, int, Word]]:
 
     Runs of characters of a script without spaces are yielded separately.
     """
-    for match in re.finditer("[^ \t]+", text.translate(_separators)):
+    for match in re.finditer("[^ \t]+", text.translate(_replacements)):
         at = match.start()
         for _, piece in _split_runs(match[0]):
-            yield at, at + len(piece), _names[piece]
+            yield at, at + len(piece), _word_cache[piece]
             at += len(piece)
 
 
@@ -165,20 +165,20 @@ def _tokenize_word(text: str) -> Word:
         return _make_word([text[:MAX_TOKEN_LENGTH]], [], [])
     parts: list[str] = []
     joined: list[str] = []
-    singles: list[str] = []
+    chars: list[str] = []
     # Normalization can introduce separators: ½ becomes 1/2.
     plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
-    for name in plain.translate(_separators).split():
+    for name in plain.translate(_replacements).split():
         for unspaced, piece in _split_runs(name):
             if unspaced:
                 pairs = [piece[at : at + 2] for at in range(len(piece) - 1)] or [piece]
                 parts += pairs
                 joined += pairs
-                singles += piece
+                chars += piece
             else:
                 parts += _split_name(piece)
                 joined += _split_name(_fold_case(piece).replace("_", ""))
-    return _make_word(parts, joined if joined != parts else [], singles)
+    return _make_word(parts, joined if joined != parts else [], chars)
 
 
 def _join_words(names: Sequence[Word]) -> Word:
@@ -187,26 +187,26 @@ def _join_words(names: Sequence[Word]) -> Word:
         return names[0]
     parts = [part for name in names for part in name.parts]
     joined = [part for name in names for part in name.joined or name.parts]
-    singles = [single for name in names for single in name.singles]
-    return _make_word(parts, joined if joined != parts else [], singles)
+    chars = [single for name in names for single in name.chars]
+    return _make_word(parts, joined if joined != parts else [], chars)
 
 
 def _split_runs(name: str) -> Iterable[tuple[bool, str]]:
-    """Split a name into runs with and without characters of scripts without spaces."""
+    """Split a name into runs; each run has only characters of scripts with or without spaces."""
     if name.isascii():
         return [(False, name)]
-    runs = groupby(name, _unspaced.__getitem__)
+    runs = groupby(name, _unspaced_characters.__getitem__)
     return [(is_unspaced, "".join(run)) for is_unspaced, run in runs]
 
 
-def _make_word(parts: list[str], joined: list[str], singles: list[str]) -> Word:
+def _make_word(parts: list[str], joined: list[str], chars: list[str]) -> Word:
     return Word(
         parts=tuple(parts),
         joined=tuple(joined),
-        singles=tuple(dict.fromkeys(singles)),
+        chars=tuple(dict.fromkeys(chars)),
         line=" ".join(parts),
         joined_line=" ".join(joined),
-        has_more_tokens=bool(joined or singles),
+        has_more_tokens=bool(joined or chars),
     )
 
 
@@ -215,7 +215,7 @@ def _split_name(piece: str) -> list[str]:
     piece = piece[:_MAX_NAME_LENGTH]
     runs_of_name: list[str] = []
     for name in piece.split("_"):
-        runs = [name] if name.isalpha() else _DIGITS.findall(name)
+        runs = [name] if name.isalpha() else _DIGIT_RUNS.findall(name)
         runs_of_name += [name] if len(runs) > _MAX_DIGIT_RUNS else runs
     parts = [part for run in runs_of_name for part in _split_case(run)]
     if len(parts) > _MAX_PARTS:
@@ -224,7 +224,7 @@ def _split_name(piece: str) -> list[str]:
 
 
 def _split_case(run: str) -> list[str]:
-    """Split `HTTPServer` at its humps: HTTP, Server."""
+    """Split a name where capital letters start a word: `HTTPServer` gives HTTP, Server."""
     if run.islower() or run.isupper():
         return [run]
     starts = [0]
@@ -242,7 +242,7 @@ def _fold_case(text: str) -> str:
     if text.isascii():
         return text.lower()
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text.casefold()))
-    kept: list[str] = []
+    kept_characters: list[str] = []
     base = ""
     for char in folded:
         if "\u0300" <= char <= "\u036f":
@@ -250,9 +250,9 @@ def _fold_case(text: str) -> str:
                 continue
         else:
             base = char
-        kept.append(char)
-    plain = unicodedata.normalize("NFKC", "".join(kept))
-    return "".join(plain.translate(_separators).split())
+        kept_characters.append(char)
+    plain = unicodedata.normalize("NFKC", "".join(kept_characters))
+    return "".join(plain.translate(_replacements).split())
 
 
 def _is_word_char(char: str) -> bool:

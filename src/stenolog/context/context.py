@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _MODEL_SIGNATURE: Final = "model is called as model(messages)"
 
-RETRIES: Final = 2
+MAX_RETRIES: Final = 2
 """Maximum number of retries with a shorter request after a request was too long."""
 _SHORTEN_FACTOR: Final = 0.6
 """Factor that shortens the next request if the provider does not state its limit."""
@@ -187,11 +187,11 @@ class Context:
     def record_usage(self, *, estimated: int, reported: int) -> Calibration:
         """Update the calibration with a provider's count for a window; return the calibration."""
         with self._calibration_mutex:
-            update = self.calibration.after
+            update_calibration = self.calibration.after
             if self._catalog is not None:
-                update = partial(self._catalog.calibrate, self._model)
+                update_calibration = partial(self._catalog.calibrate, self._model)
             uncalibrated = round(estimated / self.calibration.ratio)
-            self.calibration = update(estimated=uncalibrated, reported=reported)
+            self.calibration = update_calibration(estimated=uncalibrated, reported=reported)
             return self.calibration
 
     def _prepare_window(
@@ -256,13 +256,13 @@ class Context:
         self, state: SessionState, trigger: Trigger, limits: Limits, memory: str, *, overfull: bool
     ) -> SummaryPlan | None:
         tokens = self.tokens
-        head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
+        head_message = {"role": "system", "content": f"{self._system}\n\n{memory}"}
         return plan_summary(
             state.history,
             summary=state.summary,
             floor=state.floor,
             uid=state.uid,
-            fixed=tokens.tools(self._tools) + tokens.message(head),
+            fixed=tokens.tools(self._tools) + tokens.message(head_message),
             limits=limits,
             needs=self._needs,
             tokens=tokens,
@@ -296,7 +296,7 @@ class Attempt:
         self._unsaved = unsaved
         self._limits = context.limits
         self._stated_limit: int | None = None
-        self._tries_left = RETRIES
+        self._tries_left = MAX_RETRIES
         self.window = context._prepare_window(key, memory, unsaved, self._limits, view)
         """The messages to send now."""
 
@@ -309,7 +309,7 @@ class Attempt:
         if overflow is None:
             return False
         if self._tries_left == 0:
-            raise _retries_exhausted(self.window, overflow, RETRIES) from error
+            raise _retries_exhausted(self.window, overflow, MAX_RETRIES) from error
         self._tries_left -= 1
         self._limits = _next_limits(self._limits, self.window, overflow)
         if overflow.limit is not None:
@@ -321,7 +321,7 @@ class Attempt:
             state = session_state(context.store, self._key)
             self.window = context._build_window(state, self._memory, self._unsaved, limits)
         except ContextTooSmall as smallest:
-            raise _cannot_shorten(self.window, overflow, smallest) from error
+            raise _cannot_shorten_error(self.window, overflow, smallest) from error
         return True
 
     def answered(self, usage: Callable[[], int | None] | None = None) -> None:
@@ -353,7 +353,7 @@ def _retries_exhausted(window: Window, overflow: ContextOverflow, tries: int) ->
     )
 
 
-def _cannot_shorten(
+def _cannot_shorten_error(
     window: Window, overflow: ContextOverflow, smallest: ContextTooSmall
 ) -> ContextTooSmall:
     """Return the error for a request that cannot be shortened; a smaller limit would not help."""
@@ -375,6 +375,6 @@ def _next_limits(limits: Limits, window: Window, overflow: ContextOverflow) -> L
     """Return the limits for the next attempt."""
     if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
         return limits.at_most(int(overflow.limit * _STATED_LIMIT_SHARE))
-    # The rejected request may have been far below its limit.
+    # The rejected request may have been far below `max_context_tokens`.
     sent_tokens = window.tokens + limits.answer
     return limits.at_most(int(min(sent_tokens, limits.max_context_tokens) * _SHORTEN_FACTOR))

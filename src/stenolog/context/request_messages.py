@@ -82,11 +82,11 @@ def to_request_messages(
     messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
 ) -> list[RequestMessage]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
-    ordered = _in_answer_order([(body_of(message), seq_of(message)) for message in messages])
+    ordered = _order_by_answers([(body_of(message), seq_of(message)) for message in messages])
     return _Arrangement([body for body, _ in ordered], [seq for _, seq in ordered], needs).entries()
 
 
-def _in_answer_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
+def _order_by_answers(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
     """Move user messages that an answer has not seen after that answer.
 
     Such messages were stored while the answer was being written, so they precede the answer in the
@@ -108,19 +108,19 @@ def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list
 
     This is the last step, because it depends on which messages are sent.
     """
-    finished: list[Body] = []
+    finished_messages: list[Body] = []
     for body in bodies:
-        before = finished[-1] if finished else None
-        if needs.merge_user and before and before["role"] == body["role"] == "user":
-            finished[-1] = _merge_messages(before, body)
+        previous = finished_messages[-1] if finished_messages else None
+        if needs.merge_user and previous and previous["role"] == body["role"] == "user":
+            finished_messages[-1] = _merge_messages(previous, body)
         else:
-            finished.append(body)
-    first = next(
-        (at for at, body in enumerate(finished) if body["role"] not in _SYSTEM_ROLES), None
+            finished_messages.append(body)
+    start = next(
+        (at for at, body in enumerate(finished_messages) if body["role"] not in _SYSTEM_ROLES), None
     )
-    if needs.user_first and first is not None and finished[first]["role"] != "user":
-        finished.insert(first, {"role": "user", "content": FIRST_USER_CONTENT})
-    return finished
+    if needs.user_first and start is not None and finished_messages[start]["role"] != "user":
+        finished_messages.insert(start, {"role": "user", "content": FIRST_USER_CONTENT})
+    return finished_messages
 
 
 class _Arrangement:
@@ -142,10 +142,10 @@ class _Arrangement:
         turns = split_turns(self._bodies, self._answers, self._calls)
         messages: list[RequestMessage] = []
         for number, turn in enumerate(turns):
-            keep = self._needs.reasoning == "all" or (
+            keeps_reasoning = self._needs.reasoning == "all" or (
                 self._needs.reasoning == "newest" and number == len(turns) - 1
             )
-            messages += self._turn(turn, number, keep_reasoning=keep)
+            messages += self._turn(turn, number, keep_reasoning=keeps_reasoning)
         return messages
 
     def _turn(self, turn: TurnRange, number: int, *, keep_reasoning: bool) -> list[RequestMessage]:
@@ -164,14 +164,13 @@ class _Arrangement:
 
     def _unique_id(self, id: str) -> str:
         """Return `id`, or a similar id if another call of the request has it."""
-        unique = id
-        while unique in self._ids:
-            # The count continues at the last number, because a model may use the same id for all
-            # its calls.
+        unique_id = id
+        while unique_id in self._ids:
+            # Continue at the last number: a model may use the same id for all its calls.
             self._uses[id] += 1
-            unique = f"{id}_{self._uses[id] + 1}"
-        self._ids.add(unique)
-        return unique
+            unique_id = f"{id}_{self._uses[id] + 1}"
+        self._ids.add(unique_id)
+        return unique_id
 
     def _result_messages(
         self, index: int, calls: Sequence[ToolCall], ids: Sequence[str], number: int
@@ -213,12 +212,12 @@ class _Arrangement:
         role, text = role_of(body), body.get("content")
         is_plain = isinstance(text, str) and text and text.isascii() and not text.isspace()
         if is_plain and not (calls or keep_reasoning or self._needs.keep_fields or "name" in body):
-            # Most messages: they stay as they are, without the fields that are not sent.
+            # Most messages need no cleaning: only role and text are sent.
             return {"role": role, "content": text} if role not in ("", "tool") else None
         if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
         content = _sendable_content(
-            body.get("content"), without=_dropped_parts(role, keep_reasoning=keep_reasoning)
+            body.get("content"), without=_dropped_part_types(role, keep_reasoning=keep_reasoning)
         )
         message: Body = {"role": role, "content": content}
         if role == "assistant":
@@ -236,16 +235,16 @@ class _Arrangement:
         return _make_sendable(message | self._kept_fields(body))
 
     def _kept_fields(self, body: Mapping[str, Any]) -> Body:
-        kept = {
+        kept_fields = {
             name: body[name]
             for name in self._needs.keep_fields
             if name in body and name not in ("role", "content", "tool_calls")
         }
         name = body.get("name")
-        return kept | {"name": name} if isinstance(name, str) and name else kept
+        return kept_fields | {"name": name} if isinstance(name, str) and name else kept_fields
 
 
-def _dropped_parts(role: str, *, keep_reasoning: bool) -> frozenset[str]:
+def _dropped_part_types(role: str, *, keep_reasoning: bool) -> frozenset[str]:
     if role == "user":
         return frozenset({"tool_result", "tool_use"})
     return frozenset() if keep_reasoning else THINKING_TYPES
@@ -256,13 +255,13 @@ def _content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[st
     if not calls:
         return {"content": _without_calls(content)}
     if not calls[0].in_content:
-        listed = [_tool_call(call, id) for call, id in zip(calls, ids, strict=True)]
-        return {"content": _without_calls(content), "tool_calls": listed}
-    renamed = iter(zip(calls, ids, strict=True))
+        tool_calls = [_make_tool_call(call, id) for call, id in zip(calls, ids, strict=True)]
+        return {"content": _without_calls(content), "tool_calls": tool_calls}
+    calls_and_ids = iter(zip(calls, ids, strict=True))
     parts = []
     for part in content:
         if part.get("type") == "tool_use":
-            call, id = next(renamed)
+            call, id = next(calls_and_ids)
             arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
             part = {name: value for name, value in part.items() if name != "text"}
             parts.append({**part, "id": id, "name": call.name, "input": arguments})
@@ -278,7 +277,7 @@ def _without_calls(content: Any) -> Any:
     return other_parts or None
 
 
-def _tool_call(call: ToolCall, id: str) -> Body:
+def _make_tool_call(call: ToolCall, id: str) -> Body:
     custom = call.value.get("custom")
     if call.value.get("type") == "custom" and isinstance(custom, Mapping):
         return {**call.value, "id": id}
@@ -304,7 +303,7 @@ def _arguments_text(value: Any) -> str:
 
 
 def _sendable_content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
-    """Return text, a list of parts, or None if the content is empty."""
+    """Return the content as a text or a list of parts; None if the content is empty."""
     if value is None or isinstance(value, str):
         return value if value and value.strip() else None
     if not isinstance(value, list):
@@ -337,10 +336,10 @@ def _merge_messages(first: Body, second: Body) -> Body:
     first_content, second_content = first["content"], second["content"]
     if isinstance(first_content, str) and isinstance(second_content, str):
         return {**first, "content": f"{first_content}\n\n{second_content}"}
-    return {**first, "content": [*_as_parts(first_content), *_as_parts(second_content)]}
+    return {**first, "content": [*_content_parts(first_content), *_content_parts(second_content)]}
 
 
-def _as_parts(content: Any) -> list[Any]:
+def _content_parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
@@ -352,12 +351,12 @@ def _make_sendable(body: Body) -> Body:
     try:
         msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        safe_body = {name: _json_safe(value, depth=0) for name, value in body.items()}
+        safe_body = {name: _make_json_safe(value, depth=0) for name, value in body.items()}
         return {str(name): value for name, value in safe_body.items()}
     return body
 
 
-def _json_safe(value: Any, *, depth: int) -> Any:
+def _make_json_safe(value: Any, *, depth: int) -> Any:
     if isinstance(value, str):
         # A lone surrogate cannot be sent in a request.
         return value.encode("utf-8", "replace").decode()
@@ -365,11 +364,11 @@ def _json_safe(value: Any, *, depth: int) -> Any:
         return "[too deep]"
     if isinstance(value, Mapping):
         return {
-            _json_safe(str(name), depth=depth): _json_safe(inner, depth=depth + 1)
+            _make_json_safe(str(name), depth=depth): _make_json_safe(inner, depth=depth + 1)
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_json_safe(inner, depth=depth + 1) for inner in value]
+        return [_make_json_safe(inner, depth=depth + 1) for inner in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return as_json(value)

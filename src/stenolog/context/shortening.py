@@ -53,9 +53,9 @@ class _Shortening:
         self.costs = [tokens.message(entry.body) for entry in entries]
         self.elided: set[int] = set()
         self.left_out: list[int] = []
-        users = [at for at, entry in enumerate(entries) if _is_user(entry)]
-        self.newest_user = users[-1] if users else -1
-        self.last_step = _last_step(entries)
+        user_indexes = [at for at, entry in enumerate(entries) if _is_user(entry)]
+        self.newest_user = user_indexes[-1] if user_indexes else -1
+        self.last_step = _last_step_index(entries)
 
     def fits(self, budget: int) -> bool:
         return sum(self.costs) <= budget
@@ -70,7 +70,7 @@ class _Shortening:
             partial(self._elide_speech, older_indexes, budget),
             partial(self._cut_results, newest_indexes, budget, min_tokens=0),
             partial(self._elide_speech, newest_indexes, budget),
-            partial(self._leave_out, budget),
+            partial(self._leave_out_steps, budget),
             partial(self._remove_thinking, budget),
         ]
         for step in steps:
@@ -78,41 +78,41 @@ class _Shortening:
                 return
             step()
 
-    def _elide_results(self, places: Sequence[int], budget: int) -> None:
-        for at in places:
+    def _elide_results(self, indexes: Sequence[int], budget: int) -> None:
+        for at in indexes:
             if self.fits(budget):
                 return
             if _is_result(self.entries[at]):
-                self._replace_body(at, _elided_results(self.entries[at], 0, self.tokens))
+                self._replace_body(at, _with_elided_results(self.entries[at], 0, self.tokens))
 
-    def _cut_results(self, places: Sequence[int], budget: int, *, min_tokens: int) -> None:
-        """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
-        results = [at for at in places if _is_result(self.entries[at])]
-        other_tokens = sum(self.costs) - sum(self.costs[at] for at in results)
-        remaining = max(budget - other_tokens, min_tokens)
-        for index, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
-            share = remaining // (len(results) - index)
+    def _cut_results(self, indexes: Sequence[int], budget: int, *, min_tokens: int) -> None:
+        """Cut tool results to equal shares of the tokens that the other messages leave."""
+        result_indexes = [at for at in indexes if _is_result(self.entries[at])]
+        other_tokens = sum(self.costs) - sum(self.costs[at] for at in result_indexes)
+        tokens_left = max(budget - other_tokens, min_tokens)
+        for index, at in enumerate(sorted(result_indexes, key=lambda at: self.costs[at])):
+            share = tokens_left // (len(result_indexes) - index)
             if self.costs[at] > share:
-                self._cut_to(at, share)
-            remaining -= self.costs[at]
+                self._cut_result_to(at, share)
+            tokens_left -= self.costs[at]
 
-    def _cut_to(self, at: int, share: int) -> None:
+    def _cut_result_to(self, at: int, share: int) -> None:
         entry = self.entries[at]
         overhead = self.tokens.message({**entry.body, "content": ""})
         for keep in (share - overhead, (share - overhead) // 2, 0):
-            self._replace_body(at, _elided_results(entry, max(keep, 0), self.tokens))
+            self._replace_body(at, _with_elided_results(entry, max(keep, 0), self.tokens))
             if self.costs[at] <= share:
                 return
 
-    def _elide_speech(self, places: Sequence[int], budget: int) -> None:
-        for at in places:
+    def _elide_speech(self, indexes: Sequence[int], budget: int) -> None:
+        for at in indexes:
             if self.fits(budget):
                 return
             if self.entries[at].body["role"] == "assistant":
-                self._replace_body(at, _elided_speech(self.entries[at], self.tokens))
+                self._replace_body(at, _with_elided_speech(self.entries[at], self.tokens))
 
-    def _leave_out(self, budget: int) -> None:
-        """Leave out complete steps, oldest first; the turn's first message is left out last."""
+    def _leave_out_steps(self, budget: int) -> None:
+        """Leave out calls with their results, oldest first; the turn's first message goes last."""
         first = 1 if self.entries and _is_user(self.entries[0]) else 0
         dropped_indexes: set[int] = set()
         for step in [*_group_steps(self.entries, first), *([[0]] if first else [])]:
@@ -156,7 +156,7 @@ def _is_user(entry: RequestMessage) -> bool:
     return entry.body["role"] == "user" and not _is_result(entry)
 
 
-def _last_step(entries: Sequence[RequestMessage]) -> int:
+def _last_step_index(entries: Sequence[RequestMessage]) -> int:
     """Return the index of the newest message with tool calls, if only results follow it.
 
     Otherwise return the number of entries.
@@ -180,33 +180,33 @@ def _group_steps(entries: Sequence[RequestMessage], first: int) -> list[list[int
     return steps
 
 
-def _elided_results(entry: RequestMessage, keep_tokens: int, tokens: Tokens) -> Body:
+def _with_elided_results(entry: RequestMessage, keep_tokens: int, tokens: Tokens) -> Body:
     body = entry.body
     if body["role"] == "tool":
-        return {**body, "content": _short_result(body["content"], entry.seq, keep_tokens, tokens)}
-    keep_each = keep_tokens // len(entry.seqs)
+        return {**body, "content": _shorten_result(body["content"], entry.seq, keep_tokens, tokens)}
+    keep_tokens_each = keep_tokens // len(entry.seqs)
     return {
         **body,
         "content": [
-            {**part, "content": _short_result(part["content"], seq, keep_each, tokens)}
+            {**part, "content": _shorten_result(part["content"], seq, keep_tokens_each, tokens)}
             for part, seq in zip(body["content"], entry.seqs, strict=True)
         ],
     }
 
 
 def _without_thinking(body: Body) -> Body:
-    shorter = {name: value for name, value in body.items() if name not in SENT_REASONING_FIELDS}
-    if isinstance(content := shorter["content"], list):
+    fields = {name: value for name, value in body.items() if name not in SENT_REASONING_FIELDS}
+    if isinstance(content := fields["content"], list):
         other_parts = [part for part in content if part.get("type") not in THINKING_TYPES]
-        shorter["content"] = other_parts or content
-    return shorter
+        fields["content"] = other_parts or content
+    return fields
 
 
-def _elided_speech(entry: RequestMessage, tokens: Tokens) -> Body:
+def _with_elided_speech(entry: RequestMessage, tokens: Tokens) -> Body:
     body = dict(entry.body)
     content = body.get("content")
     if isinstance(content, str) and content:
-        body["content"] = _short_text(content, entry.seq, tokens)
+        body["content"] = _shorten_text(content, entry.seq, tokens)
     elif isinstance(content, list):
         body["content"] = [_elided_part(part, entry.seq, tokens) for part in content]
     if body.get("tool_calls"):
@@ -216,7 +216,7 @@ def _elided_speech(entry: RequestMessage, tokens: Tokens) -> Body:
 
 def _elided_part(part: Mapping[str, Any], seq: int | None, tokens: Tokens) -> Mapping[str, Any]:
     if isinstance(part.get("text"), str):
-        return {**part, "text": _short_text(part["text"], seq, tokens)}
+        return {**part, "text": _shorten_text(part["text"], seq, tokens)}
     if part.get("type") == "tool_use":
         short = _elided_arguments(part["input"], seq, tokens)
         return {**part, "input": short} if short is not None else part
@@ -234,13 +234,13 @@ def _elided_call(call: Body, seq: int | None, tokens: Tokens) -> Body:
 
 
 def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body | None:
-    """Return arguments that point to the full arguments, or None if those are shorter."""
+    """Return arguments that point to the full arguments; None if the full arguments are shorter."""
     text = arguments if isinstance(arguments, str) else as_json(arguments)
     short = {"elided": pointer(text, seq, tokens)}
     return short if tokens.text(as_json(short)) < tokens.text(text) else None
 
 
-def _short_result(content: Any, seq: int | None, keep_tokens: int, tokens: Tokens) -> Any:
+def _shorten_result(content: Any, seq: int | None, keep_tokens: int, tokens: Tokens) -> Any:
     """Shorten a tool result to about `keep_tokens` tokens, or replace it by a pointer.
 
     A short result is returned unchanged.
@@ -259,7 +259,7 @@ def _content_tokens(content: Any, tokens: Tokens) -> int:
     return tokens.message({"content": content}) - tokens.message({})
 
 
-def _short_text(text: str, seq: int | None, tokens: Tokens) -> str:
+def _shorten_text(text: str, seq: int | None, tokens: Tokens) -> str:
     mark = pointer(text, seq, tokens)
     return mark if tokens.text(mark) < tokens.text(text) else text
 
@@ -268,14 +268,14 @@ def shorten_turn(
     entries: Sequence[RequestMessage], budget: int, tokens: Tokens
 ) -> ShortenedTurn | None:
     """Return the turn within the budget, or None if even its minimum is too long."""
-    turn = _Shortening(entries, tokens)
-    turn.shorten(budget)
-    return turn.result() if turn.fits(budget) else None
+    shortening = _Shortening(entries, tokens)
+    shortening.shorten(budget)
+    return shortening.result() if shortening.fits(budget) else None
 
 
 def minimum_tokens(entries: Sequence[RequestMessage], tokens: Tokens) -> tuple[int, int]:
-    """Return the tokens of the newest user message, and of the minimum rest of its turn."""
-    turn = _Shortening(entries, tokens)
-    message_tokens = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0
-    turn.shorten(0)
-    return message_tokens, sum(turn.costs) - message_tokens
+    """Return the tokens of the newest user message, and the minimum for the rest of its turn."""
+    shortening = _Shortening(entries, tokens)
+    message_tokens = shortening.costs[shortening.newest_user] if shortening.newest_user >= 0 else 0
+    shortening.shorten(0)
+    return message_tokens, sum(shortening.costs) - message_tokens

@@ -3,12 +3,12 @@
 An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
 field is set to the seq up to which the checkpoint will hide messages, and `undo` does not change
 meta. So a floor below that seq means that the last summary is not in effect. After a crash between
-the two writes, the floor is below that seq, too. Then the number of messages alone triggers no
-summary until a summary is made for another reason. The token budget is respected in any case. A
-checkpoint that fails resets the field.
+the two writes, the floor is below that seq, too. After an undo or such a crash, the number of
+messages alone triggers no summary until a summary is made for another reason. The token budget is
+respected in any case. A checkpoint that fails resets the field.
 
-The same write records the messages that were withdrawn before (`stores/withdrawn_messages.py`),
-because withdrawn messages below the floor would look summarized.
+The write of the field `compacted` also records which messages were withdrawn before
+(`stores/withdrawn_messages.py`), because withdrawn messages below the floor would look summarized.
 """
 
 from collections import Counter
@@ -84,10 +84,10 @@ def plan_summary(
     hidden.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
-    costs: Counter[int] = Counter()
+    turn_tokens: Counter[int] = Counter()
     for entry in to_request_messages(history, needs or ProviderRequirements()):
-        costs[entry.turn] += tokens.message(entry.body)
-    history_tokens, summary_tokens = costs.total(), tokens.text(summary)
+        turn_tokens[entry.turn] += tokens.message(entry.body)
+    history_tokens, summary_tokens = turn_tokens.total(), tokens.text(summary)
     room = limits.history(fixed)
     is_over_tokens = overfull or history_tokens + summary_tokens > room
     is_over_count = len(history) > limits.max_history_messages and not undone
@@ -101,23 +101,23 @@ def plan_summary(
         goal_count = min(goal_count, len(history) // 2)
     turns = find_turns([body_of(message) for message in history])
     # Leave room for a new summary of maximum length, so that half of the space is free in any case.
-    to_hide = _turns_to_hide(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
+    to_hide = _turns_to_hide(turns, turn_tokens, goal_tokens - limits.summary(fixed), goal_count)
     while to_hide and keep_from is not None and history[turns[to_hide].first - 1].seq >= keep_from:
         to_hide -= 1
     if to_hide == 0:
         return None
-    first_kept = turns[to_hide].first
+    first_kept_index = turns[to_hide].first
     return SummaryPlan(
         reason=reason,
-        messages=tuple(history[:first_kept]),
-        upto=history[first_kept - 1].seq,
+        messages=tuple(history[:first_kept_index]),
+        upto=history[first_kept_index - 1].seq,
         expect_floor=floor,
         uid=uid,
         summary=summary,
         summary_tokens=limits.summary(fixed),
-        kept=len(history) - first_kept,
+        kept=len(history) - first_kept_index,
         tokens_before=fixed + summary_tokens + history_tokens,
-        tokens_after=fixed + sum(costs[number] for number in range(to_hide, len(turns))),
+        tokens_after=fixed + sum(turn_tokens[number] for number in range(to_hide, len(turns))),
     )
 
 
@@ -161,11 +161,11 @@ class SessionState(Struct, frozen=True, kw_only=True):
 
 
 UNDO_HINT: Final = "; undo shows them again"
-"""End of a report, which front ends replace by their own command."""
+"""End of a report's text, which front ends replace by their own command."""
 
 
 class SummaryReport(Struct, frozen=True, kw_only=True):
-    """Report of messages that became a summary. `store.undo(key)` makes them visible again."""
+    """Report of a summary. `store.undo(key)` makes the summarized messages visible again."""
 
     key: str
     reason: Reason
@@ -185,11 +185,11 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         method = " without a model" if self.fallback else ""
-        lines = "line" if self.dropped_lines == 1 else "lines"
-        lost = f"; {self.dropped_lines:,} {lines} did not fit" if self.dropped_lines else ""
+        noun = "line" if self.dropped_lines == 1 else "lines"
+        dropped = f"; {self.dropped_lines:,} {noun} did not fit" if self.dropped_lines else ""
         return (
             f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{method}: "
-            f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{lost}{UNDO_HINT}"
+            f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{dropped}{UNDO_HINT}"
         )
 
 
@@ -226,7 +226,7 @@ def apply_plan(
     Exactly the planned messages are hidden, however long the model takes. Raises errors of the
     store. After an error of the model, the summary is written without the model.
     """
-    written = write_summary(
+    summary_result = write_summary(
         plan.messages,
         plan.summary,
         complete=complete,
@@ -234,7 +234,7 @@ def apply_plan(
         limits=limits,
         tokens=tokens,
     )
-    if not _make_checkpoint(store, key, plan, written):
+    if not _make_checkpoint(store, key, plan, summary_result):
         return None
     return SummaryReport(
         key=key,
@@ -243,9 +243,9 @@ def apply_plan(
         last=plan.upto,
         count=len(plan.messages),
         tokens_before=plan.tokens_before,
-        tokens_after=plan.tokens_after + tokens.text(written.text),
-        fallback=written.fallback,
-        dropped_lines=written.dropped_lines,
+        tokens_after=plan.tokens_after + tokens.text(summary_result.text),
+        fallback=summary_result.fallback,
+        dropped_lines=summary_result.dropped_lines,
     )
 
 
@@ -289,12 +289,12 @@ def _is_as_planned(info: SessionInfo, visible: Sequence[Span], plan: SummaryPlan
 def _meta_fields(info: SessionInfo, visible: Sequence[Span], upto: int) -> dict[str, Any]:
     """Return the meta fields for a summary up to this seq."""
     visible_spans = spans.union(visible)
-    begin = _summarized_upto(info) + 1
-    withdrawn = spans.minus([(begin, upto)] if begin <= upto else [], visible_spans)
+    first = _summarized_upto(info) + 1
+    withdrawn_spans = spans.minus([(first, upto)] if first <= upto else [], visible_spans)
     return {
         COMPACTED_UPTO: upto,
         withdrawn_messages.META_FIELD: withdrawn_messages.updated_field(
-            info.meta, withdrawn, visible=visible_spans
+            info.meta, withdrawn_spans, visible=visible_spans
         ),
     }
 
@@ -329,13 +329,13 @@ def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[S
 
 
 def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
-    """Remove these meta fields from a session that was created again."""
-    our_fields = {COMPACTED_UPTO, withdrawn_messages.META_FIELD, side_usage.META}
-    if now.last_seq == 0 and not now.summary and set(now.meta) <= our_fields:
+    """Remove the meta fields of a summary from a session that was created again."""
+    summary_fields = {COMPACTED_UPTO, withdrawn_messages.META_FIELD, side_usage.META}
+    if now.last_seq == 0 and not now.summary and set(now.meta) <= summary_fields:
         # The session was just deleted, and setting these fields created it again.
         store.delete(key)
     else:
-        store.set_meta(key, **dict.fromkeys(our_fields))
+        store.set_meta(key, **dict.fromkeys(summary_fields))
 
 
 def _compacted_upto(info: SessionInfo) -> int:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from stenolog.context.shortening import cut_middle, pointer
 from stenolog.context.window import Limits
 from stenolog.messages import (
-    Spot,
+    CallPosition,
     ToolCall,
     as_json,
     body_of,
@@ -109,13 +109,13 @@ def render_summary(summary: Summary, *, labelled: bool = False) -> str:
 
 def parse_summary(text: str) -> Summary:
     """Parse a summary. Lines under no known heading become facts."""
-    names = {title: name for name, title in SECTIONS.items()} | {LAST_STATE: "last_state"}
-    sections: dict[str, list[str]] = {name: [] for name in names.values()}
+    name_by_title = {title: name for name, title in SECTIONS.items()} | {LAST_STATE: "last_state"}
+    sections: dict[str, list[str]] = {name: [] for name in name_by_title.values()}
     section = "facts"
     for line in text.splitlines():
         heading = line.removeprefix("## ").strip() if line.startswith("## ") else None
-        if heading in names:
-            section = names[heading]
+        if heading in name_by_title:
+            section = name_by_title[heading]
         elif text := line.strip().removeprefix("- ").strip():
             # Long lines are wrapped, not cut: text from another source is kept in full.
             sections[section] += textwrap.wrap(text, MAX_LINE_CHARACTERS)
@@ -132,17 +132,17 @@ def update_summary(summary: Summary, answer: Mapping[str, Any]) -> Summary | Non
     last_state = _clean_line(raw_state) if isinstance(raw_state, str) else ""
     if not last_state and not any(new_lines.values()):
         return None
-    outdated = _outdated_lines(summary, _parse_lines(answer.get("outdated")))
-    merged = {
+    outdated_lines = _outdated_lines(summary, _parse_lines(answer.get("outdated")))
+    merged_lines = {
         name: _distinct_lines(
-            [*(line for line in summary.lines(name) if line not in outdated), *lines]
+            [*(line for line in summary.lines(name) if line not in outdated_lines), *lines]
         )
         for name, lines in new_lines.items()
     }
-    return Summary(last_state=last_state or summary.last_state, **merged)
+    return Summary(last_state=last_state or summary.last_state, **merged_lines)
 
 
-def bound_summary(summary: Summary, limit: int, tokens: Tokens) -> Summary:
+def shorten_summary(summary: Summary, limit: int, tokens: Tokens) -> Summary:
     """Return the summary within `limit` tokens. Quoted lines go first, facts last, oldest first."""
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
@@ -178,7 +178,7 @@ def _outdated_lines(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
 
 
 def _parse_lines(value: Any) -> list[str]:
-    """Return the lines in an answer, which may be a text instead of a list."""
+    """Return the lines in a field of an answer, which is a list or a single text."""
     items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [line for item in items if isinstance(item, str) and (line := _clean_line(item))]
 
@@ -209,10 +209,10 @@ this part. Keep names, numbers, paths and dates exactly. Do not repeat lines of 
 - "outdated": labels of lines of the summary so far that this part has made wrong or settled."""
 
 _MAX_QUOTE_CHARACTERS: Final = 200
-MAX_QUESTIONS: Final = 20
+MAX_MODEL_CALLS: Final = 20
 """Approximate maximum number of model calls per summary. Older messages are only quoted."""
-_MIN_QUESTION_TOKENS: Final = 256
-"""Minimum tokens of a question. A model that rejects even such a question is not asked again."""
+_MIN_PROMPT_TOKENS: Final = 256
+"""Minimum tokens of a prompt. A model that rejects even such a prompt is not asked again."""
 
 
 class SummaryResult(Struct, frozen=True, kw_only=True):
@@ -250,34 +250,34 @@ class _SummaryWriter:
         self._max_tokens = max_tokens
         self._tokens = tokens
         self._room = limits.room
-        """Maximum tokens of a question; halved when the model rejects one as too long."""
+        """Maximum tokens of a prompt; halved when the model rejects a prompt as too long."""
         self._usage: SideUsage = {}
         self._dropped_lines = 0
         self._fallback = "" if complete is not None else "no model was given"
 
     def write_summary(self, messages: Sequence[Message], previous: str) -> SummaryResult:
         summary = parse_summary(previous)
-        unread = self._count_unread(messages) if self._complete is not None else 0
-        if unread:
-            self._fallback = f"{unread:,} messages did not fit into the questions to the model"
-            summary = self._with_quotes(summary, messages[:unread])
-        remaining = list(messages[unread:])
-        while remaining:
-            count, question = self._make_question(remaining, summary)
+        unread_count = self._count_unread(messages) if self._complete is not None else 0
+        if unread_count:
+            self._fallback = f"{unread_count:,} messages did not fit into the prompts for the model"
+            summary = self._with_quotes(summary, messages[:unread_count])
+        remaining_messages = list(messages[unread_count:])
+        while remaining_messages:
+            count, prompt = self._build_prompt(remaining_messages, summary)
             answer: Mapping[str, Any] | None = None
             if self._complete is not None:
                 try:
-                    answer = self._ask_model(self._complete, question)
-                except _TooLong:
+                    answer = self._ask_model(self._complete, prompt)
+                except _PromptTooLong:
                     continue
-            updated = update_summary(summary, answer) if answer is not None else None
-            if updated is None:
+            updated_summary = update_summary(summary, answer) if answer is not None else None
+            if updated_summary is None:
                 if self._complete is not None and not self._fallback:
                     self._fallback = "the model's answer could not be used"
-                summary = self._with_quotes(summary, remaining[:count])
+                summary = self._with_quotes(summary, remaining_messages[:count])
             else:
-                summary = self._bound_summary(updated)
-            del remaining[:count]
+                summary = self._shorten_summary(updated_summary)
+            del remaining_messages[:count]
         return SummaryResult(
             text=render_summary(summary),
             fallback=self._fallback,
@@ -286,16 +286,16 @@ class _SummaryWriter:
         )
 
     def _with_quotes(self, summary: Summary, messages: Sequence[Message]) -> Summary:
-        return self._bound_summary(update_summary(summary, quote_messages(messages)) or summary)
+        return self._shorten_summary(update_summary(summary, quote_messages(messages)) or summary)
 
-    def _bound_summary(self, summary: Summary) -> Summary:
-        short = bound_summary(summary, self._max_tokens, self._tokens)
-        self._dropped_lines += summary.count - short.count
-        return short
+    def _shorten_summary(self, summary: Summary) -> Summary:
+        short_summary = shorten_summary(summary, self._max_tokens, self._tokens)
+        self._dropped_lines += summary.count - short_summary.count
+        return short_summary
 
     def _count_unread(self, messages: Sequence[Message]) -> int:
         """Return the number of oldest messages that are only quoted; nearly always 0."""
-        tokens_left = MAX_QUESTIONS * self._room // 2
+        tokens_left = MAX_MODEL_CALLS * self._room // 2
         texts = list(message_texts(messages, self._room // 4, self._tokens))
         for index in range(len(texts) - 1, -1, -1):
             tokens_left -= self._tokens.text(texts[index])
@@ -303,40 +303,40 @@ class _SummaryWriter:
                 return index + 1
         return 0
 
-    def _make_question(
-        self, waiting: Sequence[Message], summary: Summary
+    def _build_prompt(
+        self, messages: Sequence[Message], summary: Summary
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return the number of messages (at least 1) that fit into a question, and the question."""
-        rendered = render_summary(summary, labelled=True) or "(nothing yet)"
-        head = f"Summary so far:\n{rendered}\n\nNext part of the conversation:\n"
-        tokens_left = self._room - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
+        """Return the number of messages (at least 1) that fit into a prompt, and the prompt."""
+        summary_text = render_summary(summary, labelled=True) or "(nothing yet)"
+        start = f"Summary so far:\n{summary_text}\n\nNext part of the conversation:\n"
+        tokens_left = self._room - self._tokens.text(INSTRUCTIONS) - self._tokens.text(start) - 16
         texts: list[str] = []
         # A message takes at least four tokens, so later messages cannot fit.
-        candidates = waiting[: max(tokens_left // 4, 1)]
+        candidates = messages[: max(tokens_left // 4, 1)]
         for text in message_texts(candidates, max(tokens_left // 4, 32), self._tokens):
             tokens_left -= self._tokens.text(text) + 1
             if texts and tokens_left < 0:
                 break
             texts.append(text)
-        question = [
+        prompt = [
             {"role": "system", "content": INSTRUCTIONS},
-            {"role": "user", "content": head + "\n".join(texts)},
+            {"role": "user", "content": start + "\n".join(texts)},
         ]
-        return len(texts), question
+        return len(texts), prompt
 
     def _ask_model(
-        self, complete: CompletionFunction, question: Sequence[Mapping[str, Any]]
+        self, complete: CompletionFunction, prompt: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any] | None:
         """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
         try:
-            answer = complete(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
+            answer = complete(prompt, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)
             count_answer(self._usage, answer)
         except Exception as error:
             # Any error of a client must still lead to a summary.
-            if read_overflow(error) is not None and self._room > _MIN_QUESTION_TOKENS:
+            if read_overflow(error) is not None and self._room > _MIN_PROMPT_TOKENS:
                 self._room //= 2
-                raise _TooLong from error
+                raise _PromptTooLong from error
             # The next request would probably fail, too, and each attempt may take a minute.
             self._complete = None
             # Leave out the text of the error: some clients put API keys into it.
@@ -345,18 +345,18 @@ class _SummaryWriter:
         return read_object(answer) if isinstance(answer, str) else None
 
 
-class _TooLong(Exception):
-    """The question must be shortened and asked again."""
+class _PromptTooLong(Exception):
+    """The model rejected the prompt as too long; send a shorter prompt."""
 
 
 def message_texts(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:
     """Yield a text for each message, in about `max_tokens` tokens, for the model to read."""
     bodies = [body_of(message) for message in messages]
-    asked_by = _calls_by_result(bodies)
+    call_by_result = _calls_by_result(bodies)
     for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
         parts = []
         for place, result in enumerate(results_of(body)):
-            call = asked_by.get((index, place))
+            call = call_by_result.get((index, place))
             parts.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
         parts.append(text_parts_of(body))
         parts += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
@@ -369,13 +369,13 @@ def message_texts(messages: Sequence[Message], max_tokens: int, tokens: Tokens) 
 def quote_messages(messages: Sequence[Message]) -> dict[str, Any]:
     """Return quotes of these messages in the format of a model's answer."""
     bodies = [body_of(message) for message in messages]
-    asked_by = _calls_by_result(bodies)
+    call_by_result = _calls_by_result(bodies)
     facts: list[str] = []
     outcomes: list[str] = []
     last_state = ""
     for index, body in enumerate(bodies):
         for place, result in enumerate(results_of(body)):
-            call = asked_by.get((index, place))
+            call = call_by_result.get((index, place))
             call_text = f"{call.name}({_clip_text(_arguments(call), 80)})" if call else "a tool"
             outcomes.append(f"{call_text}: {_clip_text(text_of(result.content), 120)}")
         text = _clip_text(text_parts_of(body), _MAX_QUOTE_CHARACTERS)
@@ -386,7 +386,7 @@ def quote_messages(messages: Sequence[Message]) -> dict[str, Any]:
     return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
 
 
-def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, ToolCall]:
+def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, ToolCall]:
     """Return the call for each result."""
     return {
         result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import client_call_ids, last_seen_seq
-from stenolog.messages import Spot, ToolCall, calls_of, has_text, pair
+from stenolog.messages import CallPosition, ToolCall, calls_of, has_text, pair
 from stenolog.records import Message
 
 
@@ -39,7 +39,7 @@ def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
 
 def split_turns(
     bodies: Sequence[Mapping[str, Any]],
-    answers: Mapping[Spot, Spot],
+    answers: Mapping[CallPosition, CallPosition],
     calls: Sequence[Sequence[ToolCall]] | None = None,
 ) -> list[TurnRange]:
     """Return the turns, given the result of each call (see `pair`).
@@ -49,33 +49,33 @@ def split_turns(
     if not bodies:
         return []
     calls = list(map(calls_of, bodies)) if calls is None else calls
-    open_until = _open_until(bodies, answers, calls) if any(calls) else [-1] * len(bodies)
+    last_open = _last_open_indexes(bodies, answers, calls) if any(calls) else [-1] * len(bodies)
     starts = [0]
     for index, body in enumerate(bodies):
-        if index > 0 and index > open_until[index] and has_text(body):
+        if index > 0 and index > last_open[index] and has_text(body):
             starts.append(index)
     return [
         TurnRange(first, end) for first, end in zip(starts, [*starts[1:], len(bodies)], strict=True)
     ]
 
 
-def _open_until(
+def _last_open_indexes(
     bodies: Sequence[Mapping[str, Any]],
-    answers: Mapping[Spot, Spot],
+    answers: Mapping[CallPosition, CallPosition],
     calls: Sequence[Sequence[ToolCall]],
 ) -> list[int]:
     """Return for each message the last index at which an earlier call is still open."""
     by_assistant = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
-    next_by_assistant = dict(pairwise(by_assistant))
-    open_until = []
+    next_assistant = dict(pairwise(by_assistant))
+    last_open_indexes = []
     last_open = -1
     for index, message_calls in enumerate(calls):
-        open_until.append(last_open)
+        last_open_indexes.append(last_open)
         for place in range(len(message_calls)):
             result = answers.get((index, place))
-            end = result[0] if result else next_by_assistant.get(index, len(bodies)) - 1
+            end = result[0] if result else next_assistant.get(index, len(bodies)) - 1
             last_open = max(last_open, end)
-    return open_until
+    return last_open_indexes
 
 
 def is_finished_answer(body: Mapping[str, Any]) -> bool:
@@ -93,7 +93,7 @@ class TurnState(Struct, frozen=True, kw_only=True):
     has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
     client_calls: tuple[ToolCall, ...] = ()
-    """Calls of the client without a result, unless the user sent a message instead."""
+    """Calls without a result that the client runs, unless the user sent a message instead."""
     abandoned: frozenset[str] = frozenset()
     """Ids of the open calls that the client should have run."""
 
@@ -110,7 +110,7 @@ class TurnState(Struct, frozen=True, kw_only=True):
 
 def turn_state(history: Sequence[Message]) -> TurnState:
     """Return the state of a session with these visible messages."""
-    newest: list[tuple[Message, dict[str, Any]]] = []
+    newest_messages: list[tuple[Message, dict[str, Any]]] = []
     finished, seen_seq = None, 0
     for message in reversed(history):
         # An answer has only seen earlier messages, so no answer before this point has seen more.
@@ -118,13 +118,13 @@ def turn_state(history: Sequence[Message]) -> TurnState:
             break
         body = message.to_dict()
         if is_finished_answer(body):
-            finished = len(newest) if finished is None else finished
+            finished = len(newest_messages) if finished is None else finished
             seen_seq = max(seen_seq, last_seen_seq(body, message.seq))
-        newest.append((message, body))
+        newest_messages.append((message, body))
     # A result comes after its call, so only the messages of the unfinished turn matter.
-    unfinished = [body for _, body in newest[:finished]][::-1]
-    answers = pair(unfinished)
-    calls = [(index, calls_of(body)) for index, body in enumerate(unfinished)]
+    unfinished_bodies = [body for _, body in newest_messages[:finished]][::-1]
+    answers = pair(unfinished_bodies)
+    calls = [(index, calls_of(body)) for index, body in enumerate(unfinished_bodies)]
     unanswered_calls = [
         (index, call)
         for index, message_calls in calls
@@ -133,17 +133,17 @@ def turn_state(history: Sequence[Message]) -> TurnState:
     ]
     # A new user message abandons earlier client calls.
     last_user_message = max(
-        (index for index, body in enumerate(unfinished) if has_text(body)), default=-1
+        (index for index, body in enumerate(unfinished_bodies) if has_text(body)), default=-1
     )
     client_calls = [
         (index, call)
         for index, call in unanswered_calls
-        if index > last_user_message and call.id in client_call_ids(unfinished[index])
+        if index > last_user_message and call.id in client_call_ids(unfinished_bodies[index])
     ]
     return TurnState(
         unanswered=tuple(
             message.seq
-            for message, body in reversed(newest)
+            for message, body in reversed(newest_messages)
             if message.seq > seen_seq and has_text(body)
         ),
         open_calls=tuple(
@@ -155,7 +155,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
             for index, call in unanswered_calls
             if call.id
             and index <= last_user_message
-            and call.id in client_call_ids(unfinished[index])
+            and call.id in client_call_ids(unfinished_bodies[index])
         ),
         has_calls=any(message_calls for _, message_calls in calls),
     )

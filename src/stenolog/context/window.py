@@ -67,7 +67,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         """Return the smallest max_context_tokens with which `sent` tokens can be sent."""
         if self.reserve is not None:
             return sent + self.reserve
-        # A quarter of the total is a third of the remaining tokens.
+        # A quarter of the context is a third of the tokens that are sent.
         return sent + max(min(4_096, -(-sent // 3)), 1)
 
     def at_most(self, max_context_tokens: int) -> "Limits":
@@ -85,8 +85,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
-# A marker is changed, not removed: removing a marker could join the text around it into a new
-# marker.
+# A marker is changed, not removed: the text around a removed marker could form a new marker.
 _SUMMARY_MARKER: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
 
 _MAX_ATTEMPTS: Final = 4
@@ -160,11 +159,10 @@ class _Request(Struct, frozen=True, kw_only=True):
 
     def build_window(self, history: _Messages) -> Window:
         entries = to_request_messages(history, self.needs)
-        tools = self.tokens.tools(self.tools)
-        budget = self.limits.room - tools
+        tools_tokens = self.tokens.tools(self.tools)
+        budget = self.limits.room - tools_tokens
         for summary, memory in self._head_choices():
-            # Joined texts may take more tokens than separate texts; then try again with fewer
-            # messages.
+            # Joined texts may take more tokens than separate texts: retry with fewer messages.
             slack = 0
             for _ in range(_MAX_ATTEMPTS):
                 attempt = self._try_selection(entries, summary, memory, budget - slack)
@@ -174,7 +172,7 @@ class _Request(Struct, frozen=True, kw_only=True):
                 if cost <= budget:
                     return Window(
                         messages=messages,
-                        tokens=cost + tools,
+                        tokens=cost + tools_tokens,
                         budget=self.limits.room,
                         elided=chosen.elided,
                         left_out=chosen.left_out,
@@ -183,7 +181,7 @@ class _Request(Struct, frozen=True, kw_only=True):
                         upto=max([seq_of(message) or 0 for message in history], default=0),
                     )
                 slack += cost - budget
-        raise self._too_small(entries, tools)
+        raise self._too_small_error(entries, tools_tokens)
 
     def _head_choices(self) -> list[tuple[str, str]]:
         """Return the combinations of summary and memory to try, best first.
@@ -195,8 +193,8 @@ class _Request(Struct, frozen=True, kw_only=True):
         if self.tokens.text(summary) > limit:
             summary = cut_middle(summary, limit, self.tokens, mark="[… cut]")
         short = cut_middle(summary, limit // 4, self.tokens, mark="[… cut]") if summary else ""
-        attempts = [(summary, self.memory), (summary, ""), (short, ""), ("", "")]
-        return list(dict.fromkeys(attempts))
+        choices = [(summary, self.memory), (summary, ""), (short, ""), ("", "")]
+        return list(dict.fromkeys(choices))
 
     def _try_selection(
         self, entries: Sequence[RequestMessage], summary: str, memory: str, budget: int
@@ -226,19 +224,19 @@ class _Request(Struct, frozen=True, kw_only=True):
         for entry in entries:
             turns.setdefault(entry.turn, []).append(entry)
         older = list(turns.values())
-        newest = older.pop()
-        remaining = budget - self._cost(entry.body for entry in newest)
-        if remaining < 0:
-            shortened = shorten_turn(newest, budget, self.tokens)
+        newest_turn = older.pop()
+        tokens_left = budget - self._cost(entry.body for entry in newest_turn)
+        if tokens_left < 0:
+            shortened = shorten_turn(newest_turn, budget, self.tokens)
             if shortened is None:
                 return None
             dropped = sum(map(len, older)) + len(shortened.left_out)
             return _Selection(entries=shortened.entries, elided=shortened.elided, left_out=dropped)
-        chosen = [newest]
-        while older and (cost := self._cost(entry.body for entry in older[-1])) <= remaining:
-            remaining -= cost
-            chosen.insert(0, older.pop())
-        entries_kept = [entry for turn in chosen for entry in turn]
+        chosen_turns = [newest_turn]
+        while older and (cost := self._cost(entry.body for entry in older[-1])) <= tokens_left:
+            tokens_left -= cost
+            chosen_turns.insert(0, older.pop())
+        entries_kept = [entry for turn in chosen_turns for entry in turn]
         return _Selection(entries=entries_kept, left_out=sum(map(len, older)))
 
     def _cost(self, bodies: Iterable[Body]) -> int:
@@ -248,17 +246,16 @@ class _Request(Struct, frozen=True, kw_only=True):
         """Return a list with the system message; empty if the message has no text."""
         texts = [self.system]
         if summary:
-            # A summary quotes messages. A quoted message must not be able to end the summary or
-            # start another.
-            escaped = _SUMMARY_MARKER.sub("(", summary)
-            texts.append(f"{SUMMARY_BEGINS}\n{escaped}\n{SUMMARY_ENDS}")
+            # A message quoted in the summary must not be able to end it or start another.
+            escaped_summary = _SUMMARY_MARKER.sub("(", summary)
+            texts.append(f"{SUMMARY_BEGINS}\n{escaped_summary}\n{SUMMARY_ENDS}")
         if left_out:
             texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")
         texts.append(memory)
         content = "\n\n".join(text for text in texts if text.strip())
         return [{"role": "system", "content": content}] if content else []
 
-    def _too_small(self, entries: Sequence[RequestMessage], tools: int) -> ContextTooSmall:
+    def _too_small_error(self, entries: Sequence[RequestMessage], tools: int) -> ContextTooSmall:
         """Return an error that lists the required tokens and says which setting to change."""
         newest_turn = [entry for entry in entries if entry.turn == entries[-1].turn]
         message_tokens, rest_tokens = minimum_tokens(newest_turn, self.tokens)

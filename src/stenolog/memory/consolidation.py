@@ -44,7 +44,7 @@ from stenolog.memory.named_details import unsupported_details
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import MARK_PREFIX, Scope, agent_prefix
 from stenolog.memory.scopes import scope_of as own_scope
-from stenolog.memory.transcript import Turn, as_turn, batches, finished_turns, gist
+from stenolog.memory.transcript import Turn, batches, finished_turns, gist, make_turn
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
 from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.redaction.redact import redact
@@ -59,8 +59,8 @@ MAX_TURNS: Final = 20
 MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
 MAX_ATTEMPTS: Final = 8
-_FIRST_WAIT: Final = timedelta(minutes=1)
-_MAX_WAIT: Final = timedelta(hours=6)
+_MIN_DELAY: Final = timedelta(minutes=1)
+_MAX_DELAY: Final = timedelta(hours=6)
 _LOCK_COUNT: Final = 64
 
 _logger = logging.getLogger("stenolog")
@@ -107,7 +107,7 @@ class ConsolidationProgress:
     """
 
     def __init__(self, store: Store, *, agent: str) -> None:
-        """Store the marks in the notes store."""
+        """Use the marks of `agent` in this notes store."""
         self._store = store
         self._prefix = MARK_PREFIX + agent_prefix(agent)
 
@@ -153,7 +153,7 @@ class ConsolidationProgress:
             stored_usage = {META: {"uid": uid, "models": self.usage(uid)}}
             fields |= updated_field(stored_usage, uid, dict(usage))
             usage.clear()
-        # Earlier versions wrote `session`; see the class docstring.
+        # Remove the field `session`, which earlier versions wrote.
         self._store.set_meta(self._prefix + uid, session=None, **fields)
 
 
@@ -256,14 +256,15 @@ class Consolidation:
             return None  # created again during the read: the next run reads the session
         all_turns = finished_turns(m for m in messages if upto is None or m.seq <= upto)
         turns = all_turns[:limit]
-        shown_turns = (as_turn(turn, info) for turn in turns if not _is_copied_by_fork(turn, info))
+        parsed_turns = (
+            make_turn(turn, info) for turn in turns if not _is_copied_by_fork(turn, info)
+        )
         return _Run(
             info=info,
             mark=mark,
-            # Choose the scope after the messages were read: if they have a second sender, the scope
-            # is the session's own.
+            # Choose the scope after the read: messages with a second sender change the scope.
             scope=self._scope_of(key),
-            turns=[turn for turn in shown_turns if turn is not None],
+            turns=[turn for turn in parsed_turns if turn is not None],
             end=turns[-1][-1].seq if turns else mark.seq,
             later_turns=len(all_turns) - len(turns),
         )
@@ -282,23 +283,23 @@ class Consolidation:
             limit = 1 if attempts or single_count else self._max_turns
             batch = next(batches(turns, budget=self._budget, limit=limit, count=self._tokens.text))
             try:
-                extracted = self._ask_about(run, batch)
+                facts_by_turn = self._ask_model(run, batch)
             except _ModelFailed as failure:
                 attempts += 1
                 run.problems.append(str(failure))
                 _logger.warning("no notes of %r yet: %s", run.info.key, failure)
                 if attempts < self._max_attempts:
-                    delay = min(_FIRST_WAIT * (1 << (attempts - 1)), _MAX_WAIT)
+                    delay = min(_MIN_DELAY * (1 << (attempts - 1)), _MAX_DELAY)
                     run.retry_at = self._clock() + delay
                     self._progress.record_failure(
                         uid, attempts=attempts, retry_at=run.retry_at, usage=run.usage
                     )
                     return
-                batch, extracted = batch[:1], {}
-            if extracted is None:
+                batch, facts_by_turn = batch[:1], {}
+            if facts_by_turn is None:
                 single_count = len(batch)
                 continue
-            written_count = self._write_notes(run, batch, extracted)
+            written_count = self._write_notes(run, batch, facts_by_turn)
             if written_count is None:
                 run.waiting = 0
                 return
@@ -308,22 +309,22 @@ class Consolidation:
             single_count = max(single_count - 1, 0)
             run.waiting = len(turns) + run.later_turns
         # The last turns may have no content to note.
-        if self._exists(run):
+        if self._session_exists(run):
             self._progress.move_mark(uid, run.end, run.usage)
 
     def _is_too_early(self, run: "_Run") -> bool:
-        """Whether a delay after the model's last failure is still running."""
+        """Whether the delay after the model's last failure has not passed yet."""
         retry_at = run.mark.retry_at
         if self._complete is None or retry_at is None or self._clock() >= retry_at:
             return False
         run.retry_at = retry_at
         run.problems.append(
-            f"the model failed {run.mark.attempts} times; it is asked again from "
-            f"{retry_at:%Y-%m-%d %H:%M} UTC on"
+            f"the model failed {run.mark.attempts} times; the next attempt is "
+            f"possible at {retry_at:%Y-%m-%d %H:%M} UTC"
         )
         return True
 
-    def _ask_about(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, ExtractedFacts] | None:
+    def _ask_model(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, ExtractedFacts] | None:
         """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
 
         Returns None if an answer about several turns is unusable, so that the caller asks about
@@ -339,7 +340,9 @@ class Consolidation:
                 batch, subjects=subjects, budget=self._budget, count=self._tokens.text
             )
             answer = self._complete(
-                prompt, schema=extraction.schema(count), max_tokens=extraction.answer_tokens(count)
+                prompt,
+                schema=extraction.answer_schema(count),
+                max_tokens=extraction.answer_tokens(count),
             )
             text = check_answer(answer, COMPLETION_SIGNATURE)
             count_answer(run.usage, text)
@@ -347,18 +350,18 @@ class Consolidation:
             # Clients raise exceptions of any type, and some include keys in the text.
             text = redact(f"{type(error).__name__}: {error}").text
             raise _ModelFailed(f"the model failed: {text}") from error
-        extracted = extraction.parse_answer(text, turns=count)
-        if extracted is None and count == 1:
+        facts_by_turn = extraction.parse_answer(text, turns=count)
+        if facts_by_turn is None and count == 1:
             problem = f"the model's answer about the turn at {batch[0].last} is not JSON"
             run.problems.append(problem)
             _logger.warning("no facts of %r: %s", run.scope.who, problem)
             return {}
-        return extracted
+        return facts_by_turn
 
     # --- writing -----------------------------------------------------------------------------
 
     def _write_notes(
-        self, run: "_Run", batch: Sequence[Turn], extracted: Mapping[int, ExtractedFacts]
+        self, run: "_Run", batch: Sequence[Turn], facts_by_turn: Mapping[int, ExtractedFacts]
     ) -> int | None:
         """Store the notes of these turns. Return their number, or None if the session is gone.
 
@@ -367,17 +370,17 @@ class Consolidation:
         """
         try:
             with self._notes.guarded(run.scope) as notes:
-                remaining = self._reread_turns(run, batch)
-                if remaining is not None:
-                    _write_turns(run, notes, batch, extracted, remaining)
-                    return len(remaining)
+                current_turns = self._reread_turns(run, batch)
+                if current_turns is not None:
+                    _write_turns(run, notes, batch, facts_by_turn, current_turns)
+                    return len(current_turns)
         except (LeaseLost, NoSuchSession):
-            if self._exists(run):
+            if self._session_exists(run):
                 raise
         self._notes.discard_empty(run.scope)
         return None
 
-    def _exists(self, run: "_Run") -> bool:
+    def _session_exists(self, run: "_Run") -> bool:
         """Whether the session that was read still exists and was not created again."""
         try:
             return self._store.info(run.info.key).uid == run.info.uid
@@ -388,11 +391,11 @@ class Consolidation:
         """Return the current turns of a batch by last seq, or None if the session is gone."""
         if self._complete is None:
             # Without a model, no time has passed since the turns were read.
-            return {turn.last: turn for turn in batch} if self._exists(run) else None
-        reread = self._read_turns(run.info.key, upto=batch[-1].last)
-        if reread is None or reread.info.uid != run.info.uid:
+            return {turn.last: turn for turn in batch} if self._session_exists(run) else None
+        new_run = self._read_turns(run.info.key, upto=batch[-1].last)
+        if new_run is None or new_run.info.uid != run.info.uid:
             return None
-        return {turn.last: turn for turn in reread.turns}
+        return {turn.last: turn for turn in new_run.turns}
 
 
 class _ModelFailed(Exception):
@@ -451,17 +454,17 @@ def _write_turns(
     run: _Run,
     notes: Notes,
     batch: Sequence[Turn],
-    extracted: Mapping[int, ExtractedFacts],
-    remaining: Mapping[int, Turn],
+    answers: Mapping[int, ExtractedFacts],
+    current_turns: Mapping[int, Turn],
 ) -> None:
     """Store the daily entry and the facts of each remaining turn. A changed turn gets no facts."""
     # Read the known facts after the slow model call, because other processes write notes, too.
-    has_facts = any(answer.facts for answer in extracted.values())
+    has_facts = any(answer.facts for answer in answers.values())
     known_facts = notes.list(run.scope, kind="core") if has_facts else []
     for number, sent_turn in enumerate(batch, 1):
-        if (turn := remaining.get(sent_turn.last)) is None:
+        if (turn := current_turns.get(sent_turn.last)) is None:
             continue
-        answer = extracted.get(number, ExtractedFacts()) if turn == sent_turn else ExtractedFacts()
+        answer = answers.get(number, ExtractedFacts()) if turn == sent_turn else ExtractedFacts()
         run.redacted += turn.redacted
         draft = Draft(
             kind="daily",
@@ -477,10 +480,10 @@ def _write_turns(
 
 def _daily_text(run: _Run, turn: Turn, extracted: ExtractedFacts) -> str:
     """Return the model's entry, or the gist if the entry has details that the turn lacks."""
-    texts = [line.text for line in turn.lines]
+    known_texts = [line.text for line in turn.lines]
     # The model was shown the time of the turn, so the entry may mention the time.
-    texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
-    if unsupported_details(extracted.daily, texts):  # guard: entry-specifics-said
+    known_texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
+    if unsupported_details(extracted.daily, known_texts):  # guard: entry-specifics-said
         return gist(turn)
     return run.redact(extracted.daily) or gist(turn)
 
@@ -509,10 +512,10 @@ def _write_facts(
         uid=run.info.uid,
         seqs=turn.seqs,
     )
-    added = notes.add(run.scope, drafts, once=run.idempotency_key(turn, "core"))
-    run.core += len(added)
-    replaced_ids = {id for note in added for id in (note.id, *note.supersedes)}
-    return [note for note in known_facts if note.id not in replaced_ids] + added
+    added_notes = notes.add(run.scope, drafts, once=run.idempotency_key(turn, "core"))
+    run.core += len(added_notes)
+    replaced_ids = {id for note in added_notes for id in (note.id, *note.supersedes)}
+    return [note for note in known_facts if note.id not in replaced_ids] + added_notes
 
 
 def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:

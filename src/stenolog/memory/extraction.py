@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from stenolog.memory.facts import Fact
 from stenolog.memory.quotes import words
-from stenolog.memory.transcript import Count, Turn, as_text
+from stenolog.memory.transcript import Count, Turn, format_turn
 from stenolog.providers.json_answers import read_object
 from stenolog.tokens import estimate
 
@@ -56,18 +56,18 @@ class ExtractedFacts(Struct, frozen=True, kw_only=True):
     """Number of facts that do not match the schema."""
 
 
-def schema(turns: int) -> dict[str, Any]:
+def answer_schema(turns: int) -> dict[str, Any]:
     """Return the JSON schema of an answer about this number of turns.
 
     The schema limits lists but not texts, because servers that compile a schema to a grammar are
     slow with large limits.
     """
     string = {"type": "string"}
-    fact = _object_schema(
+    fact_schema = _object_schema(
         {"text": string, "about": string, "quote": string, "confidence": {"type": "number"}}
     )
-    facts = {"type": "array", "items": fact, "maxItems": MAX_FACTS}
-    turn = _object_schema({"turn": {"type": "integer"}, "daily": string, "facts": facts})
+    facts_schema = {"type": "array", "items": fact_schema, "maxItems": MAX_FACTS}
+    turn = _object_schema({"turn": {"type": "integer"}, "daily": string, "facts": facts_schema})
     turn_list = {"type": "array", "items": turn, "minItems": turns, "maxItems": turns}
     return _object_schema({"turns": turn_list})
 
@@ -85,7 +85,9 @@ def build_prompt(
     `subjects`: the subjects of known facts, oldest first; only the newest are shown. The texts of
     known facts are left out, so that the model does not return them as new facts.
     """
-    texts = [as_text(turn, number=n, budget=budget, count=count) for n, turn in enumerate(turns, 1)]
+    texts = [
+        format_turn(turn, number=n, budget=budget, count=count) for n, turn in enumerate(turns, 1)
+    ]
     newest_subjects = list(dict.fromkeys(name for name in reversed(subjects) if name))
     listed_subjects = ", ".join(newest_subjects[:_MAX_SUBJECTS])
     hint = f'Names already in use for "about": {listed_subjects}.\n\n' if listed_subjects else ""
@@ -107,23 +109,23 @@ def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
     if not isinstance(items, list):
         # Small models omit the list if they are asked about one turn.
         items = [answer] if turns == 1 and "daily" in answer else []
-    extracted: dict[int, ExtractedFacts] = {}
+    facts_by_turn: dict[int, ExtractedFacts] = {}
     for position, item in enumerate(items, 1):
         if isinstance(item, dict):
             number = item.get("turn") if turns > 1 else 1
             number = number if type(number) is int else position
             if 1 <= number <= turns:
-                extracted.setdefault(number, _parse_turn(item))
-    return extracted or None
+                facts_by_turn.setdefault(number, _parse_turn(item))
+    return facts_by_turn or None
 
 
 def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     fact_items = item.get("facts")
     checked_items = fact_items[:MAX_FACTS] if isinstance(fact_items, list) else []
     facts = [fact for item in checked_items if (fact := _parse_fact(item)) is not None]
-    daily = _to_line(item.get("daily"))
+    daily = _single_line(item.get("daily"))
     return ExtractedFacts(
-        # The smallest models return the dots of the example.
+        # The smallest models copy the dots of the example in the prompt.
         daily=daily[:MAX_DAILY_CHARACTERS] if words(daily) else "",
         facts=tuple(facts),
         malformed=len(checked_items) - len(facts),
@@ -133,14 +135,14 @@ def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
 def _parse_fact(item: Any) -> Fact | None:
     if not isinstance(item, dict):
         return None
-    text, quote = _to_line(item.get("text")), item.get("quote")
+    text, quote = _single_line(item.get("text")), item.get("quote")
     # A single word is not a fact, except in scripts without spaces.
     if not isinstance(quote, str) or len(words(text)) < 1 + text.isascii():
         return None
     confidence: Any = item.get("confidence")
     return Fact(
         text=text,
-        about=_to_line(item.get("about")),
+        about=_single_line(item.get("about")),
         quote=_without_surrogates(quote).strip(),
         confidence=float(min(max(confidence, 0), 1)) if type(confidence) in (int, float) else 0.5,
     )
@@ -155,7 +157,7 @@ def _object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _to_line(value: Any) -> str:
+def _single_line(value: Any) -> str:
     return " ".join(_without_surrogates(value).split()) if isinstance(value, str) else ""
 
 

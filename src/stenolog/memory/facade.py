@@ -97,8 +97,8 @@ class Memory:
         """Make notes of the finished turns of a session that are not consolidated yet.
 
         Calls the model at most `most_calls` times, so run this method in a thread after a turn.
-        `waiting` in the result is the number of turns left for the next call. Disabled
-        consolidation does nothing. The turns are consolidated when consolidation is enabled again.
+        `waiting` in the result is the number of turns left for the next call. If
+        consolidation is disabled, this method does nothing, and the turns wait until it is enabled.
         Raises errors of the stores, and UsageError if `most_calls` is less than 1.
         """
         if self._consolidation is None:
@@ -265,14 +265,14 @@ def open_memory(
     `consolidation`: whether to write notes. The other options are those of `Memory`. Raises the
     errors of `open_store` and `Memory`.
     """
-    opened: list[Store] = []
+    opened_stores: list[Store] = []
     try:
         if sessions is None:
             place = locate_sessions(where, None if agent == AGENT else agent)
             sessions = open_store(place.where, namespace=place.namespace)
-            opened.append(sessions)
+            opened_stores.append(sessions)
         notes = open_store(where, namespace=NOTES)
-        opened.append(notes)
+        opened_stores.append(notes)
         memory = Memory(
             sessions,
             notes,
@@ -285,10 +285,10 @@ def open_memory(
             zone=zone,
         )
     except BaseException:
-        for store in opened:
+        for store in opened_stores:
             store.close()
         raise
-    memory._opened_stores = tuple(opened)
+    memory._opened_stores = tuple(opened_stores)
     return memory
 
 

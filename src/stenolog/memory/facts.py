@@ -50,7 +50,7 @@ def is_supported(fact: Fact, user_texts: Sequence[str], earlier_texts: Sequence[
     # guard: fact-values-said
     if quotes.unsupported_values(fact.text, said_texts):
         return False
-    return quotes.shares_enough(fact.text, said_texts)
+    return quotes.shares_enough_words(fact.text, said_texts)
 
 
 def same_subject(about: str, known_notes: Sequence[Note]) -> list[Note]:

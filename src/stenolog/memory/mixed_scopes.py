@@ -37,7 +37,7 @@ def mixed_scopes(workspace: str) -> list[MixedScope]:
 
 def _mixed_scopes_of(notes: Notes) -> Iterator[MixedScope]:
     for scope in notes.scopes():
-        mixed = [note for note in notes.list(scope, full=True) if note.mixed]
-        if mixed:
-            keys = dict.fromkeys(note.session for note in mixed if note.session)
-            yield MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys))
+        mixed_notes = [note for note in notes.list(scope, full=True) if note.mixed]
+        if mixed_notes:
+            keys = dict.fromkeys(note.session for note in mixed_notes if note.session)
+            yield MixedScope(scope=scope, notes=len(mixed_notes), sessions=tuple(keys))

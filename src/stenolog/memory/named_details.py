@@ -15,9 +15,9 @@ from typing import Final
 
 from stenolog.lazy_loading import lazy_pattern
 
-# Each pattern is tried only at the start of a run of its characters. Otherwise a text of one long
-# word would be scanned from each character and take minutes.
-_ADDRESS: Final = lazy_pattern(
+# Each pattern is tried only at the start of a run of its characters.
+# Otherwise one very long word would be scanned from each character and take minutes.
+_ADDRESS_PATTERN: Final = lazy_pattern(
     r"""(?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S++                           # https://example.org/pay
     | (?<![\w+.-])[\w+.-]++@[\w-]++(?:\.[\w-]++)*+                    # ann@example.org
     | (?<!\w)@\w++                                                    # @ann
@@ -31,7 +31,7 @@ _THOUSANDS_SEPARATOR: Final = lazy_pattern(r"(?<=\d)[ ,.'’\u00a0\u202f](?=\d{3
 """Thousands separator, as in 1,200."""
 _WORD: Final = lazy_pattern(r"\w+")
 _DIGIT: Final = lazy_pattern(r"\d")
-_WITH_UNIT: Final = lazy_pattern(r"(\d+)[^\W\d]{1,3}")
+_NUMBER_WITH_UNIT: Final = lazy_pattern(r"(\d+)[^\W\d]{1,3}")
 """Number with a unit, such as 5pm, 42km or 3rd; only the number counts."""
 _LETTER_WORD: Final = lazy_pattern(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 _SENTENCE_END: Final = lazy_pattern(r"[.?!…。\n]")
@@ -58,18 +58,18 @@ _VERBS: Final = frozenset(_VERB_LIST.split())
 def unsupported_details(text: str, user_texts: Iterable[str]) -> list[str]:
     """Return the names, numbers and addresses of a text that no text in `user_texts` contains."""
     rest, *said_texts = (unicodedata.normalize("NFKC", part) for part in (text, *user_texts))
-    missing = []
-    for match in _ADDRESS.finditer(rest):
+    missing_details = []
+    for match in _ADDRESS_PATTERN.finditer(rest):
         address = match[0].lstrip(_LEADING_PUNCTUATION).rstrip(_TRAILING_PUNCTUATION)
         if not any(_contains_address(address, said_text) for said_text in said_texts):
-            missing.append(address)
+            missing_details.append(address)
     # The parts of an address were checked with the address.
-    rest = _ADDRESS.sub(lambda match: "," * (match.end() - match.start()), rest)
+    rest = _ADDRESS_PATTERN.sub(lambda match: "," * (match.end() - match.start()), rest)
     known_numbers = {number for said_text in said_texts for number in _find_numbers(said_text)}
-    missing += [number for number in _find_numbers(rest) if number not in known_numbers]
+    missing_details += [number for number in _find_numbers(rest) if number not in known_numbers]
     known_words = {word for said_text in said_texts for word in _find_words(said_text)}
-    missing += [name for name in _find_names(rest) if not _is_known(name, known_words)]
-    return list(dict.fromkeys(missing))
+    missing_details += [name for name in _find_names(rest) if not _is_known_name(name, known_words)]
+    return list(dict.fromkeys(missing_details))
 
 
 def _contains_address(address: str, text: str) -> bool:
@@ -81,8 +81,8 @@ def _contains_address(address: str, text: str) -> bool:
 def _find_numbers(text: str) -> Iterator[str]:
     without_separators = _THOUSANDS_SEPARATOR.sub("", text.casefold())
     for word in filter(_DIGIT.search, _WORD.findall(without_separators)):
-        with_unit = _WITH_UNIT.fullmatch(word)
-        yield with_unit[1] if with_unit else word
+        unit_match = _NUMBER_WITH_UNIT.fullmatch(word)
+        yield unit_match[1] if unit_match else word
     for word in _LETTER_WORD.findall(without_separators):
         if word in _NUMERALS:
             yield _NUMERALS[word]
@@ -95,8 +95,8 @@ def _find_names(text: str) -> Iterator[str]:
     comma follows: "Ann is a friend", but not "Likes tea".
     """
     for sentence in _SENTENCE_END.split(text):
-        capitalised = list(_LETTER_WORD.finditer(sentence))
-        for index, match in enumerate(capitalised):
+        word_matches = list(_LETTER_WORD.finditer(sentence))
+        for index, match in enumerate(word_matches):
             word = match[0]
             if word.casefold() in _NOT_NAMES or not any(map(str.isupper, word)):
                 continue
@@ -104,7 +104,7 @@ def _find_names(text: str) -> Iterator[str]:
                 yield word
                 continue
             rest_of_sentence = sentence[match.end() :].lstrip()
-            after = capitalised[1][0].casefold() if len(capitalised) > 1 else ""
+            after = word_matches[1][0].casefold() if len(word_matches) > 1 else ""
             if after in _VERBS or rest_of_sentence[:1] in (",", ":") or word.endswith(("'s", "’s")):
                 yield word
 
@@ -117,8 +117,8 @@ def _find_words(text: str) -> Iterator[str]:
         yield from re.split(r"['’-]", folded)
 
 
-def _is_known(name: str, known_names: set[str]) -> bool:
-    """Whether a name was said, in this form or with another ending."""
+def _is_known_name(name: str, known_names: set[str]) -> bool:
+    """Whether the user said a name, in this form or with another ending."""
     folded = name.casefold()
     name_without_s = folded.removesuffix("'s").removesuffix("’s")
     if folded in known_names or name_without_s in known_names:

@@ -1,7 +1,7 @@
 """Cache of the notes of recently used scopes, so that only new messages are read.
 
 Messages never change, so cached notes are valid until a message is hidden, restored or purged. The
-session info of the store shows each of these changes, by any process. Then the scope is read again.
+session info of the store shows each of these changes, by any process: the scope is read again.
 The cache is never used without checking the store.
 """
 
@@ -69,7 +69,7 @@ class WordIndex:
         self._unfinished_note = note
         for word in set(stems(f"{note.text}\n{note.about}\n{note.quote}")):
             ids = self._ids_by_stem.setdefault(sys.intern(word), [])
-            if ids[-1:] != [note.id]:  # the interrupted attempt did not get here
+            if ids[-1:] != [note.id]:  # an interrupted attempt may have added the id
                 ids.append(note.id)
         self._indexed_ids.add(note.id)
         self._unfinished_note = None
@@ -138,20 +138,19 @@ class NoteCache:
             refreshed, is_current = self._read_after(cached, key)
             if is_current:
                 return refreshed
-        # Read the whole scope. If the scope changes during the read, the notes are returned but not
-        # cached.
+        # Read the whole scope. If it changes during the read, the notes are not cached.
         with self._mutex:
             self._cached.pop(key, None)
-        empty = CachedNotes(state=NoteState(scope), word_index=WordIndex())
+        empty_notes = CachedNotes(state=NoteState(scope), word_index=WordIndex())
         try:
             info = self._store.info(key)
         except NoSuchSession:
-            return empty
-        start = replace(empty, uid=info.uid, generation=info.generation)
+            return empty_notes
+        unread_notes = replace(empty_notes, uid=info.uid, generation=info.generation)
         if cached is not None and (cached.uid, cached.generation) == (info.uid, info.generation):
             # Without a purge, the stems of the notes are the same.
-            start = replace(start, word_index=cached.word_index)
-        return self._read_after(start, key)[0]
+            unread_notes = replace(unread_notes, word_index=cached.word_index)
+        return self._read_after(unread_notes, key)[0]
 
     def _read_after(self, cached: CachedNotes, key: str) -> tuple[CachedNotes, bool]:
         """Add the messages since `cached`, and return the notes and whether they are current.

@@ -62,7 +62,7 @@ def import_notes(
 def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
     """Return the changes that a user made to a page. `notes`: all notes of the scope. Pure."""
     notes_by_id = {note.id: note for note in notes}
-    in_force = {_content_of(note) for note in notes if note.in_force}
+    contents_in_force = {_content_of(note) for note in notes if note.in_force}
     drafts_by_content: dict[_NoteContent, Draft] = {}
     changed_drafts: list[Draft] = []
     conflicts: list[str] = []
@@ -71,7 +71,7 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
         if _is_imported(page, draft, notes_by_id) or content == _current_content(note, notes_by_id):
             continue
         if not item.id:
-            if content not in in_force:
+            if content not in contents_in_force:
                 drafts_by_content[content] = draft
         elif note is not None and note.in_force:
             changed_drafts.append(draft)

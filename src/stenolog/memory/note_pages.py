@@ -19,7 +19,7 @@ from stenolog.memory.note_records import Kind, Note
 from stenolog.memory.scopes import Scope, scope_from_key
 
 _HEADINGS: Final[dict[Kind, str]] = {"core": "Core facts", "daily": "Daily entries"}
-_KINDS: Final = {heading.casefold(): kind for kind, heading in _HEADINGS.items()}
+_KIND_BY_HEADING: Final = {heading.casefold(): kind for kind, heading in _HEADINGS.items()}
 _HELP: Final = """\
 Change a text, delete an item to forget it, or add one ("- like this"). Lines that go on
 are indented by two spaces. Then: steno memory import FILE
@@ -60,23 +60,23 @@ class Page(Struct, frozen=True, kw_only=True):
 def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
     """Return a page with these notes. `export` is the name of the page, without spaces."""
     all_notes = list(notes)
-    core = [note for note in all_notes if note.kind == "core"]
-    daily = [note for note in all_notes if note.kind == "daily"]
+    core_notes = [note for note in all_notes if note.kind == "core"]
+    daily_notes = [note for note in all_notes if note.kind == "daily"]
     pieces = [
         f"<!-- steno notes of {quote(scope.key, safe=':._@+')}, export {export}\n{_HELP}-->\n",
-        f"# Notes on {_escape_in_line(scope.name)} (agent {_escape_in_line(scope.agent)})\n",
+        f"# Notes on {_escape_inline(scope.name)} (agent {_escape_inline(scope.agent)})\n",
         f"## {_HEADINGS['core']}\n",
-        *(["".join(map(_format_item, core))] if core else []),
+        *(["".join(map(_format_item, core_notes))] if core_notes else []),
         f"## {_HEADINGS['daily']}\n",
     ]
-    for day, entries in groupby(daily, lambda note: note.at.date()):
+    for day, entries in groupby(daily_notes, lambda note: note.at.date()):
         pieces += [f"### {day.isoformat()}\n", "".join(map(_format_item, entries))]
     ids = "".join(f"{note.id}\n" for note in all_notes)
     return "\n".join([*pieces, f"<!-- steno exported ids:\n{ids}-->\n"])
 
 
 def _format_item(note: Note) -> str:
-    about = f"**{_escape_in_line(note.about)}:** " if note.about else ""
+    about = f"**{_escape_inline(note.about)}:** " if note.about else ""
     text = _escape_text(note.text)
     # Without the escape, this text would be parsed as the subject of the note.
     text = f"\\{text}" if text.startswith("**") else text
@@ -86,28 +86,28 @@ def _format_item(note: Note) -> str:
     return "\n".join(lines) + "\n"
 
 
-_TO_ESCAPE: Final = re.compile(r"\\(?![A-Za-z0-9])|<(?=!--)|&(?=#)")
+_TEXT_TO_ESCAPE: Final = re.compile(r"\\(?![A-Za-z0-9])|<(?=!--)|&(?=#)")
 _SPECIAL_IN_LINE: Final = re.compile(r"[\\*<&]")
-_INVISIBLE: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+_INVISIBLE_CHARS: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 _ESCAPE_SEQUENCE: Final = re.compile(r"\\([\\*<&])|&#x([0-9A-Fa-f]{1,6});")
 
 
 def _escape_text(text: str) -> str:
     """Escape a text so that it survives an editor that strips invisible characters."""
-    body = text.strip("\n")
-    before, _, after = text.partition(body)
-    lines = _TO_ESCAPE.sub(r"\\\g<0>", body).split("\n")
+    inner_text = text.strip("\n")
+    before, _, after = text.partition(inner_text)
+    lines = _TEXT_TO_ESCAPE.sub(r"\\\g<0>", inner_text).split("\n")
     return _as_entities(before) + "\n".join(map(_escape_line, lines)) + _as_entities(after)
 
 
 def _escape_line(line: str) -> str:
     text = line.rstrip()
     trailing_spaces = line[len(text) :]
-    escaped = _INVISIBLE.sub(lambda match: _as_entities(match[0]), text)
+    escaped = _INVISIBLE_CHARS.sub(lambda match: _as_entities(match[0]), text)
     return escaped + _as_entities(trailing_spaces)
 
 
-def _escape_in_line(text: str) -> str:
+def _escape_inline(text: str) -> str:
     return _escape_line(_SPECIAL_IN_LINE.sub(r"\\\g<0>", text))
 
 
@@ -132,10 +132,10 @@ def _unescape(text: str) -> str:
 
 def from_markdown(text: str) -> Page:
     """Parse an edited page. Raises UsageError, which names the wrong line."""
-    reader = _PageParser()
+    parser = _PageParser()
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
-        reader.add_line(number, line.rstrip(" \t\r"))
-    return reader.parsed_page()
+        parser.add_line(number, line.rstrip(" \t\r"))
+    return parser.parsed_page()
 
 
 class _PageParser:
@@ -195,7 +195,7 @@ class _PageParser:
     def _add_heading(self, line: str) -> None:
         self._is_item_open = False
         if line.startswith("## "):
-            self._kind = _KINDS.get(line[3:].strip().casefold())
+            self._kind = _KIND_BY_HEADING.get(line[3:].strip().casefold())
 
     def _add_item(self, number: int, item: re.Match[str]) -> None:
         if self._kind is None:
@@ -226,14 +226,14 @@ def _parse_item(kind: Kind, id: str, line: int, lines: Sequence[str]) -> Item:
     about = _SUBJECT.match(text)
     if about is not None:
         text = about["text"] or ""
-    plain = _unescape(text)
-    if not plain.strip():
+    plain_text = _unescape(text)
+    if not plain_text.strip():
         raise UsageError(
             f"line {line}: a note without text; delete the whole item to forget it; "
             "nothing was changed"
         )
     subject = "" if about is None else _unescape(about["about"])
-    return Item(kind=kind, id=id, line=line, text=plain, about=subject)
+    return Item(kind=kind, id=id, line=line, text=plain_text, about=subject)
 
 
 def _parse_scope(name: str) -> Scope:

@@ -20,7 +20,7 @@ Kind = Literal["daily", "core"]
 ROLE: Final = "note"
 PURGED_KIND: Final = "purged"
 """Kind of the record that replaces a purged note."""
-_NAME_BYTES: Final = 7
+_BATCH_NAME_BYTES: Final = 7
 """Length of a batch name in bytes, enough for unique names in a scope."""
 
 
@@ -115,12 +115,12 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
 
 def batch_name(once: str | None) -> str:
     """Return the prefix of the ids of a batch: derived from the idempotency key, or random."""
-    random = os.urandom(_NAME_BYTES)
+    random = os.urandom(_BATCH_NAME_BYTES)
     raw = random if once is None else sha256(once.encode("utf-8", "surrogatepass")).digest()
-    return b32encode(raw[:_NAME_BYTES]).decode().rstrip("=").lower()
+    return b32encode(raw[:_BATCH_NAME_BYTES]).decode().rstrip("=").lower()
 
 
-def ids_in(batch: str, count: int) -> list[str]:
+def ids_in_batch(batch: str, count: int) -> list[str]:
     """Return the ids of the notes of one batch."""
     return [batch] if count == 1 else [f"{batch}-{number}" for number in range(1, count + 1)]
 
@@ -158,10 +158,10 @@ def record_of(scope: Scope, message: Message) -> NoteRecord | None:
     stored = _parse_stored(message)
     if stored is None:
         return None
-    hidden = message.hidden or stored.forgotten
+    is_forgotten = message.hidden or stored.forgotten
     return NoteRecord(
         seq=message.seq,
-        note=_make_note(scope, message, stored, forgotten=hidden),
+        note=_make_note(scope, message, stored, forgotten=is_forgotten),
         purged=stored.kind == PURGED_KIND,
         listed=stored.kind in get_args(Kind),
     )
@@ -236,7 +236,7 @@ def plan_purge(
         return PurgePlan((), (), message.seq + 1, note)
     kept_messages = _messages_to_keep(stored, id, upto=message.seq)
     return PurgePlan(
-        [*map(_copy_of, kept_messages), _purge_record(record)],
+        [*map(_copy_message, kept_messages), _purge_record(record)],
         [*(message.at for message in kept_messages), now],
         message.seq + 1,
         note,
@@ -249,27 +249,27 @@ def _purge_record(purged: _StoredNote) -> dict[str, Any]:
     The record keeps `supersedes`. Otherwise the notes that the purged note replaced would be in
     force again, in addition to the note that replaced the purged note.
     """
-    mark = {"role": ROLE, "kind": PURGED_KIND, "id": purged.id, "was": purged.kind}
-    return {**mark, "supersedes": list(purged.supersedes)} if purged.supersedes else mark
+    record = {"role": ROLE, "kind": PURGED_KIND, "id": purged.id, "was": purged.kind}
+    return {**record, "supersedes": list(purged.supersedes)} if purged.supersedes else record
 
 
 def _messages_to_keep(
     stored: Sequence[tuple[Message, _StoredNote | None]], id: str, *, upto: int
 ) -> list[Message]:
-    """Return the messages up to a seq to keep.
+    """Return the messages up to the seq `upto` that a purge must keep.
 
-    The purged note and notes with a later message are left out.
+    The purged note is left out, and each message whose note has a later message.
     """
-    last = {note.id: message.seq for message, note in stored if note is not None}
+    last_seq_by_id = {note.id: message.seq for message, note in stored if note is not None}
     return [
         message
         for message, note in stored
         if message.seq <= upto
-        and (note is None or (note.id != id and last[note.id] == message.seq))
+        and (note is None or (note.id != id and last_seq_by_id[note.id] == message.seq))
     ]
 
 
-def _copy_of(message: Message) -> dict[str, Any]:
+def _copy_message(message: Message) -> dict[str, Any]:
     """Return a copy of a message. A hidden message becomes a forgotten note."""
     fields = message.to_dict()
     return {**fields, "forgotten": True} if message.hidden else fields

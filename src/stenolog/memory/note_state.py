@@ -1,8 +1,8 @@
 """The state of the notes of a scope: existing notes, and the notes in force. Pure.
 
 A note is superseded by a later note that names its id. The older note is not changed, so it is in
-force again when the later note is hidden. The same applies to two facts with the same subject that
-were learnt in different turns.
+force again when the later note is hidden. A fact is also superseded by a fact with the same subject
+from a later turn.
 """
 
 from bisect import insort
@@ -113,14 +113,14 @@ class NoteState:
     def in_force(self) -> dict[str, Note]:
         """Notes that are not superseded, forgotten or mixed, by id, oldest first."""
         return {
-            # Same as `Note.in_force`, without thousands of calls.
+            # The condition of `Note.in_force`, without a call for each note.
             note.id: note
             for note in self.notes
             if note.superseded is None and not note.forgotten and not note.mixed
         }
 
     def _with_successor(self, note: Note) -> Note:
-        """Return the note with the note that supersedes it, if any."""
+        """Return the note with the id and time of the note that supersedes it, if any."""
         successor = self._successor(note.id)
         if successor is None:
             return note

@@ -33,7 +33,7 @@ from stenolog.memory.note_records import (
     batch_name,
     batch_of,
     check_drafts,
-    ids_in,
+    ids_in_batch,
     message_of,
     plan_purge,
 )
@@ -49,32 +49,31 @@ from stenolog.stores.base import Lease, PurgingStore, Store
 
 def matches_query(query: Query, text: str) -> bool:
     """Whether a text contains all required terms of a query and no excluded term."""
-    lines = tokenizer.index_lines(text)
+    lines = tokenizer.token_lines(text)
     tokens = f" {lines.parts}  {lines.extra} "
     return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
 
 
 def _has_term(term: Term, tokens: str) -> bool:
     """Whether a text contains a term, as spelled or with its words joined."""
-    spelled = [part for word in term.words for part in word.parts]
-    joined = [part for word in term.words for part in word.joined or word.parts]
-    singles = {single for word in term.words for single in word.singles}
+    spelled_tokens = [part for word in term.words for part in word.parts]
+    joined_tokens = [part for word in term.words for part in word.joined or word.parts]
+    chars = {single for word in term.words for single in word.chars}
     return any(
-        all(run in tokens for run in _token_runs(form, singles, by_prefix=term.is_prefix))
-        for form in (spelled, joined)
+        all(run in tokens for run in _token_runs(form, chars, by_prefix=term.is_prefix))
+        for form in (spelled_tokens, joined_tokens)
     )
 
 
-def _token_runs(form: Sequence[str], singles: set[str], *, by_prefix: bool) -> Iterator[str]:
+def _token_runs(form: Sequence[str], chars: set[str], *, by_prefix: bool) -> Iterator[str]:
     """Yield runs of tokens. A single character of a script without spaces is a separate run."""
-    for single, run in groupby(form, singles.__contains__):
+    for single, run in groupby(form, chars.__contains__):
         if single:
             yield from (f" {token} " for token in run)
         else:
             together = list(run)
-            # Tokens of these scripts have at most two characters, so a pair needs no search by
-            # prefix.
-            is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= singles
+            # Pairs are the longest tokens of such scripts, so a pair needs no search by prefix.
+            is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= chars
             yield f" {' '.join(together)}{'' if is_prefix else ' '}"
 
 
@@ -104,7 +103,7 @@ class Notes:
     """
 
     def __init__(self, store: Store) -> None:
-        """Use this store, opened in the namespace `notes`. The caller closes the store."""
+        """Keep notes in this store, opened in the namespace `notes`. The caller closes it."""
         self._store = store
         self._cache = NoteCache(store)
 
@@ -128,12 +127,12 @@ class Notes:
         batch = batch_name(once)
         if once is not None and (known_notes := self._known_batch(scope, batch)) is not None:
             return known_notes
-        ids = ids_in(batch, len(drafts))
+        ids = ids_in_batch(batch, len(drafts))
         messages = [message_of(draft, id) for draft, id in zip(drafts, ids, strict=True)]
         has_times = any(draft.at is not None for draft in drafts)
-        at = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
+        times = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
         try:
-            first_seq = self._store.add_messages(scope.key, messages, once=once, at=at)[0]
+            first_seq = self._store.add_messages(scope.key, messages, once=once, at=times)[0]
         except OnceConflict as conflict:
             first_seq = conflict.seq
         added_messages = self._store.get_history(scope.key, after=first_seq - 1, full=True)
@@ -197,13 +196,13 @@ class Notes:
         The query syntax is the same as in the catalog: `"two words"`, `-word`, `wor*`. Searches the
         text, the subject and the quote.
         """
-        parsed = parse_query(query)
-        if parsed.is_empty:
+        parsed_query = parse_query(query)
+        if parsed_query.is_empty:
             return []
         return [
             note
             for note in reversed(self.list(scope))
-            if matches_query(parsed, f"{note.about}\n{note.text}\n{note.quote}")
+            if matches_query(parsed_query, f"{note.about}\n{note.text}\n{note.quote}")
         ]
 
     def candidates(
@@ -223,13 +222,13 @@ class Notes:
             ids = [id for id in ids if id in weights]
             ids.sort(key=weights.__getitem__, reverse=True)
         if period is not None:
-            inside = [id for id in ids if period.contains(notes_by_id[id].at)]
+            ids_in_period = [id for id in ids if period.contains(notes_by_id[id].at)]
             outside = [id for id in ids if not period.contains(notes_by_id[id].at)] if stems else []
-            ids = inside + outside
+            ids = ids_in_period + outside
         return [notes_by_id[id] for id in ids[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
-        """Return every scope that ever had notes, of one agent or of all."""
+        """Return every scope that ever had notes, of one agent or of all agents."""
         scopes = []
         kinds = get_args(ScopeKind)
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
@@ -268,7 +267,7 @@ class Notes:
     def undo(self, scope: Scope) -> Undone:
         """Undo the last forget; up to eight can be undone. Raises NothingToUndo.
 
-        A purge ends some of these steps; see `purge`.
+        After a purge, some forgotten notes can no longer be restored; see `purge`.
         """
         nothing_error = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
         with self._hold_lease(scope, missing_error=nothing_error) as lease:
@@ -282,8 +281,9 @@ class Notes:
 
         Each note is a message, and `Store.purge` can only delete the first messages of a session.
         So the notes before the purged note are first appended again, with their ids and times.
-        Followers of the store see these notes again. `undo` can no longer restore a forgotten note
-        among them, or a note that was forgotten earlier, but it can restore later ones.
+        Followers of the store see these notes again. Afterwards `undo` can restore neither a
+        forgotten note that was appended again nor a note that was forgotten before it; notes that
+        were forgotten later can be restored.
         """
         with self._hold_lease(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
@@ -339,8 +339,8 @@ def _hide_message(store: Store, scope: Scope, seq: int) -> None:
     except UsageError as error:
         if type(error) is not UsageError:
             raise
-        # The store hides a thousand ranges already. A forgotten copy works, because the last
-        # message of an id counts.
+        # The store hides a thousand ranges already. Append a copy that is marked as forgotten:
+        # only the last message of each id counts.
         [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 
@@ -353,8 +353,8 @@ def _other_places(purged: Note, remaining: Sequence[Note]) -> Iterator[str]:
     """Yield the places that may still contain the text of a purged note, one sentence each."""
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
-        where = f" (seq {seqs})" if seqs else ""
-        yield f"the session {purged.session!r} still contains the original messages{where}"
+        location = f" (seq {seqs})" if seqs else ""
+        yield f"the session {purged.session!r} still contains the original messages{location}"
     for note in remaining:
         if note.session == purged.session and set(note.seqs) & set(purged.seqs):
             yield f"the note {note.id} was made of the same messages"

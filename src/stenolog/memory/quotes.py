@@ -32,8 +32,7 @@ _SENTENCE_END: Final = lazy_pattern(
 )
 _ELLIPSIS: Final = lazy_pattern(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
-# The list has no negations and no tenses of verbs, because "does not eat" and "was" change the
-# meaning.
+# The list has no negations and no past tenses, because "not" and "was" change the meaning.
 _FUNCTION_WORD_LIST: Final = (
     "a about also am an and any are as at be but by for from has have he her hers him his i if im "
     "in into is it its ive just me mine my of on or our ours please really she so some than that "
@@ -42,21 +41,21 @@ _FUNCTION_WORD_LIST: Final = (
 )
 _FUNCTION_WORDS: Final = frozenset(_FUNCTION_WORD_LIST.split())
 
-_COMMON_WORDS: Final = (
+_COMMON_WORD_LIST: Final = (
     "all been being can come comes could did do does get gets give gives go goes going got had how "
     "id ill know knows let lets like likes make makes need needs no not now over put puts say says "
     "see sees should take takes tell tells thing things think thinks today tomorrow try use uses "
     "want wants was were what when will would yes 我 你 他 她 它 们 的 是 了 在 有 不 也 很 都 和 "
     "就 这 那 一 个"
 )
-_STOP_WORDS: Final = _FUNCTION_WORDS | frozenset(_COMMON_WORDS.split())
+_STOP_WORDS: Final = _FUNCTION_WORDS | frozenset(_COMMON_WORD_LIST.split())
 """Words that occur in almost any sentence."""
 
-_INTRODUCING_LIST: Final = (
+_INTRODUCING_WORD_LIST: Final = (
     "am are at be called for from is named pay pays send sends sent through to trust trusted "
     "trusts use used uses via was were with"
 )
-_INTRODUCING_WORDS: Final = frozenset(_INTRODUCING_LIST.split())
+_INTRODUCING_WORDS: Final = frozenset(_INTRODUCING_WORD_LIST.split())
 """Words that introduce a value, as in "the bank is X", "trust X", "send it to X"."""
 _FORMS_OF_BE: Final = frozenset(["are", "is", "was", "were"])
 _PLAIN_WORD_LIST: Final = (
@@ -101,7 +100,7 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
     parts = [terms for part in _ELLIPSIS.split(quote) if (terms := _words_with_ends(part))]
     if not parts or any(len(part) == 1 and len(part[0]) < MIN_WORD_LETTERS for part in parts):
         return False
-    # The user may have written the dots.
+    # The user may have written the dots of the quote.
     said_texts, whole_quote = list(texts), _words_with_ends(quote)
     if any(_contains_in_order(_words_with_ends(text), [whole_quote]) for text in said_texts):
         return True
@@ -119,7 +118,7 @@ def is_related(fact: str, quote: str) -> bool:
     return any(forms.has_form_of(word) for word in _significant_words(fact))
 
 
-def shares_enough(fact: str, texts: Iterable[str]) -> bool:
+def shares_enough_words(fact: str, texts: Iterable[str]) -> bool:
     """Whether the user said a quarter of the significant words of a fact, not only one word.
 
     Without this rule, "my bank" would support any sentence that has the word bank in it.
@@ -130,7 +129,7 @@ def shares_enough(fact: str, texts: Iterable[str]) -> bool:
 
 
 def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
-    """Return the significant words after "is", "called", "to" and the like that were not said.
+    """Return the significant words after "is", "called" or "to" that the user did not say.
 
     "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. The
     function recognizes only English words before a value.
@@ -148,12 +147,12 @@ def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
 def _introduced_values(fact: str) -> list[str]:
     fact_words = words(fact)
     introducing_indexes = (at for at, word in enumerate(fact_words) if word in _INTRODUCING_WORDS)
-    first = next(introducing_indexes, len(fact_words))
+    start = next(introducing_indexes, len(fact_words))
     if fact_words[1:2] and fact_words[1] in _FORMS_OF_BE:
-        first = 0  # "evilbank is the user's bank"
-    significant = _significant_words(fact) - _PLAIN_WORDS - _INTRODUCING_WORDS
+        start = 0  # "evilbank is the user's bank"
+    values = _significant_words(fact) - _PLAIN_WORDS - _INTRODUCING_WORDS
     # `named_details.py` compares numbers: there "two" equals 2.
-    return [word for word in fact_words[first:] if word in significant and not word.isdecimal()]
+    return [word for word in fact_words[start:] if word in values and not word.isdecimal()]
 
 
 def _stem(word: str) -> str:
@@ -179,11 +178,11 @@ def _contains_in_order(text_words: Sequence[str], parts: Sequence[Sequence[str]]
     text = f" {' '.join(text_words)} "
     position = 0
     for part in parts:
-        wanted = f" {' '.join(part)} "
-        start = text.find(wanted, position)
+        part_text = f" {' '.join(part)} "
+        start = text.find(part_text, position)
         if start < 0:
             return False
-        position = start + len(wanted) - 1
+        position = start + len(part_text) - 1
     return True
 
 

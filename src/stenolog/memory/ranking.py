@@ -54,7 +54,7 @@ def parse_question(question: str, *, now: datetime) -> Question:
 Kind = Literal["core", "daily", "message"]
 
 _K1: Final = 1.2
-_B: Final = 0.6
+_BM25_B: Final = 0.6
 """Parameters k1 and b of BM25."""
 _NEIGHBOUR_SHARES: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
 """Share of a neighbour's words that counts for a message, by distance in seqs."""
@@ -122,11 +122,11 @@ def rank(
         _count_words(f"{item.text}\n{item.hints}", question.stems) for item in candidates
     ]
     weights = _stem_weights(question.stems, word_counts, frequencies or WordFrequencies())
-    with_neighbours = _with_neighbours(candidates, word_counts)
-    mean = math.fsum(counts.length for counts in with_neighbours) / max(len(candidates), 1)
+    with_neighbours = _add_neighbour_counts(candidates, word_counts)
+    mean_length = math.fsum(counts.length for counts in with_neighbours) / max(len(candidates), 1)
     results = []
     for item, counts in zip(candidates, with_neighbours, strict=True):
-        score = _bm25(counts, weights, mean) if question.stems else 1.0
+        score = _bm25(counts, weights, mean_length) if question.stems else 1.0
         score *= _factor(item, question, now=now, half_life_days=half_life_days)
         if score > 0:
             results.append(RankedCandidate(candidate=item, score=score))
@@ -144,7 +144,7 @@ def _count_words(text: str, terms: Sequence[str]) -> _WordCounts:
     return _WordCounts({stem: float(counts[stem]) for stem in terms if stem in counts}, len(words))
 
 
-def _with_neighbours(
+def _add_neighbour_counts(
     candidates: Sequence[Candidate], counts: Sequence[_WordCounts]
 ) -> Sequence[_WordCounts]:
     """Add a share of the words of neighbouring messages that are candidates, too."""
@@ -161,12 +161,12 @@ def _with_neighbours(
             if (neighbour := counts_by_place.get((item.session, item.seq + step))) is not None
             and neighbour.words
         ]
-        merged = dict(word_counts.words)
+        merged_counts = dict(word_counts.words)
         for share, neighbour in neighbours:
             for stem, count in neighbour.words.items():
-                merged[stem] = merged.get(stem, 0.0) + share * count
-        extra = sum(share * neighbour.length for share, neighbour in neighbours)
-        results.append(_WordCounts(merged, word_counts.length + extra))
+                merged_counts[stem] = merged_counts.get(stem, 0.0) + share * count
+        extra_length = sum(share * neighbour.length for share, neighbour in neighbours)
+        results.append(_WordCounts(merged_counts, word_counts.length + extra_length))
     return results
 
 
@@ -184,14 +184,14 @@ def _stem_weights(
 
 
 def _bm25(text: _WordCounts, weights: Mapping[str, float], mean_length: float) -> float:
-    damping = _K1 * (1 - _B + _B * text.length / (mean_length or 1.0))
+    damping = _K1 * (1 - _BM25_B + _BM25_B * text.length / (mean_length or 1.0))
     return math.fsum(
         weights[stem] * count * (_K1 + 1) / (count + damping) for stem, count in text.words.items()
     )
 
 
 def _factor(item: Candidate, question: Question, *, now: datetime, half_life_days: float) -> float:
-    """Return the factor for age, role and kind."""
+    """Return the factor of a candidate's score for age, role, kind and period."""
     factor = 1.0
     if item.kind != "core" and half_life_days > 0:
         age = max(0.0, (now - item.at).total_seconds() / _SECONDS_PER_DAY)

@@ -64,20 +64,20 @@ def recall(
     count = (tokens or Tokens()).text
     if moment.tzinfo is None:
         raise UsageError(f"now must have a time zone: {moment.isoformat()}")
-    parsed = parse_question(question, now=moment)
+    query = parse_question(question, now=moment)
     facts = _newest_facts(notes, scope) if include_recent_facts and notes is not None else []
     best: list[RankedCandidate] = []
-    if not parsed.is_empty:
-        candidates, frequencies = _message_candidates(parsed, catalog, scope, exclude_session)
+    if not query.is_empty:
+        candidates, frequencies = _message_candidates(query, catalog, scope, exclude_session)
         ranked = rank(
-            parsed,
-            [*_note_candidates(parsed, notes, scope), *candidates],
+            query,
+            [*_note_candidates(query, notes, scope), *candidates],
             now=moment,
             half_life_days=half_life_days,
             frequencies=frequencies,
         )
-        best = _best_entries(ranked, parsed)
-    return format_recall(best, parsed, extra=facts, budget=budget, count=count, zone=moment.tzinfo)
+        best = _best_entries(ranked, query)
+    return format_recall(best, query, extra=facts, budget=budget, count=count, zone=moment.tzinfo)
 
 
 def _newest_facts(notes: Notes, scope: Scope) -> list[RankedCandidate]:
@@ -140,9 +140,9 @@ def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list
     for entry in ranked:
         if question.stems and entry.score < _MIN_RELATIVE_SCORE * ranked[0].score:
             break
-        normalized = _normalize_text(entry.candidate.text)
-        if normalized not in seen_texts:
-            seen_texts.add(normalized)
+        normalized_text = _normalize_text(entry.candidate.text)
+        if normalized_text not in seen_texts:
+            seen_texts.add(normalized_text)
             entries.append(entry)
         if len(entries) == _MAX_ENTRIES:
             break

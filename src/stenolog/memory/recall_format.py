@@ -60,31 +60,30 @@ def format_recall(
     fit is left out, but a shorter entry that follows soon may still fit. `extra`: additional
     entries, added as soon as the best entries have used half of the budget.
     """
-    chosen: list[RecallHit] = []
-    spent = count(memory_block([""]))
+    chosen_hits: list[RecallHit] = []
+    spent_tokens = count(memory_block([""]))
     # Poor matches must not displace facts about the user.
     for entries, limit in ((ranked, budget // 2), (extra, budget), (ranked, budget)):
         misses = 0
-        chosen_sources = {hit.source for hit in chosen}
+        chosen_sources = {hit.source for hit in chosen_hits}
         for entry in entries:
             if entry.candidate.source in chosen_sources:
                 continue
             hit = _to_hit(entry, question)
             cost = count(f"\n{_format_line(hit, zone)}")
-            if spent + cost <= (limit if chosen else budget):
-                chosen.append(hit)
-                spent += cost
+            if spent_tokens + cost <= (limit if chosen_hits else budget):
+                chosen_hits.append(hit)
+                spent_tokens += cost
             elif (misses := misses + 1) == _MAX_MISSES:
                 break
-    while chosen:
-        ordered = sorted(chosen, key=_sort_key)
-        block = memory_block([_format_line(hit, zone) for hit in ordered])
+    while chosen_hits:
+        ordered_hits = sorted(chosen_hits, key=_sort_key)
+        block = memory_block([_format_line(hit, zone) for hit in ordered_hits])
         tokens = count(block)
         if tokens <= budget:
-            return RecallResult(block=block, found=tuple(ordered), tokens=tokens)
-        # The block has more tokens than the sum of its lines, because token counts are not
-        # additive.
-        chosen.pop()
+            return RecallResult(block=block, found=tuple(ordered_hits), tokens=tokens)
+        # The block may have more tokens than its lines: token counts are not additive.
+        chosen_hits.pop()
     return RecallResult()
 
 
@@ -137,7 +136,7 @@ def _best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
     best, start = 0, 0
     for first, _ in matches:
         in_window = (matched for at, matched in matches if first <= at < first + width)
-        distinct = len(set().union(*in_window))
-        if distinct > best:
-            best, start = distinct, first
+        distinct_count = len(set().union(*in_window))
+        if distinct_count > best:
+            best, start = distinct_count, first
     return start

@@ -45,9 +45,9 @@ _DOTTED_AND_DOTLESS_I: Final = str.maketrans(
 )
 _UNITS: Final = {"day": "day", "tag": "day", "wee": "week", "woc": "week", "mon": "month"}
 
-_MONTH: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
-_WEEKDAY: Final = "(?P<weekday>" + "|".join(_WEEKDAYS) + ")"
-_COUNT: Final = r"(?P<many>\d{1,3}|" + "|".join(_NUMBERS) + ")"
+_MONTH_RE: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
+_WEEKDAY_RE: Final = "(?P<weekday>" + "|".join(_WEEKDAYS) + ")"
+_COUNT_RE: Final = r"(?P<many>\d{1,3}|" + "|".join(_NUMBERS) + ")"
 _UNIT: Final = r"(?P<unit>days?|weeks?|months?|years?|tage?n?|wochen?|monate?n?|jahre?n?)"
 _LAST: Final = r"(?:last|previous|past|letzte[nrsm]?|vorige[nrsm]?)"
 _THIS: Final = r"(?:this|current|diese[nrsm]?)"
@@ -106,11 +106,11 @@ def _year_period(year: int, now: datetime) -> Period:
     return Period(first, first.replace(year=year + 1))
 
 
-def _monday(now: datetime) -> datetime:
+def _monday_before(now: datetime) -> datetime:
     return _midnight(now) - timedelta(days=now.weekday())
 
 
-def _iso_date(match: re.Match[str], now: datetime) -> Period:
+def _iso_date_period(match: re.Match[str], now: datetime) -> Period:
     year, month, day = match["year"], match["month"], match["day"]
     if day is None:
         return _month_period(int(year), _check_month(int(month)), now)
@@ -123,8 +123,8 @@ def _check_month(month: int) -> int:
     return month
 
 
-def _time_ago(match: re.Match[str], now: datetime) -> Period:
-    """Return the exact day, or the week, month or year around the time."""
+def _time_ago_period(match: re.Match[str], now: datetime) -> Period:
+    """Return the exact day, or the week, month or year around the day, of "three weeks ago"."""
     count, unit = _parse_count(match["many"]), _parse_unit(match["unit"])
     if unit == "week":
         return _day_period(now - timedelta(days=7 * count + 3), 7)
@@ -132,12 +132,12 @@ def _time_ago(match: re.Match[str], now: datetime) -> Period:
 
 
 def _unit_period(unit: str, count: int, now: datetime) -> Period:
-    """Return the day, week, month or year this many units before that of `now`."""
+    """Return the day, week, month or year that is `count` units before the current one."""
     match unit:
         case "day":
             return _day_period(now - timedelta(days=count))
         case "week":
-            return _day_period(_monday(now) - timedelta(days=7 * count), 7)
+            return _day_period(_monday_before(now) - timedelta(days=7 * count), 7)
         case "month":
             return _month_period(now.year, now.month - count, now)
     return _year_period(now.year - count, now)
@@ -149,7 +149,7 @@ def _past_period(match: re.Match[str], now: datetime) -> Period:
     return Period(until - timedelta(days=days * _parse_count(match["many"]) + 1), until)
 
 
-def _weekday(match: re.Match[str], now: datetime) -> Period:
+def _on_weekday(match: re.Match[str], now: datetime) -> Period:
     days_back = (now.weekday() - _WEEKDAYS[_normalized_name(match["weekday"])]) % 7
     return _day_period(now - timedelta(days=days_back))
 
@@ -157,22 +157,22 @@ def _weekday(match: re.Match[str], now: datetime) -> Period:
 def _named_date(match: re.Match[str], now: datetime) -> Period:
     """Return a month, or a day of a month, in the given year or the latest that has started."""
     month = _MONTHS[_normalized_name(match["month"])]
-    parts = match.groupdict()
-    year, day = parts.get("year"), parts.get("day")
+    groups = match.groupdict()
+    year, day = groups.get("year"), groups.get("day")
     if day is None:
         return _month_period(int(year) if year else now.year - (month > now.month), month, now)
     if year:
         return _day_period(_midnight(now).replace(year=int(year), month=month, day=int(day)))
-    return _day_period(_last_such_day(month, int(day), now))
+    return _day_period(_latest_day(month, int(day), now))
 
 
-def _last_such_day(month: int, day: int, now: datetime) -> datetime:
+def _latest_day(month: int, day: int, now: datetime) -> datetime:
     # There can be eight years between two leap days.
     for year in range(now.year, now.year - 9, -1):
         with suppress(ValueError):
-            named = _midnight(now).replace(year=year, month=month, day=day)
-            if named <= now:
-                return named
+            date = _midnight(now).replace(year=year, month=month, day=day)
+            if date <= now:
+                return date
     raise ValueError(f"no month {month} has a day {day}")
 
 
@@ -189,7 +189,7 @@ def _parse_unit(text: str) -> str:
     return _UNITS.get(text[:3].lower(), "year")
 
 
-def _units_ago(count: int, unit: str = "") -> Callable[[re.Match[str], datetime], Period]:
+def _rule_units_ago(count: int, unit: str = "") -> Callable[[re.Match[str], datetime], Period]:
     """Return a rule: the period this many units ago. Without `unit`, the text names the unit."""
     return lambda match, now: _unit_period(unit or _parse_unit(match["unit"]), count, now)
 
@@ -200,26 +200,26 @@ _DAY: Final = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th|\.)?"
 _RULES: Final = [
     (lazy_pattern(rf"\b(?:{pattern})(?!\w)", re.IGNORECASE), read_period)
     for pattern, read_period in (
-        (rf"(?:on |am |in |im )?{_YEAR}-(?P<month>\d\d)(?:-(?P<day>\d\d))?", _iso_date),
-        (r"(?:the )?day before yesterday|vorgestern", _units_ago(2, "day")),
-        (r"yesterday|last night|gestern", _units_ago(1, "day")),
-        (r"today|tonight|this (?:morning|afternoon|evening)|heute", _units_ago(0, "day")),
-        (rf"(?:about )?(?:a )?{_COUNT}(?: of)? {_UNIT} (?:ago|before)", _time_ago),
-        (rf"vor {_COUNT} {_UNIT}", _time_ago),
-        (rf"(?:in |over |during )?(?:the |den |die )?{_LAST} {_COUNT} {_UNIT}", _past_period),
+        (rf"(?:on |am |in |im )?{_YEAR}-(?P<month>\d\d)(?:-(?P<day>\d\d))?", _iso_date_period),
+        (r"(?:the )?day before yesterday|vorgestern", _rule_units_ago(2, "day")),
+        (r"yesterday|last night|gestern", _rule_units_ago(1, "day")),
+        (r"today|tonight|this (?:morning|afternoon|evening)|heute", _rule_units_ago(0, "day")),
+        (rf"(?:about )?(?:a )?{_COUNT_RE}(?: of)? {_UNIT} (?:ago|before)", _time_ago_period),
+        (rf"vor {_COUNT_RE} {_UNIT}", _time_ago_period),
+        (rf"(?:in |over |during )?(?:the |den |die )?{_LAST} {_COUNT_RE} {_UNIT}", _past_period),
         (
             rf"{_LAST} (?:weekend|wochenende)|am wochenende",
-            lambda _, now: _day_period(_monday(now) - timedelta(days=2), 2),
+            lambda _, now: _day_period(_monday_before(now) - timedelta(days=2), 2),
         ),
-        (rf"(?:in (?:der |dem )?|im )?{_LAST} {_UNIT}", _units_ago(1)),
-        (rf"(?:in (?:der |dem )?)?{_THIS} {_UNIT}", _units_ago(0)),
+        (rf"(?:in (?:der |dem )?|im )?{_LAST} {_UNIT}", _rule_units_ago(1)),
+        (rf"(?:in (?:der |dem )?)?{_THIS} {_UNIT}", _rule_units_ago(0)),
         # On a Monday, "last Monday" is a week ago.
-        (rf"{_LAST} {_WEEKDAY}", lambda match, now: _weekday(match, now - timedelta(days=1))),
-        (rf"(?:on |am ){_WEEKDAY}", _weekday),
-        (rf"(?:on |am )?(?:the )?{_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?", _named_date),
-        (rf"(?:on )?{_MONTH} {_DAY}(?:,? {_YEAR})?", _named_date),
-        (rf"(?:in |im |since |seit |during |{_LAST} |{_THIS} )?{_MONTH},? {_YEAR}", _named_date),
-        (rf"(?:in|im|since|seit|during|{_LAST}|{_THIS}) {_MONTH}", _named_date),
+        (rf"{_LAST} {_WEEKDAY_RE}", lambda match, now: _on_weekday(match, now - timedelta(days=1))),
+        (rf"(?:on |am ){_WEEKDAY_RE}", _on_weekday),
+        (rf"(?:on |am )?(?:the )?{_DAY} (?:of )?{_MONTH_RE}(?:,? {_YEAR})?", _named_date),
+        (rf"(?:on )?{_MONTH_RE} {_DAY}(?:,? {_YEAR})?", _named_date),
+        (rf"(?:in |im |since |seit |during |{_LAST} |{_THIS} )?{_MONTH_RE},? {_YEAR}", _named_date),
+        (rf"(?:in|im|since|seit|during|{_LAST}|{_THIS}) {_MONTH_RE}", _named_date),
         (
             rf"(?:in|im jahr|since|seit|during) {_YEAR}",
             lambda match, now: _year_period(int(match["year"]), now),

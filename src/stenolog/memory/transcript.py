@@ -39,7 +39,7 @@ from stenolog.tokens import estimate
 _MAX_END_CHARACTERS: Final = 100_000
 """Number of characters used at each end of a long text."""
 
-_MAX_SHOWN: Final = {"user": 4_000, "assistant": 2_000}
+_MAX_CHARS: Final = {"user": 4_000, "assistant": 2_000}
 """Maximum number of characters shown of a message, by role."""
 
 Count = Callable[[str], int]
@@ -83,20 +83,19 @@ def finished_turns(messages: Iterable[Message]) -> list[list[Message]]:
     """Return the messages of each finished turn. `messages` must start at a turn boundary."""
     turns: list[list[Message]] = []
     turn: list[Message] = []
-    open_ids: set[str | None] = set()
+    open_call_ids: set[str | None] = set()
     for message in messages:
         fields = message.to_dict()
-        calls = {call.id for call in calls_of(fields)}
-        if turn and has_text(fields) and not open_ids:
+        call_ids = {call.id for call in calls_of(fields)}
+        if turn and has_text(fields) and not open_call_ids:
             turns.append(turn)
             turn = []
         turn.append(message)
-        open_ids = (open_ids | calls) - {result.id for result in results_of(fields)}
-        if role_of(fields) == "assistant" and not calls:
-            # Stop waiting for unanswered calls here. Otherwise one lost result would block the
-            # consolidation of all later messages.
+        open_call_ids = (open_call_ids | call_ids) - {result.id for result in results_of(fields)}
+        if role_of(fields) == "assistant" and not call_ids:
+            # Ignore unanswered calls: one lost result must not block all later messages.
             turns.append(turn)
-            turn, open_ids = [], set()
+            turn, open_call_ids = [], set()
     return turns
 
 
@@ -113,7 +112,7 @@ def is_withdrawn(message: Message, info: SessionInfo) -> bool:
     return not is_summarized or spans.contains(withdrawn_seqs(info.meta), message.seq)
 
 
-def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
+def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     """Return these messages as a turn, or None if no content is left to note.
 
     Returns None, too, if all user messages of the turn were withdrawn.
@@ -121,26 +120,25 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     lines: list[Line] = []
     seqs: list[int] = []
     redacted = 0
-    questions = remaining_questions = 0
+    user_messages = remaining_user_messages = 0
     for message in messages:
         fields = message.to_dict()
-        questions += has_text(fields)
+        user_messages += has_text(fields)
         if is_withdrawn(message, info):
             continue
-        remaining_questions += has_text(fields)
+        remaining_user_messages += has_text(fields)
         seqs.append(message.seq)
         role = role_of(fields)
         if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
             line = Line(role, "\n".join(_author_texts(fields.get("content"))))
             # Stores reject two lone surrogates that become a pair.
             text = line.text.encode("utf-8", "replace").decode()
-            # Remove blocks and secrets before any cut: half a block or half a secret would not be
-            # recognized.
-            clean = redact_ends(strip_blocks(text), max_end_length=_MAX_END_CHARACTERS)
-            redacted += clean.count
-            if clean.text.strip():
-                lines.append(Line(role, clean.text.strip()))  # guard: notes-redacted
-    if not lines or (questions and not remaining_questions):
+            # Remove blocks and secrets before any cut: a half of one would not be recognized.
+            redacted_text = redact_ends(strip_blocks(text), max_end_length=_MAX_END_CHARACTERS)
+            redacted += redacted_text.count
+            if redacted_text.text.strip():
+                lines.append(Line(role, redacted_text.text.strip()))  # guard: notes-redacted
+    if not lines or (user_messages and not remaining_user_messages):
         return None
     first, last = messages[0], messages[-1]
     return Turn(last=last.seq, seqs=tuple(seqs), at=first.at, lines=tuple(lines), redacted=redacted)
@@ -151,19 +149,19 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
 
 def gist(turn: Turn) -> str:
     """Describe a turn without a model: the first words of the user and of the last answer."""
-    question = next((line.text for line in turn.lines if line.role == "user"), "")
+    user_text = next((line.text for line in turn.lines if line.role == "user"), "")
     answers = [line.text for line in turn.lines if line.role == "assistant"]
-    parts = [f"The user: {_first_words(question)}"] if question else []
-    parts += [f"The assistant: {_first_words(answers[-1])}"] if answers else []
-    return " ".join(parts) or _first_words(turn.lines[0].text)
+    sentences = [f"The user: {_first_words(user_text)}"] if user_text else []
+    sentences += [f"The assistant: {_first_words(answers[-1])}"] if answers else []
+    return " ".join(sentences) or _first_words(turn.lines[0].text)
 
 
-def as_text(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
+def format_turn(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
     """Return the turn as text of at most about `budget` tokens."""
     heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
-    lines = [Line(line.role, _cut_middle(line.text, _MAX_SHOWN[line.role])) for line in turn.lines]
+    lines = [Line(line.role, _cut_middle(line.text, _MAX_CHARS[line.role])) for line in turn.lines]
     text = _format_lines(heading, lines)
-    limit = max(_MAX_SHOWN.values())
+    limit = max(_MAX_CHARS.values())
     while count(text) > budget and limit > 40:
         limit //= 2
         keep = max(budget // 20, 2)
@@ -178,14 +176,14 @@ def batches(
 ) -> Iterator[list[Turn]]:
     """Yield groups of turns that fit the token budget. A turn that is too long is a group alone."""
     batch: list[Turn] = []
-    spent = 0
+    batch_tokens = 0
     for turn in turns:
-        size = count(as_text(turn, number=1, budget=budget, count=count))
-        if batch and (spent + size > budget or len(batch) >= limit):
+        turn_tokens = count(format_turn(turn, number=1, budget=budget, count=count))
+        if batch and (batch_tokens + turn_tokens > budget or len(batch) >= limit):
             yield batch
-            batch, spent = [], 0
+            batch, batch_tokens = [], 0
         batch.append(turn)
-        spent += size
+        batch_tokens += turn_tokens
     if batch:
         yield batch
 
@@ -218,8 +216,8 @@ def _author_texts(content: Any) -> Iterator[str]:
 def _cut_middle(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
-    head = limit * 3 // 4
-    return f"{text[:head]} […] {text[len(text) - (limit - head) :]}"
+    head_length = limit * 3 // 4
+    return f"{text[:head_length]} […] {text[len(text) - (limit - head_length) :]}"
 
 
 def _first_words(text: str) -> str:

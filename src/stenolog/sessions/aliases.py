@@ -1,6 +1,6 @@
 """Aliases: additional names of imported sessions, for example the names that another program used.
 
-Aliases are stored only in the meta of their session, in the field `aliases`. They are therefore
+Aliases are stored only in the meta of their session, in the field `aliases`. Aliases are therefore
 correct after a restart and in other processes, and move with the session. If a session's own key
 equals an alias, the key opens that session. A writer resolves a key unless this process knows a
 session with exactly that key. A reader resolves a key if it finds no session with that key.
@@ -34,7 +34,7 @@ class Aliases:
         self._store = store
         self._mutex = ThreadLock()
         self._non_aliases: set[str] = set()
-        """Keys that resolved to themselves when they were read."""
+        """Keys that were not aliases when they were last resolved."""
         self._known_sessions: set[str] = set()
         """Keys of sessions that this process has read or written."""
         self._scanned_mark: object = None
@@ -113,8 +113,8 @@ class Aliases:
         removed_keys = self._aliases_by_session.keys() - stamps.keys()
         new_aliases = {key: names for key in changed if (names := self._aliases_of(key))}
         if new_aliases or not self._aliases_by_session.keys().isdisjoint((*removed_keys, *changed)):
-            unchanged = self._aliases_by_session.keys() - {*removed_keys, *changed}
-            kept_aliases = {key: self._aliases_by_session[key] for key in unchanged}
+            unchanged_keys = self._aliases_by_session.keys() - {*removed_keys, *changed}
+            kept_aliases = {key: self._aliases_by_session[key] for key in unchanged_keys}
             self._aliases_by_session = kept_aliases | new_aliases
             self._owners = _owner_by_alias(self._aliases_by_session)
             self._all_aliases.update(self._owners)
@@ -124,8 +124,8 @@ class Aliases:
         try:
             info = self._store.info(key)
         except (NoSuchSession, DamagedStore):
-            # A missing or damaged session has no aliases. Transient errors are not caught: a caller
-            # that misses an alias would start a second session.
+            # A missing or damaged session has no aliases. Other errors are not caught:
+            # a caller that misses an alias would start a second session.
             return ()
         # A fork has a copy of the meta, but not the aliases.
         return () if info.forked_from is not None else aliases_in(info.meta)

@@ -1,7 +1,7 @@
 """The layout of a workspace: its sessions, those of each named agent, and other namespaces.
 
-In a workspace of files, these are the folders `sessions`, `agents/NAME/sessions` and any other
-folder that contains logs. In a database, all of them are namespaces.
+A workspace of files has the folders `sessions`, `agents/NAME/sessions` and any other folder that
+contains logs. A database has a namespace for each of these folders.
 """
 
 import os
@@ -83,8 +83,7 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
                 where=workspace,
                 namespace=NAMESPACE,
                 old=folder,
-                # Keep the fallback inside the workspace: only the workspace may outlive a
-                # container.
+                # Keep the fallback in the workspace, because a container may keep nothing else.
                 fallback=workspace / f"{NAMESPACE}{FALLBACK}",
                 json_fallback=folder,
             )
@@ -111,7 +110,7 @@ def _legacy_folder(folder: Path, agent: str | None) -> Path:
 
 
 def check_workspace(place: Path) -> None:
-    """Raise UsageError if this is not a workspace, StoreUnavailable if it cannot be read."""
+    """Raise UsageError if `place` is not a workspace, StoreUnavailable if it cannot be read."""
     try:
         if not place.is_dir():
             check_no_file(place)
@@ -120,9 +119,9 @@ def check_workspace(place: Path) -> None:
             names = [entry.name for entry in entries]
     except OSError as error:
         raise store_error(error, f"looking into {place}") from error
-    logs = [name for name in names if name.endswith(LOG_SUFFIX)]
-    if NAMESPACE not in names and logs:
-        if not any(is_log(str(place / name)) for name in logs):
+    log_names = [name for name in names if name.endswith(LOG_SUFFIX)]
+    if NAMESPACE not in names and log_names:
+        if not any(is_log(str(place / name)) for name in log_names):
             check_stenolog_folder(place)
             return
         name = place.resolve().name
@@ -139,22 +138,22 @@ def check_stenolog_folder(place: Path) -> None:
         is_ours = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
         if is_ours or log_folders(place) or not any(place.iterdir()):
             return
-        nested = [name for name in folders if (place / name / NAMESPACE).is_dir()]
+        workspaces = [name for name in folders if (place / name / NAMESPACE).is_dir()]
     except OSError as error:
         raise store_error(error, f"looking into {place}") from error
-    suggestion = f"; did you mean {os.path.join(place, nested[0])}?" if nested else ""  # noqa: PTH118
+    suggestion = f"; did you mean {os.path.join(place, workspaces[0])}?" if workspaces else ""  # noqa: PTH118
     raise UsageError(f"there is no stenolog data in {place}{suggestion}")
 
 
 def log_folders(workspace: Path) -> list[str]:
     """Return every folder of logs as a path below the workspace. Raises StoreUnavailable."""
     try:
-        folders = list(_namespaces(workspace))
+        folders = list(_log_folder_names(workspace))
         agents = workspace / AGENTS
         # The folder of each agent is a workspace, and a workspace may be a link.
         for agent in _subfolders(agents, follow=True) if agents.is_dir() else ():
             # guard: doctor-reads-agents
-            folders += [f"{AGENTS}/{agent}/{name}" for name in _namespaces(agents / agent)]
+            folders += [f"{AGENTS}/{agent}/{name}" for name in _log_folder_names(agents / agent)]
     except OSError as error:
         raise store_error(error, f"looking into {error.filename or workspace}") from error
     return folders
@@ -165,15 +164,15 @@ def other_namespaces(where: str | os.PathLike[str]) -> OtherNamespaces:
     address = parse_address(where)
     match address.engine:
         case "jsonl":
-            return _other_folders(Path(address.path))
+            return _other_namespaces_in_folders(Path(address.path))
         case "sqlite" | "postgresql":
             with open_store(where, read_only=True) as store:
-                return _other_in_database(store)
+                return _other_namespaces_in_database(store)
         case _:
             return OtherNamespaces()
 
 
-def _other_folders(workspace: Path) -> OtherNamespaces:
+def _other_namespaces_in_folders(workspace: Path) -> OtherNamespaces:
     agents, namespaces = [], []
     for folder in log_folders(workspace):
         *parents, name = folder.split("/")
@@ -187,7 +186,7 @@ def _other_folders(workspace: Path) -> OtherNamespaces:
     return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
 
 
-def _other_in_database(store: Store) -> OtherNamespaces:
+def _other_namespaces_in_database(store: Store) -> OtherNamespaces:
     assert isinstance(store, NamespacedStore), "a database has namespaces"
     agents, namespaces = [], []
     for name in store.namespaces():
@@ -199,8 +198,8 @@ def _other_in_database(store: Store) -> OtherNamespaces:
     return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
 
 
-def _namespaces(place: Path) -> Iterator[str]:
-    """Yield the names of the folders with logs. Their files identify folders with other names."""
+def _log_folder_names(place: Path) -> Iterator[str]:
+    """Yield the names of the folders with logs. Any folder that contains a log counts."""
     if os.path.lexists(place / NAMESPACE):  # even if it is not a folder: its reader reports that
         yield NAMESPACE
     for name in _subfolders(place, follow=False):

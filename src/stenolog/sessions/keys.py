@@ -41,7 +41,7 @@ class KeyParts(Struct, frozen=True):
 
     channel: str
     who: str
-    """The sender, or the chat of a group that shares a session. A key does not show which."""
+    """The sender, or the chat of a group that shares a session. A key does not show which it is."""
     thread: str | None = None
 
 
@@ -73,7 +73,7 @@ def owner_in_key(key: str) -> str:
     """Return the user or chat that a key names: `telegram:1` for `telegram:9:1`.
 
     A client can choose any key, so the result is only a candidate. `steno purge --scope` asks the
-    user to confirm it.
+    user to confirm the result.
     """
     parts = split_key(key)
     return key if parts is None else join_key(KeyParts(parts.channel, parts.who))

@@ -132,7 +132,7 @@ def _read_method(
 
 
 def _first_argument(key: Any, *_: object, **__: object) -> str:
-    """Return the first argument of a call."""
+    """Return the first argument of a call, which is the key of the session."""
     check_key(key)
     return str(key)
 
@@ -228,7 +228,7 @@ class JSONFileStore:
                 self._write_file(folder, session)
 
     def _change_session(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
-        """Run a call on the content of the file, and write the result before it is visible."""
+        """Run a call on the session in memory, and write its file before the change is visible."""
         check_key(key)
         self._check_writable()
         with self._lock_folder() as folder:
@@ -281,10 +281,10 @@ class JSONFileStore:
         name for another session, the renamed file still counts as a session file.
         """
         known_file = self._known_files.get(name)
-        is_same = known_file is None or known_file.key == key
-        is_ours = known_file is not None and known_file.is_ours and is_same
+        is_same_session = known_file is None or known_file.key == key
+        is_ours = known_file is not None and known_file.is_ours and is_same_session
         if not is_ours and _file_version(folder, name) is not None:
-            _keep_copy(folder, name, ".original" if is_same else json_file.SUFFIX)
+            _keep_copy(folder, name, ".original" if is_same_session else json_file.SUFFIX)
 
     # --- unsupported calls -------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class JSONFileStore:
         _raise_unsupported("fork", key)
 
     def delete(self, key: str) -> Trashed:
-        """Delete a session that has only meta; raise UsageError for any other."""
+        """Delete a session that has only meta; raise UsageError for any other session."""
         if not _is_empty(self._session_of(key)):
             _raise_unsupported("delete", key)
         return self._local.delete(key)
@@ -329,17 +329,17 @@ class JSONFileStore:
     def _in_memory(self, key: str, session: JSONSession) -> InMemoryStore:
         """Return a store in memory that has only this session."""
         memory = InMemoryStore()
-        local = find_info(self._local, key)
-        meta = {} if local is None else dict(local.meta)
-        change = self._sessions[key].rewrites if key in self._sessions else 0
-        if local is not None:
-            change += local.change
+        local_info = find_info(self._local, key)
+        meta = {} if local_info is None else dict(local_info.meta)
+        change_number = self._sessions[key].rewrites if key in self._sessions else 0
+        if local_info is not None:
+            change_number += local_info.change
         if _is_empty(session) and not meta:
             return memory
         times = [message.at for message in session.messages if message.at is not None]
         created = session.created or min(times, default=None)
         floor = session.floor()
-        hidden = [seq for seq, message in enumerate(session.messages, 1) if message.hidden]
+        hidden_seqs = [seq for seq, message in enumerate(session.messages, 1) if message.hidden]
         snapshot = Snapshot(
             key=key,
             uid=_make_uid(key),
@@ -347,8 +347,8 @@ class JSONFileStore:
             updated=_stored_time(session.updated or max(times, default=created)),
             last_seq=len(session.messages),
             floor=floor,
-            hidden=spans.union((seq, seq) for seq in hidden if seq > floor),
-            number=change,
+            hidden=spans.union((seq, seq) for seq in hidden_seqs if seq > floor),
+            number=change_number,
             summary=session.summary,
             meta=meta,
         )
@@ -379,7 +379,7 @@ class JSONFileStore:
         return [key for key in keys if after is None or key > after][:limit]
 
     def stamps(self) -> dict[str, str]:
-        """Return for each session a stamp that changes with every change."""
+        """Return a text for each session that differs after every change of the session."""
         self._load_all()
         local = self._local.stamps()
         return {
@@ -413,9 +413,9 @@ class JSONFileStore:
         return ManagerLease(self._local.lease(key, ttl=ttl, wait=wait), self)
 
     def _with_lease(self, lease: InMemoryLease) -> "JSONFileStore":
-        fenced = copy.copy(self)
-        fenced._lease = lease
-        return fenced
+        leased_store = copy.copy(self)
+        leased_store._lease = lease
+        return leased_store
 
     def read_marker(self, name: str) -> str:
         """Return the change marker of this name in this process."""
@@ -442,18 +442,18 @@ class JSONFileStore:
                 f"sessions are kept as JSON files in {self.directory} for this run, and merged "
                 f"when the store can be used again: {self.because}"
             )
-        free: int | None = None
+        free_space: int | None = None
         try:
             filesystem = os.statvfs(self.directory)
-            free = filesystem.f_bavail * filesystem.f_frsize
+            free_space = filesystem.f_bavail * filesystem.f_frsize
         except FileNotFoundError:
-            pass  # created with the first write
+            pass  # the first write creates the folder
         except OSError as error:
             errors.append(f"looking at {self.directory}: {error.strerror}")
-        return Health(ok=not errors, free_bytes=free, problems=(*errors, *problems))
+        return Health(ok=not errors, free_bytes=free_space, problems=(*errors, *problems))
 
     def close(self) -> None:
-        """Release everything; a second call does nothing."""
+        """Release all resources; a second call does nothing."""
         with self._mutex:
             self._closed.set()
             self._local.close()
@@ -506,7 +506,7 @@ class JSONFileStore:
 
     def _remember_session(self, key: str, session: JSONSession) -> None:
         before = self._sessions.get(key) or _KnownSession(JSONSession(key=key))
-        is_rewrite = key in self._sessions and not _only_appends(before.session, session)
+        is_rewrite = key in self._sessions and not _has_only_appended(before.session, session)
         self._sessions[key] = _KnownSession(
             session, before.changes + 1, before.rewrites + is_rewrite
         )
@@ -651,10 +651,10 @@ def _session_from_memory(session: JSONSession, memory: InMemoryStore) -> JSONSes
     return replace(session, messages=messages, summary=memory.get_summary(key))
 
 
-def _only_appends(old_session: JSONSession, new_session: JSONSession) -> bool:
+def _has_only_appended(old_session: JSONSession, new_session: JSONSession) -> bool:
     """Return whether a session has changed only by added messages."""
-    kept = new_session.messages[: len(old_session.messages)]
-    return old_session.summary == new_session.summary and kept == old_session.messages
+    kept_messages = new_session.messages[: len(old_session.messages)]
+    return old_session.summary == new_session.summary and kept_messages == old_session.messages
 
 
 def _stored_time(moment: datetime | None) -> str:
@@ -703,13 +703,13 @@ def _keep_copy(folder: int, name: str, suffix: str) -> None:
     If `suffix` is the ending of session files, the copy counts as a session file, too. Raises
     OSError.
     """
-    text = _read_file(folder, name)
+    content = _read_file(folder, name)
     for copy_name in _copy_names(name, suffix):
         if _file_version(folder, copy_name) is None:
-            disk.replace_file(folder, copy_name, text)
+            disk.replace_file(folder, copy_name, content)
             return
         with suppress(OSError):
-            if _read_file(folder, copy_name) == text:
+            if _read_file(folder, copy_name) == content:
                 return  # copied by a process that was killed before it replaced the file
 
 
@@ -722,7 +722,7 @@ def _copy_names(name: str, suffix: str) -> Iterator[str]:
 
 
 def why_not_writable(directory: Path) -> str | None:
-    """Return why no file can be written to a folder; None if files can. Creates the folder."""
+    """Return why no file can be written to a folder; None if it is writable. Creates the folder."""
     files = f"JSON files in {directory}"
     try:
         disk.create_private_folder(directory)

@@ -270,9 +270,9 @@ class JSONLBackend:
         info = find_info(self._store, key)
         if info is None:
             return
-        below = info.floor - info.archived
-        above = info.last_seq - info.floor
-        if below > above and info.bytes >= MIN_COMPACT_BYTES:
+        messages_below_floor = info.floor - info.archived
+        messages_above_floor = info.last_seq - info.floor
+        if messages_below_floor > messages_above_floor and info.bytes >= MIN_COMPACT_BYTES:
             self._store.compact(key)
 
     def list_sessions(

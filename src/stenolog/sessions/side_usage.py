@@ -48,7 +48,7 @@ def updated_field(meta: Mapping[str, Any], uid: str, added_usage: SideUsage) -> 
 
 
 def read_field(meta: Mapping[str, Any], uid: str) -> SideUsage:
-    """Return the stored counts; none in a fork, whose field belongs to another session."""
+    """Return the stored counts; empty for a fork, whose field belongs to another session."""
     field = meta.get(META)
     if not isinstance(field, Mapping) or field.get("uid") != uid:
         return {}
@@ -57,11 +57,11 @@ def read_field(meta: Mapping[str, Any], uid: str) -> SideUsage:
     if isinstance(models, Mapping):
         for name, counts in models.items():
             if isinstance(name, str) and isinstance(counts, Mapping):
-                add_usage(usage, {name: {count: _number(counts.get(count)) for count in _COUNTS}})
+                add_usage(usage, {name: {count: _count(counts.get(count)) for count in _COUNTS}})
     return usage
 
 
-def _number(value: Any) -> int:
+def _count(value: Any) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
@@ -70,8 +70,8 @@ def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
     counts: dict[str, Counts] = {}
     for name, sums in usage.items():
         calls = max(sums["calls"], 1)
-        average = {count: sums[count] // calls for count in ("prompt", "answer", "cached")}
-        cost = price(name, average) if price is not None else None
+        average_usage = {count: sums[count] // calls for count in ("prompt", "answer", "cached")}
+        cost = price(name, average_usage) if price is not None else None
         counts[name] = Counts(
             answers=calls,
             prompt=sums["prompt"],

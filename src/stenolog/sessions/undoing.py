@@ -1,4 +1,4 @@
-"""Undo as a user expects it: the last change of a session and its consequences."""
+"""Undo of the last change of a session, together with the answer that followed the change."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def undo_last(store: Store, key: str) -> Undone:
     """Undo the newest change, as the store does. Raises NothingToUndo.
 
     If the change replaced messages, the answer to the replacement is hidden too: it would otherwise
-    follow the restored messages without its question.
+    follow the restored messages without the message that it answers.
     """
     last_step = _last_step(store, key)
     if last_step is None or last_step.op != "replace":
@@ -34,12 +34,12 @@ def _last_step(store: Store, key: str) -> Undo | None:
 
 def _answer_seqs(history: Sequence[Message], step: Undo) -> Span | None:
     """Return the seqs of the answer that followed a replacement."""
-    added = [step.added] if step.added is not None else []
-    end = max((last for _, last in (*step.newly, *added)), default=0)
-    answer: list[int] = []
+    added_spans = [step.added] if step.added is not None else []
+    last_seq = max((last for _, last in (*step.newly, *added_spans)), default=0)
+    answer_seqs: list[int] = []
     for message in history:
-        if message.seq > end:
+        if message.seq > last_seq:
             if getattr(message, "role", None) == "user":
                 break
-            answer.append(message.seq)
-    return (answer[0], answer[-1]) if answer else None
+            answer_seqs.append(message.seq)
+    return (answer_seqs[0], answer_seqs[-1]) if answer_seqs else None

@@ -99,10 +99,10 @@ class Totals:
             (self.by_session, info.key),
             (self.projects, project_from(info.meta)),
         )
-        of_session = [self.total, *(group.get(name, Counts()) for group, name in groups)]
+        session_sums = [self.total, *(group.get(name, Counts()) for group, name in groups)]
         messages_before = self.total.messages
         copied_upto = forked_at(info)
-        uncounted: list[_Estimate] = []
+        uncounted_estimates: list[_Estimate] = []
         pieces: list[tuple[str, _Estimate]] = []
         covered_responses: set[str] = set()
         for message in messages:
@@ -113,13 +113,13 @@ class Totals:
             usage = usage_of(body) if is_answer else None
             response = response_of(body) if is_answer else ""
             if usage is not None:
-                uncounted.clear()  # the provider's prompt tokens include these messages
+                uncounted_estimates.clear()  # the provider's prompt tokens include these messages
                 covered_responses.add(response)
             elif is_answer and not response:
-                _count_estimates(uncounted)
+                _count_estimates(uncounted_estimates)
             if (since and message.at < since) or (until and message.at >= until):
                 continue
-            sums = [*of_session, self.days.setdefault(message.at.date(), Counts())]
+            sums = [*session_sums, self.days.setdefault(message.at.date(), Counts())]
             if is_answer:  # other messages have no model
                 model = model_of(body) or ""
                 sums.append(self.models.setdefault(model, Counts()))
@@ -135,12 +135,12 @@ class Totals:
             elif is_answer:
                 _count_estimates([(sums, _estimated_tokens(body))])
             else:
-                uncounted.append((sums, _estimated_tokens(body)))
+                uncounted_estimates.append((sums, _estimated_tokens(body)))
         rest = (estimate for response, estimate in pieces if response not in covered_responses)
-        _count_estimates([*uncounted, *rest])
+        _count_estimates([*uncounted_estimates, *rest])
         if self.total.messages > messages_before:
             self.sessions += 1
-            for (group, name), counts in zip(groups, of_session[1:], strict=True):
+            for (group, name), counts in zip(groups, session_sums[1:], strict=True):
                 group[name] = counts
 
     def add_side_calls(self, key: str, models: Mapping[str, Counts]) -> None:
@@ -182,10 +182,10 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 def cost_of(models: Mapping[str, Counts]) -> Cost:
     """Return the costs of counts by model."""
-    answered = {name: counts for name, counts in models.items() if counts.answers}
-    costs = {name: counts.dollars for name, counts in answered.items() if counts.priced}
+    answered_models = {name: counts for name, counts in models.items() if counts.answers}
+    costs = {name: counts.dollars for name, counts in answered_models.items() if counts.priced}
     return Cost(
         total=sum(costs.values()),
         models=costs,
-        unknown=tuple(name for name in answered if name not in costs),
+        unknown=tuple(name for name in answered_models if name not in costs),
     )

@@ -325,7 +325,7 @@ def test_concurrent_refreshes_of_a_session_do_not_duplicate_messages(
 def _slow(catalog: Catalog) -> Indexer:
     """A refresher that has looked at the rows, and takes its time."""
     current = catalog._active
-    known = current._read_known()
+    known = current._read_known_stamps()
     return Indexer(
         catalog._store,
         current.database,
@@ -359,7 +359,7 @@ def test_slow_refresh_does_not_remove_a_restored_session(tmp_path: Path) -> None
         store.restore("telegram:1")
         catalog.refresh()
         slow.remove_sessions(gone)
-        assert "telegram:1" in catalog._active._read_known().stamps
+        assert "telegram:1" in catalog._active._read_known_stamps().stamps
 
 
 def test_slow_refresh_does_not_replace_newer_rows(
@@ -372,10 +372,10 @@ def test_slow_refresh_does_not_replace_newer_rows(
         slow, stamp = _slow(catalog), store.stamps()["cli:default"]
         store.add_message("cli:default", "user", "fourth")
         catalog.refresh()
-        before = catalog._active._read_known()
+        before = catalog._active._read_known_stamps()
         slow.index({"cli:default": stamp}, lambda _done, _total: None)
         assert slow.missed_keys
-        assert catalog._active._read_known() == before
+        assert catalog._active._read_known_stamps() == before
 
 
 def test_steps_for_a_discarded_catalog_are_not_applied_to_the_next(

@@ -56,12 +56,12 @@ def test_names_numbers_and_other_scripts_are_not_stemmed() -> None:
 
 @given(st.text())
 def test_text_and_its_tokens_have_the_same_stems(text: str) -> None:
-    assert stems(text) == stem_tokens(tokenizer.index_lines(text).parts.split())
+    assert stems(text) == stem_tokens(tokenizer.token_lines(text).parts.split())
 
 
 @given(st.text(st.characters(categories=["Ll"]), min_size=1))
 def test_stem_is_one_token_and_not_longer_than_its_word(word: str) -> None:
-    for token in tokenizer.index_lines(word).parts.split():
+    for token in tokenizer.token_lines(word).parts.split():
         found = stem(token)
         assert len(found) <= len(token) + 1
         assert found.split() in ([found], [])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
 from stenolog.catalog.query import match_expression, parse_query
-from stenolog.catalog.tokenizer import MAX_TOKEN_LENGTH, index_lines
+from stenolog.catalog.tokenizer import MAX_TOKEN_LENGTH, token_lines
 from stenolog.testing.strategies import texts
 
 NAMES = st.from_regex(r"[A-Za-z0-9_./-]{1,30}", fullmatch=True)
@@ -46,14 +46,14 @@ SOME = st.one_of(texts(), NAMES, UNSPACED, st.text(max_size=40))
     ],
 )
 def test_text_is_split_into_tokens(text: str, parts: str, more: str) -> None:
-    found = index_lines(text)
+    found = token_lines(text)
     assert (found.parts, found.extra) == (parts, more)
 
 
 @given(SOME)
 @example("a:_:bB")
 def test_fts5_leaves_tokens_unchanged(text: str) -> None:
-    found = index_lines(text)
+    found = token_lines(text)
     index = sqlite3.connect(":memory:")
     try:
         index.execute(
@@ -71,7 +71,7 @@ def test_fts5_leaves_tokens_unchanged(text: str) -> None:
 
 @given(SOME)
 def test_tokens_are_short_and_lower_case_without_index_marks(text: str) -> None:
-    for token in f"{index_lines(text).parts} {index_lines(text).extra}".split():
+    for token in f"{token_lines(text).parts} {token_lines(text).extra}".split():
         assert len(token) <= MAX_TOKEN_LENGTH
         assert not set(token) & set(string.ascii_uppercase + string.punctuation)
 
@@ -81,7 +81,7 @@ def _finds(query: str, text: str) -> bool:
     parsed = parse_query(query)
     if parsed.is_empty:
         return False
-    found = index_lines(text)
+    found = token_lines(text)
     index = sqlite3.connect(":memory:")
     try:
         index.execute(
@@ -120,7 +120,7 @@ def test_every_part_of_a_text_without_spaces_is_found(text: str, data: st.DataOb
 
 @given(SOME, SOME)
 def test_text_as_query_finds_itself(text: str, other: str) -> None:
-    word = " ".join(w for w in text.replace('"', " ").split() if index_lines(w).parts)
+    word = " ".join(w for w in text.replace('"', " ").split() if token_lines(w).parts)
     assert _finds(f'"{word}"', f"{other} {word} {other}") == bool(word)
 
 

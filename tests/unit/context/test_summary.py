@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from stenolog.context.summary import (
     QUOTE_PREFIX,
     Summary,
-    bound_summary,
     parse_summary,
     render_summary,
+    shorten_summary,
     update_summary,
 )
 from stenolog.testing.strategies import texts, values
@@ -113,7 +113,7 @@ def test_empty_answer_gives_none() -> None:
 def test_bounded_summary_is_within_the_limit(lines: list[str], last: str, limit: int) -> None:
     given = {"facts": lines, "tool_outcomes": lines[:5], "last_state": last}
     made = update_summary(Summary(), given) or Summary()
-    short = bound_summary(made, limit, CHEAP)
+    short = shorten_summary(made, limit, CHEAP)
     assert CHEAP.text(render_summary(short)) <= limit or render_summary(short) == ""
     if CHEAP.text(render_summary(made)) <= limit:
         assert short == made
@@ -123,6 +123,6 @@ def test_quotes_and_tool_outcomes_are_dropped_before_facts() -> None:
     quoted = tuple(f"{QUOTE_PREFIX}{number} " + "x" * 50 for number in range(9))
     outcomes = tuple(f"tool {number} " + "y" * 50 for number in range(9))
     full = Summary(facts=("The cat is called Ivo", *quoted), tool_outcomes=outcomes)
-    short = bound_summary(full, 60, CHEAP)
+    short = shorten_summary(full, 60, CHEAP)
     assert short.facts == ("The cat is called Ivo",)
     assert short.tool_outcomes == outcomes[-len(short.tool_outcomes) :]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stenolog.context.summary import (
-    MAX_QUESTIONS,
+    MAX_MODEL_CALLS,
     SummaryResult,
     message_texts,
     parse_summary,
@@ -126,9 +126,9 @@ def test_summary_without_a_model_is_deterministic_and_bounded() -> None:
 def test_number_of_questions_is_limited_and_newest_messages_are_read() -> None:
     history = talk(1_500, size=300)
     done, model = made(history, *[NEW] * 1_500)
-    assert len(model.calls) <= 2 * MAX_QUESTIONS
+    assert len(model.calls) <= 2 * MAX_MODEL_CALLS
     assert "answer 1499 " in model.calls[-1][-1]["content"]
-    assert "did not fit into the questions to the model" in done.fallback
+    assert "did not fit into the prompts for the model" in done.fallback
     assert "The cat is called Ivo" in done.text
 
 

@@ -21,7 +21,7 @@ from stenolog.memory.consolidation import Consolidation, ConsolidationReport
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.scopes import Scope
-from stenolog.memory.transcript import Turn, as_turn
+from stenolog.memory.transcript import Turn, make_turn
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
@@ -477,9 +477,9 @@ def test_only_turns_of_the_next_requests_are_prepared(
 
     def counted(turn: Sequence[Message], info: SessionInfo) -> Turn | None:
         made.append(turn)
-        return as_turn(turn, info)
+        return make_turn(turn, info)
 
-    monkeypatch.setattr(module, "as_turn", counted)
+    monkeypatch.setattr(module, "make_turn", counted)
     done = quick.consolidation(ScriptedCompletion([answer([], [])] * 3), max_turns=2).run(
         KEY, most_calls=3
     )

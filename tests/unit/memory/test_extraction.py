@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from stenolog.memory.extraction import (
     MAX_FACTS,
     ExtractedFacts,
+    answer_schema,
     answer_tokens,
     build_prompt,
     parse_answer,
-    schema,
 )
 from stenolog.memory.transcript import Line, Turn
 
@@ -56,7 +56,7 @@ def test_only_the_newest_subjects_are_in_the_prompt() -> None:
 
 
 def test_schema_requires_as_many_turns_as_are_shown() -> None:
-    wanted = schema(3)["properties"]["turns"]
+    wanted = answer_schema(3)["properties"]["turns"]
 
     assert (wanted["minItems"], wanted["maxItems"]) == (3, 3)
     assert set(wanted["items"]["required"]) == {"turn", "daily", "facts"}

@@ -9,7 +9,7 @@ from talk import Fact, facts, turns
 
 from stenolog.catalog.stemming import stems
 from stenolog.context.summary import SCHEMA
-from stenolog.memory.extraction import schema
+from stenolog.memory.extraction import answer_schema
 from support.copying_model import copying
 
 RARE = 10
@@ -42,7 +42,7 @@ def test_scripted_model_only_copies() -> None:
         "[1] user: I live in Lisbon. Is it far?\n[2] assistant: It is not far."
     )
     turn = "## Turn 1, 2026-05-01 10:00 UTC\nuser:\n    I live in Lisbon. Is it far?"
-    for asked, wanted in ((shown, dict(SCHEMA)), (turn, schema(1))):
+    for asked, wanted in ((shown, dict(SCHEMA)), (turn, answer_schema(1))):
         answer = copying([{"role": "user", "content": asked}], schema=wanted)
         assert "I live in Lisbon." in answer
         for text in _texts(json.loads(answer)):

@@ -10,7 +10,7 @@ from stenolog.memory.quotes import (
     content_words,
     is_quoted,
     is_related,
-    shares_enough,
+    shares_enough_words,
     unsupported_values,
     words,
 )
@@ -166,7 +166,7 @@ def test_form_of_a_content_word_makes_a_fact_related(fact: list[str], quote: lis
     told, heard = ([word for word in words if word not in {"a", "as"}] for words in (fact, quote))
     matched = [word for word in set(told) if any(is_form(word, other) for other in heard)]
     assert is_related(" ".join(fact), " ".join(quote)) == bool(matched)
-    assert shares_enough(" ".join(fact), quote) == (len(matched) * 4 >= len(set(told)))
+    assert shares_enough_words(" ".join(fact), quote) == (len(matched) * 4 >= len(set(told)))
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def _memory(body: dict[str, Any]) -> Any:
     message = _stored(body)
     with InMemoryStore() as store:
         store.add_full_message("k", body)
-        turn = transcript.as_turn([message], store.info("k"))
+        turn = transcript.make_turn([message], store.info("k"))
     return None if turn is None else [[line.role, line.text] for line in turn.lines]
 
 

@@ -1,4 +1,4 @@
-"""The catalog inside a PostgreSQL store. Imported only if such a store is used."""
+"""The catalog inside a PostgreSQL store. Imported only for a PostgreSQL store."""
 
 from stenolog.catalog.postgres.catalog_tables import SchemaDatabase
 

@@ -61,7 +61,7 @@ def load_triggers(schema: str, namespace: str) -> Mapping[str, str]:
 
 @cache
 def load_schema(schema: str, prefix: str) -> tuple[str, ...]:
-    """Return the statements that create the tables. The last statement has the version as value."""
+    """Return the statements that create the tables; the last one needs the version as value."""
     return split_statements(_read_sql("schema.sql", schema, prefix))
 
 
@@ -99,7 +99,7 @@ class SchemaDatabase:
         with self._convert_errors(), self._database.read_transaction() as inner:
             transaction = _BytesTransaction(inner)
             transaction.execute(self.sql["hold"])
-            self._check(transaction.execute(self.sql["look"]))
+            self._check_version(transaction.execute(self.sql["look"]))
             yield transaction
 
     @contextmanager
@@ -108,18 +108,18 @@ class SchemaDatabase:
         self._check_writable()
         with self._convert_errors(), self._database.write_transaction() as inner:
             transaction = _BytesTransaction(inner)
-            self._check(transaction.execute(self.sql["turn"]))
+            self._check_version(transaction.execute(self.sql["turn"]))
             yield transaction
 
     def rebuild(self) -> None:
         """Create the tables again, unless another process has just done so."""
         self._check_writable()
-        damaged, self._damaged = self._damaged, False
+        was_damaged, self._damaged = self._damaged, False
         # Lock one table at a time: appends and purges lock both tables in another order.
         for table in ("message", "session"):
             self._create_trigger(table)
-        with self._locked() as transaction:
-            if damaged or not self._is_current(transaction):
+        with self._locked_transaction() as transaction:
+            if was_damaged or not self._has_current_tables(transaction):
                 self._recreate_tables(transaction)
 
     def close(self) -> None:
@@ -130,20 +130,20 @@ class SchemaDatabase:
             raise CatalogUnusable("the catalog in this database was opened read-only")
 
     @contextmanager
-    def _locked(self) -> Iterator[Transaction]:
+    def _locked_transaction(self) -> Iterator[Transaction]:
         with self._convert_errors(), self._database.write_transaction() as inner:
             transaction = _BytesTransaction(inner)
             transaction.execute(self.sql["serialize"], (self._about,))
             yield transaction
 
     def _create_trigger(self, table: str) -> None:
-        with self._locked() as transaction:
-            watched = f"{quote_name(self.schema)}.{table}"
-            if list(transaction.execute(self.sql["has_trigger"], (watched,))) != [(1,)]:
-                self._create_function(transaction)
+        with self._locked_transaction() as transaction:
+            watched_table = f"{quote_name(self.schema)}.{table}"
+            if list(transaction.execute(self.sql["has_trigger"], (watched_table,))) != [(1,)]:
+                self._create_trigger_functions(transaction)
                 transaction.execute(load_triggers(self.schema, self._namespace)[f"on_{table}"])
 
-    def _create_function(self, transaction: Transaction) -> None:
+    def _create_trigger_functions(self, transaction: Transaction) -> None:
         for name in ("purged", "not_for_others"):
             transaction.execute(load_triggers(self.schema, self._namespace)[name])
 
@@ -153,10 +153,10 @@ class SchemaDatabase:
         *creation, about = load_schema(self.schema, self.prefix)
         for statement in (self.sql["drop_tables"], *creation):
             transaction.execute(statement)
-        self._create_function(transaction)
+        self._create_trigger_functions(transaction)
         transaction.execute(about, (self._version,))
 
-    def _is_current(self, transaction: Transaction) -> bool:
+    def _has_current_tables(self, transaction: Transaction) -> bool:
         return self._has_tables(transaction) and list(transaction.execute(self.sql["version"])) == [
             (self._version,)
         ]
@@ -165,7 +165,7 @@ class SchemaDatabase:
         [(exists,)] = transaction.execute(self.sql["has_tables"], (self._about,))
         return bool(exists)
 
-    def _check(self, rows: Iterable[Row]) -> None:
+    def _check_version(self, rows: Iterable[Row]) -> None:
         if [row[0] for row in rows] != [self._version]:
             raise CatalogDamaged("the catalog is missing or has another version")
 
@@ -177,7 +177,7 @@ class SchemaDatabase:
             self._damaged = True
             raise CatalogDamaged(str(error)) from error
         except (ValueError, msgspec.MsgspecError) as error:
-            # All data here was written by this class: unreadable data is damaged.
+            # Only this class writes to the catalog, so unreadable data is damaged data.
             self._damaged = True
             raise CatalogDamaged(f"the catalog contains invalid data: {error}") from error
         except StoreBusy as error:
@@ -190,7 +190,7 @@ class SchemaDatabase:
         if is_connection_lost(cause):
             return DatabaseUnreachable(str(error))
         if isinstance(cause, psycopg.IntegrityError):
-            # Rows refer to missing rows.
+            # A row refers to a row that is missing.
             self._damaged = True
             return CatalogDamaged(str(error))
         return CatalogBusy(str(error)) if is_conflict(cause) else CatalogUnusable(str(error))
@@ -209,9 +209,9 @@ class _BytesTransaction:
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> None:
         """Execute a statement once per row of values."""
-        encoded = [[_encode_value(value) for value in row] for row in rows]
-        if encoded:
-            self._transaction.executemany(sql, encoded)
+        encoded_rows = [[_encode_value(value) for value in row] for row in rows]
+        if encoded_rows:
+            self._transaction.executemany(sql, encoded_rows)
 
 
 def _encode_value(value: Any) -> Any:
@@ -221,5 +221,5 @@ def _encode_value(value: Any) -> Any:
 
 
 def _decode_value(value: Any) -> Any:
-    """Decode text without a truncated last character. Raises UnicodeDecodeError."""
+    """Decode a text, and drop a truncated last character. Raises UnicodeDecodeError."""
     return codecs.utf_8_decode(value)[0] if isinstance(value, bytes) else value

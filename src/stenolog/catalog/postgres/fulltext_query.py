@@ -1,4 +1,4 @@
-"""Full-text search of PostgreSQL. Typed text is always quoted and never an operator. Pure.
+"""Full-text search of PostgreSQL. Words of a query are always quoted, never operators. Pure.
 
 A tsquery finds the messages that have the words, but not their order. Consecutive words are checked
 among these messages in the stored tokens, because positions in a tsvector end at 16,383, and at 255
@@ -24,12 +24,12 @@ from stenolog.catalog.query import (
 _MAX_TSVECTOR_BYTES: Final = 1_000_000
 """Maximum number of bytes of the tokens of a message; PostgreSQL's limit is a little higher."""
 
-_MAX_COUNT: Final = 16
+_MAX_OCCURRENCES: Final = 16
 """Maximum number of occurrences of a word that count for ranking."""
-_POSITIONS: Final = [
-    ":" + ",".join(map(str, range(1, count + 1))) for count in range(1, _MAX_COUNT + 1)
+_POSITION_LISTS: Final = [
+    ":" + ",".join(map(str, range(1, count + 1))) for count in range(1, _MAX_OCCURRENCES + 1)
 ]
-_MAX_POSITION_BYTES: Final = 2 * _MAX_COUNT + 4
+_MAX_POSITION_BYTES: Final = 2 * _MAX_OCCURRENCES + 4
 
 _LEADING_MARKS: Final = 4
 """Number of marks before the stems: block, session, owner and role."""
@@ -55,12 +55,12 @@ class TSQuery:
         return [(id_,) for id_ in ids]
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """Return the values of a search for a query, optionally in a role and in sessions."""
+        """Return the values of a search for a query, optionally limited to a role and sessions."""
         conditions: list[str] = []
         phrase_checks: list[tuple[bool, list[list[str]]]] = []
         for term in query.terms:
             forms = term_forms(term)
-            is_exact = all(map(_is_certain, forms))
+            is_exact = all(map(_tsquery_is_sufficient, forms))
             if not is_exact:
                 phrase_checks.append(
                     (term.is_excluded, [[_line_pattern(run) for run in form] for form in forms])
@@ -70,9 +70,9 @@ class TSQuery:
             elif is_exact:
                 conditions.append(f"!{_join_conditions(' | ', map(_unordered_query, forms))}")
         if role is not None:
-            conditions.append(_lexeme(role_mark(role)))
+            conditions.append(_quote_token(role_mark(role)))
         if sessions:
-            conditions.append(_any_of(map(session_mark, sessions)))
+            conditions.append(_any_token_query(map(session_mark, sessions)))
         checks_json = json.dumps(phrase_checks, ensure_ascii=False) if phrase_checks else None
         return _join_conditions(" & ", conditions), checks_json
 
@@ -80,20 +80,20 @@ class TSQuery:
         """Return the part of a query that is used for ranking; None without such a part."""
         runs = (run for term in query.ranked_terms for form in term_forms(term) for run in form)
         tokens = dict.fromkeys(token for run in runs for token in run.tokens)
-        return (_any_of(tokens),) if tokens else None
+        return (_any_token_query(tokens),) if tokens else None
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search for a mark of each required group and no excluded mark."""
-        conditions = [_any_of(group) for group in required]
+        """Return the values of a search: a mark of each required group, and no excluded mark."""
+        conditions = [_any_token_query(group) for group in required]
         if excluded:
-            conditions.append(f"!{_any_of(excluded)}")
+            conditions.append(f"!{_any_token_query(excluded)}")
         return (_join_conditions(" & ", conditions),)
 
 
 def _make_vector(message: MessageTokens) -> str:
     """Return all tokens of a message as a tsvector. Tokens beyond the limit are left out.
 
-    The mark `=b` of its block limits a search to the newest blocks.
+    The mark `=b` has the block of the message, so that a search can be limited to some blocks.
     Tokens have no quotes or backslashes (tokenizer.py), so they need no escapes.
     """
     words = Counter(message.parts.split())
@@ -102,11 +102,12 @@ def _make_vector(message: MessageTokens) -> str:
     size = len(message.parts.encode()) + len(message.extra.encode()) + len(message.marks.encode())
     if size + _MAX_POSITION_BYTES * len(words) <= _MAX_TSVECTOR_BYTES:
         tokens = [
-            f"'{word}'{_POSITIONS[min(count, _MAX_COUNT) - 1]}" for word, count in words.items()
+            f"'{word}'{_POSITION_LISTS[min(count, _MAX_OCCURRENCES) - 1]}"
+            for word, count in words.items()
         ]
         return " ".join([*tokens, *(f"'{mark}'" for mark in marks)])
-    # Omit the numbers of occurrences first, then the last stems. Hardly any text of 64 K characters
-    # exceeds the limit.
+    # Omit the numbers of occurrences first, then the last stems.
+    # Hardly any text of 64 K characters exceeds the limit.
     bytes_left, tokens = _MAX_TSVECTOR_BYTES, []
     for token in dict.fromkeys([*marks[:_LEADING_MARKS], *words, *marks[_LEADING_MARKS:]]):
         bytes_left -= len(token.encode())
@@ -116,7 +117,7 @@ def _make_vector(message: MessageTokens) -> str:
     return " ".join(tokens)
 
 
-def _is_certain(form: Sequence[TokenRun]) -> bool:
+def _tsquery_is_sufficient(form: Sequence[TokenRun]) -> bool:
     """Return whether the tsquery alone decides if a message has this form."""
     return len(form) <= _MAX_QUERY_TOKENS and all(len(run.tokens) == 1 for run in form)
 
@@ -127,7 +128,7 @@ def _unordered_query(form: Sequence[TokenRun]) -> str:
     for run in form:
         last = len(run.tokens) - 1
         for number, token in enumerate(run.tokens):
-            conditions[_lexeme(token, is_prefix=run.is_prefix and number == last)] = None
+            conditions[_quote_token(token, is_prefix=run.is_prefix and number == last)] = None
             if len(conditions) == _MAX_QUERY_TOKENS:
                 return _join_conditions(" & ", conditions)
     return _join_conditions(" & ", conditions)
@@ -138,12 +139,12 @@ def _line_pattern(run: TokenRun) -> str:
     return f" {' '.join(run.tokens)}{'' if run.is_prefix else ' '}"
 
 
-def _any_of(tokens: Iterable[str]) -> str:
-    return _join_conditions(" | ", map(_lexeme, tokens))
+def _any_token_query(tokens: Iterable[str]) -> str:
+    return _join_conditions(" | ", map(_quote_token, tokens))
 
 
 def _join_conditions(operator: str, conditions: Iterable[str]) -> str:
-    """Join in brackets as a balanced tree: PostgreSQL recurses as deep as the nesting."""
+    """Join conditions as a balanced tree, because PostgreSQL recurses for each bracket."""
     parts = list(conditions)
     while len(parts) > 1:
         pairs = [operator.join(parts[at : at + 2]) for at in range(0, len(parts), 2)]
@@ -151,7 +152,7 @@ def _join_conditions(operator: str, conditions: Iterable[str]) -> str:
     return parts[0]
 
 
-def _lexeme(token: str, *, is_prefix: bool = False) -> str:
+def _quote_token(token: str, *, is_prefix: bool = False) -> str:
     """Quote a token."""
     # guard: query-quoted
     plain = token[:_MAX_LEXEME].replace("\\", "\\\\").replace("'", "''").replace("\0", "\x1a")

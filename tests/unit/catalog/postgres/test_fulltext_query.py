@@ -70,7 +70,7 @@ def test_p10_no_text_breaks_a_query(
 
 
 def _of(text: str) -> MessageTokens:
-    lines = tokenizer.index_lines(text)
+    lines = tokenizer.token_lines(text)
     stems = " ".join(f"=w{token}" for token in dict.fromkeys(lines.parts.split()))
     return MessageTokens(3 * BLOCK_SIZE, lines.parts, lines.extra, f"=s1 =o2 =r3 {stems}")
 
