@@ -88,6 +88,18 @@ def test_checking_a_note_takes_linear_time(unit: str) -> None:
     run_limited(check, cpu=20)
 
 
+@pytest.mark.parametrize("unit", ["\u0301\u0327", "\uff9e\u0301", "\u0344\u0327"], ids=ascii)
+def test_normalizing_a_text_of_marks_takes_linear_time(unit: str) -> None:
+    text = unit * 150_000
+
+    def normalize() -> None:
+        tokenizer.token_lines(text)
+        tokenizer.split_words(text)
+        is_supported(Fact(text=f"my bank {text}", quote="my bank"), [f"my bank {text}"])
+
+    run_limited(normalize, cpu=20)
+
+
 def test_comparing_many_words_of_a_note_takes_linear_time() -> None:
     heard = " ".join(f"{number:x}" for number in range(40_000))
     fact = " ".join(f"g{number:x}" for number in range(40_000))

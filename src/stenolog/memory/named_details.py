@@ -9,10 +9,10 @@ lower case, this module finds nothing. `quotes.unsupported_values` finds some of
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from stenolog.catalog.tokenizer import normalize
 from stenolog.lazy_loading import lazy_pattern
 
 # Each pattern is tried only at the start of a run of its characters.
@@ -57,7 +57,7 @@ _VERBS: Final = frozenset(_VERB_LIST.split())
 
 def unsupported_details(text: str, user_texts: Iterable[str]) -> list[str]:
     """Return the names, numbers and addresses of a text that no text in `user_texts` contains."""
-    rest, *said_texts = (unicodedata.normalize("NFKC", part) for part in (text, *user_texts))
+    rest, *said_texts = (normalize("NFKC", part) for part in (text, *user_texts))
     missing_details = []
     for match in _ADDRESS_PATTERN.finditer(rest):
         address = match[0].lstrip(_LEADING_PUNCTUATION).rstrip(_TRAILING_PUNCTUATION)

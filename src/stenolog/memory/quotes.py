@@ -7,10 +7,10 @@ the fact must share a significant word with the quote: a name, a number, or a fo
 The user must also have said the values in the fact, such as the words after "is" and "to".
 """
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from stenolog.catalog.tokenizer import normalize
 from stenolog.lazy_loading import lazy_pattern
 
 MIN_WORD_LETTERS: Final = 3
@@ -83,7 +83,7 @@ _HIRAGANA: Final = lazy_pattern("[\u3040-\u309f]$")
 
 def words(text: str) -> list[str]:
     """Return the normalized words of a text."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
+    plain = normalize("NFKC", text).casefold()
     return _WORD.findall(_APOSTROPHE.sub("", plain))
 
 

@@ -3,6 +3,7 @@
 import re
 import sqlite3
 import string
+import unicodedata
 
 import pytest
 from hypothesis import example, given
@@ -136,3 +137,10 @@ def test_word_positions_match_the_text(text: str) -> None:
     assert " ".join(word.line for word in tokenizer.split_words(" ".join(found))) == " ".join(
         word.line for _, _, word in tokenizer.word_positions(text)
     )
+
+
+@given(st.text("ae\u304b\uff76\uff9e\u0301\u0327\u0344\u0f73\u3099\u00b4\u1f82 ", max_size=200))
+@example("a" + "\u0301\u0327\uff9e" * 30)
+def test_long_runs_of_marks_are_normalized_as_by_unicodedata(text: str) -> None:
+    for form in ("NFKC", "NFKD"):
+        assert tokenizer.normalize(form, text) == unicodedata.normalize(form, text)
