@@ -1,8 +1,8 @@
 """Access control: every request passes four checks before its path or body is used.
 
-The checks run in this order: the request is well-formed; its `Host` is a name of this gateway; its
-`Origin`, the page that sends the request, is allowed; the caller has the token or a cookie. Paths
-that are listed as open need neither a token nor a cookie.
+The checks run in this order: `Host` is a name of this gateway; the request is well-formed;
+`Origin`, the server of the page that sends the request, is allowed; the caller has the token or a
+cookie. Paths that are listed as open need neither a token nor a cookie.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ _SECURITY_HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    # All ports of a host share cookies.
-    # Without this header, a page of another server at the same host could embed responses.
+    # Browsers send the cookies of a host to all its ports.
+    # Without Cross-Origin-Resource-Policy, a page at another port could embed responses.
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -63,12 +63,14 @@ _UNAUTHORIZED_TEXT: Final = (
 class Access:
     """Middleware that rejects unauthorized requests and sets `request.state.caller`.
 
-    `caller` is `bearer`, `cookie`, or `nobody` on open paths. `request.state.proof_nonce` is set if
-    a caller that requests a login link proved that it has the token without sending the token.
-    `open_paths` are paths that need no token, in addition to the login, which requires a code, and
-    the sign-in form. `prefixes` are the beginnings of further open paths, such as `/webhooks/`; one
-    name follows the prefix. The handlers of open paths must authenticate callers themselves. All
-    responses get security headers for browsers.
+    `caller` is `bearer`, `cookie` or `nobody`. Only open paths accept `nobody`. A caller that
+    requests a login link can prove that it has the token instead of sending the token.
+    `request.state.proof_nonce` is the nonce of this proof, or None.
+
+    `open_paths` need no token. The login path and the sign-in form are always open. A path is also
+    open if it is one of the `prefixes`, such as `/webhooks/`, followed by one name. The handlers of
+    open paths must authenticate callers themselves. All responses get security headers for
+    browsers.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Access:
         await self._app({**scope, "state": state}, receive, send_with_security_headers)
 
     def _check_head(self, scope: Scope, headers: Headers) -> Response | None:
-        """Return the response to a malformed request, a wrong host or a forbidden origin."""
+        """Return the error for a malformed request, a wrong host or a forbidden origin, or None."""
         if not is_known_host(
             _header_values(headers, "host"), self._known_hosts
         ):  # guard: known-hosts-only
@@ -129,7 +131,7 @@ class Access:
             text = f"The request line and the headers have more than {MAX_HEAD_BYTES:,} bytes."
             return error_response(431, text, code="head_too_large", headers={"Connection": "close"})
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Proxies may disagree about the end of a request that has both headers.
+            # Proxies may disagree where a request with both length headers ends.
             text = "The request has a Content-Length and a Transfer-Encoding. Send only one."
             return error_response(400, text, code="two_lengths", headers={"Connection": "close"})
         origins = _header_values(headers, "origin")
@@ -146,7 +148,7 @@ class Access:
         )
 
     def _allowed_origin(self, headers: Headers) -> str | None:
-        """Return the `Origin` of an allowed page of another server; None for other requests."""
+        """Return the request's `Origin` if the settings list it, otherwise None."""
         origins = _header_values(headers, "origin")
         if len(origins) != 1 or not is_allowed_origin(origins[0], self._known_hosts):
             return None
@@ -164,7 +166,7 @@ class Access:
         return Response(None, 204, cors)
 
     def _proof_nonce(self, scope: Scope, headers: Headers) -> str | None:
-        """Return the nonce of a login-link request that proves the token; None for others."""
+        """Return the nonce of the proof in a request for a login link; None without a proof."""
         values = headers.getlist("authorization")
         server = scope.get("server")
         if len(values) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
@@ -188,7 +190,7 @@ class Access:
         return None
 
     def _check_caller(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
-        """Return the response to a caller that may not make this request."""
+        """Return the error response if the caller may not make this request, otherwise None."""
         if caller is None and not self._is_open_path(scope["path"], _raw_path(scope)):
             challenge = {"WWW-Authenticate": "Bearer"}
             text = _UNAUTHORIZED_TEXT.format(command=open_command(scope))
@@ -198,7 +200,7 @@ class Access:
             and scope["method"] not in _SAFE_METHODS
             and not _is_own_page(headers)
         ):
-            # A browser sends the cookie with requests of any page.
+            # A browser may send the cookie even if a page of another server makes the request.
             text = "With a cookie, only pages of this gateway may change data. Send the token."
             return error_response(403, text, code="foreign_page")
         return None
@@ -209,7 +211,7 @@ class Access:
             return raw_path == path.encode()
         for prefix in self._prefixes:
             rest = path.removeprefix(prefix)
-            # The rest must be one plain name, which cannot be resolved to another path.
+            # After the prefix, only one plain name is allowed: `..` or `/` could lead elsewhere.
             if rest != path and rest not in ("", ".", "..") and not set(rest) & set("/\\"):
                 return raw_path.startswith(prefix.encode())
         return False

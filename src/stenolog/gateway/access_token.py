@@ -125,7 +125,7 @@ def _create_file(file: Path) -> None:
         disk.write_all(descriptor, new_token().value + b"\n")
         disk.sync_file(descriptor)
         # Creating a hard link makes a complete file visible and never replaces a file.
-        # So two processes that start at the same time both use the token of the first process.
+        # If two processes start at the same time, both use the token that was linked first.
         with suppress(FileExistsError):
             os.link(temporary_file, file)
     finally:

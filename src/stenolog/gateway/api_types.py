@@ -49,7 +49,7 @@ class PageQuery(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of the list of sessions and of the search."""
 
     after: str | UnsetType = UNSET
-    """Start of this page: `after` of the previous page, unchanged."""
+    """Start of this page: the value of `after` in the response with the previous page."""
     prefix: str = ""
     """Only sessions whose key starts with this text."""
     tag: str | UnsetType = UNSET
@@ -68,7 +68,7 @@ class ListQuery(PageQuery, frozen=True, kw_only=True):
     channel: str | UnsetType = UNSET
     """Only sessions of this channel: the part of a key before `:`."""
     state: State | UnsetType = UNSET
-    """Only sessions in this state. `interrupted` means not fully answered."""
+    """Only sessions in this state. `interrupted`: the last turn was not fully answered."""
     program: str | UnsetType = UNSET
     """Only sessions imported from this program, for example `claude-code`. An empty value selects
     sessions without a program. `project` and `model` work in the same way."""
@@ -229,11 +229,11 @@ class MessageResponse(Struct, frozen=True, kw_only=True):
     saved: bool
     """Whether all messages of the turn are stored."""
     session: str
-    """Key of the session for the next message. /new, /fork and /resume change the session."""
+    """Key for the next message. The commands /new, /fork and /resume change the session."""
 
 
 class SummaryResponse(Struct, frozen=True, kw_only=True):
-    """Result of a summary, which `undo` can undo."""
+    """Result of summarizing a session. The endpoint `undo` can undo the summary."""
 
     compacted: int
     """Number of summarized messages; 0 if there was nothing to summarize."""

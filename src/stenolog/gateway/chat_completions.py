@@ -134,7 +134,7 @@ async def answer_without_session(
 MAIN_AGENT: Final = "main"
 _CHANNEL: Final = "api"
 _EARLY_FAILURE_SECONDS: Final = 5.0
-"""Seconds to wait for an early failure, which can still be reported with the HTTP status."""
+"""Maximum seconds before a streamed response starts. Earlier failures get an error status."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_IGNORED: Final = 20
 _DONE_DATA: Final = "[DONE]"
@@ -152,7 +152,7 @@ class _Chat(Struct, frozen=True, kw_only=True):
     head: ResponseHead
     headers: dict[str, str]
     marks_retries: bool
-    """Whether the client marks its retries."""
+    """Whether the client sends the header that marks retries."""
     key: str
     """Key of the session, given by the client or generated; empty for a chat without a session."""
 
@@ -248,7 +248,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _record_receipt(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Store that the client has received this answer, so that its next request is not a retry."""
+    """Store that the client has received this answer: its next request is not a retry."""
     if chat.marks_retries and answer.seq is not None:
         await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
 
@@ -280,7 +280,7 @@ async def _parse_chat(gateway: Gateway, request: Request) -> _Chat:
         key = new_key(_CHANNEL, "anonymous")
     headers = {}
     if ignored := ignored_fields(body, fields):
-        # A field can have any name, but a header accepts only some characters.
+        # A header accepts only some of the characters that a field name may contain.
         names = [name for name in ignored if _PLAIN_NAME.fullmatch(name)][:_MAX_IGNORED]
         headers["X-Steno-Without-Effect"] = ", ".join(names) or "unknown fields"
     marks_retries = _RETRY_HEADER in request.headers
@@ -295,7 +295,7 @@ async def _parse_chat(gateway: Gateway, request: Request) -> _Chat:
             agent=agent.id,
             options=options,
             once=_idempotency_key(request),
-            # OpenAI's libraries mark retries.
+            # OpenAI's client libraries send the number of retries in a header.
             is_retry=request.headers.get(_RETRY_HEADER, "0") not in ("0", ""),
             marks_retries=marks_retries,
             new_session=wants_new_session(body, request.headers.get("x-session-new")),
@@ -366,7 +366,7 @@ def _idempotency_key(request: Request) -> str:
 
 
 async def _error_response_for(request: Request, gateway: Gateway, answer: Answer) -> Response:
-    """Return the response to a failed turn: the user's message is stored but not answered."""
+    """Return the error response for a turn that failed."""
     if isinstance(answer.error, ModelRefused | ContextTooSmall):
         text = without_secrets(answer.text, gateway.settings)
         return error_response(400, text, code="model_refused")

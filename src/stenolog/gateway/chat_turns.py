@@ -29,17 +29,17 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, find_view, forked_at
 
 _PLAIN_FIELDS: Final = {"role", "content"}
-# Each entry of this field has the idempotency key, the seq of the last message, and the digest.
+# Each entry of `requests` has the idempotency key, the last seq and the digest of a request.
 _REQUESTS_FIELD: Final = "requests"
-"""Meta field of a session: the last requests that did more than add one plain prompt."""
+"""Session meta field: the last requests with an idempotency key, except single plain prompts."""
 _MAX_REQUESTS: Final = 20
 _RESPONSE_FIELD: Final = "last_response"
-"""Meta field of a session: seq of the last answer that an HTTP client received completely."""
+"""Session meta field: seq of the last answer that an HTTP client received completely."""
 _DELETED_ADVICE: Final = (
     "restore it, use another key, or send `new_session: true` to start a new session with this key"
 )
 _MAX_SCANNED: Final = 200
-"""Number of last messages that are searched for the mark of a request."""
+"""Number of newest messages that are searched for the idempotency key of a request."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -56,7 +56,7 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     is_retry: bool = False
     """Whether the client marks this request as a retry."""
     marks_retries: bool = False
-    """Whether the client marks its retries, so that its requests must be recognisable."""
+    """Whether the client marks its retries. If true, the digest of the request is stored."""
     new_session: bool = False
     """Whether to start a new session if the one with this key was deleted."""
 
@@ -71,13 +71,13 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the request has one plain message and is never compared with other requests."""
+        """Whether the request is one plain message without idempotency key or retry header."""
         is_single = len(self.messages) == 1 and _is_plain_prompt(self.messages[0])
         return is_single and not (self.is_marked or self.is_retry)
 
     @property
     def is_marked(self) -> bool:
-        """Whether a later request may have to be compared with this request."""
+        """Whether later requests are compared with this request to recognise retries."""
         return bool(self.once) or self.marks_retries
 
 
@@ -103,7 +103,7 @@ async def answer_chat(loop: AgentLoop, request: ChatTurnRequest, on_event: Event
         return outcome
     visible, matched = outcome
     if _is_one_new_prompt(visible, matched):
-        # Fast path: the message is stored first and waits for its turn in the log.
+        # Fast path: store the message at once. It waits in the log until it is answered.
         inbound = InboundMessage(
             key=key,
             content=matched.new[0]["content"],
@@ -132,8 +132,7 @@ def resolve_session(
 ) -> tuple[str, SessionView | None]:
     """Return the key of the session that a client names, and a view of the session. Blocks.
 
-    If the only session with this key is in the trash, raises SessionDeleted, except if the client
-    asks for a new session.
+    Raises SessionDeleted if the session is in the trash, unless `new_session` is set.
     """
     session_key, view = agent.resolve(key)
     is_refused = view is None and not new_session
@@ -190,7 +189,7 @@ def _is_plain_prompt(body: Mapping[str, Any]) -> bool:
 def _compare_with_session(
     sessions: SessionStore, key: str, request: ChatTurnRequest, view: SessionView | None
 ) -> tuple[Sequence[Message], Match] | Answer:
-    """Return the visible messages and the new messages, or the answer to an earlier request.
+    """Return the visible messages and the new messages, or the stored answer for a retry.
 
     Raises OnceConflict if the idempotency key was used for other messages, and UsageError for
     tool results without a pending call.
@@ -216,7 +215,7 @@ def _compare_with_session(
     answer_seq = match.answer_seq
     if request.is_retry and answer_seq is not None and _is_retry(request, view, match):
         if match.has_calls:
-            # The turn returns its tool calls to the client again.
+            # Without new messages, the turn returns its tool calls to the client again.
             return visible, Match(keep=len(visible), new=())
         return Answer(key=key, text="", outcome="again", seq=answer_seq)
     return visible, Match(
@@ -299,11 +298,11 @@ def _mark_bodies(
 
 
 def _is_retry(request: ChatTurnRequest, view: SessionView, match: Match) -> bool:
-    """Return whether the request is a retry of the request whose answer is the last in the log.
+    """Return whether the request repeats the request that the last answer in the log answers.
 
-    A request with the same text is a new message instead if the last request was different, or if
-    the client has received the answer. The decision depends only on the store, so that every
-    gateway makes the same decision.
+    The request is new if its idempotency key or its digest differs, or if the client has received
+    the answer. The decision depends only on the store, so that every gateway makes the same
+    decision.
     """
     prompt = next((message for message in view.messages if message.seq == match.asked_seq), None)
     mark = None if prompt is None else request_of(prompt.to_dict())

@@ -35,9 +35,9 @@ _NO_ADDRESS_ERRORS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI
 _SPARE_CONNECTIONS: Final = 512
 """Connections in addition to those of turns and streams, for responses that reject requests."""
 _SEARCHES_PER_TAKEOVER: Final = 4
-"""Number of searches for interrupted turns per takeover interval."""
+"""Number of searches for interrupted turns within the seconds of the setting `takeover`."""
 _MAX_PARALLEL_SEARCHES: Final = 4
-"""Maximum number of searches, with the turns they resume, that run at the same time."""
+"""Maximum number of parallel searches. A search lasts until the turns that it resumes end."""
 _FIRST_RETENTION_SECONDS: Final = 60.0
 _RETENTION_SECONDS: Final = 3_600.0
 """Interval in seconds between two runs of the retention rules."""
@@ -64,7 +64,7 @@ class ChannelService(Protocol):
         """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
 
     async def stop_sending(self) -> None:
-        """Stop sending answers. Must be called before the stores, which record progress, close."""
+        """Stop sending answers. Call this before the stores close: they record what was sent."""
 
     async def close(self) -> None:
         """Release all resources, after the stores are closed."""
@@ -222,7 +222,7 @@ class Daemon:
         futures: set[asyncio.Future[Any]] = {work, hurry_task}
         await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         was_cancelled = await cancel_and_wait([hurry_task, *work_tasks[1:]])
-        # Deliveries to chat apps record their progress while the store is still open.
+        # Stop deliveries to chat apps while the store, which records their progress, is open.
         await self._channels.stop_sending()
         # `close` cancels all turns that are still running. The next start resumes them.
         report = await self._gateway.loop.close(patience=0)

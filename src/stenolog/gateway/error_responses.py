@@ -53,13 +53,13 @@ _CODES: Final[Mapping[int, str]] = {
     416: "requested_range_not_satisfiable",
     422: "unprocessable_entity",
 }
-"""Codes of the statuses that Python 3.13 renamed: a code must not depend on the Python version."""
+"""Error codes for statuses that Python 3.13 renamed: codes are the same in all versions."""
 
 _MIN_SECRET_LENGTH: Final = 8
 """Minimum length of a secret: shorter values may occur in ordinary text."""
 _NOT_SECRET_KEYS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
-"""Keys in the setting `keys` without a secret: they name the server, which errors must show."""
-# The length of the scheme is limited, so that a long text of letters takes linear time.
+"""Names in the setting `keys` whose values are not secret and may appear in error texts."""
+# The scheme has a maximum length, so that searching a long word takes linear time.
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 _MAX_TEXT_LENGTH: Final = 2_000
 """Maximum number of characters of an error text in a response."""
@@ -96,7 +96,7 @@ async def response_for(request: Request, error: Exception) -> Response:
         _logger.error("%s %s: %s", request.method, request.url.path, text)
     # The lock may be free soon, so the client may retry after a second.
     headers = {"Retry-After": "1"} if isinstance(error, StoreBusy) else None
-    # The code is the name of the class in snake case.
+    # The error code is the name of the exception class in snake case.
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
     return error_response(status, text, code=code, headers=headers)
 
@@ -107,7 +107,7 @@ HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {
     HTTPException: response_for,
     Exception: response_for,
 }
-"""Handlers for `Starlette(exception_handlers=…)`, which also gets errors of the router."""
+"""Handlers for `Starlette(exception_handlers=…)`. They also handle errors of the router."""
 
 
 def status_of(error: Exception) -> int | None:
@@ -116,7 +116,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def without_secrets(text: str, settings: Settings | None) -> str:
-    """Replace passwords in URLs and the secrets of the settings."""
+    """Return the text with passwords in URLs and secrets of the settings replaced."""
     # guard: error-without-password
     cleaned_text = _URL.sub(lambda match: without_password(match[0]), text)
     for secret in () if settings is None else _configured_secrets(settings):

@@ -36,7 +36,7 @@ class ClientMessage(Struct, frozen=True, kw_only=True):
     call_id: str = ""
     """Id of the call, for a result."""
     seq: int = 0
-    """Seq of the last stored message that is part of this message; 0 in a request."""
+    """Seq of the last stored message whose text is in this message; 0 for a request's message."""
     end: int = 0
     """Number of stored messages up to and including the message with seq `seq`."""
     is_cut: bool = False
@@ -49,9 +49,9 @@ class Match(Struct, frozen=True, kw_only=True):
     keep: int
     """Number of visible messages at the start of the session that stay visible."""
     new: tuple[Body, ...]
-    """Messages of the request to append after the visible messages that stay."""
+    """Messages of the request to append after the messages that stay visible."""
     answer_seq: int | None = None
-    """Seq of the answer if the request has no new messages: the client may be retrying."""
+    """Seq of the last answer if the request only repeats messages before it, as a retry does."""
     asked_seq: int = 0
     """Seq of the message that the answer at `answer_seq` answers; 0 if unknown."""
     has_calls: bool = False
@@ -140,8 +140,8 @@ def match_history(
 def _start_of_last(history: Sequence[Message], count: int) -> int:
     """Return an index from which the client has seen at least `count` messages, or 0.
 
-    The message at this index is a user message, and no tool result follows it, because earlier
-    calls decide whether the client has seen a tool result.
+    The index is 0 or that of a user message after all tool results. Whether the client has seen a
+    tool result depends on earlier calls.
     """
     for index in range(len(history) - 1, -1, -1):
         body = history[index].to_dict()
@@ -187,8 +187,8 @@ def _match_new_messages(
 ) -> Match:
     """Match a request of a client that sends only new messages.
 
-    If the log ends with the same messages without an answer, an earlier request stored them, and
-    the client repeats this request. All other messages of the request are new.
+    If the log ends with the same unanswered messages, the client repeats a request that stored
+    them. All other messages of the request are new.
     """
     overlap = _count_overlap(visible, messages)
     match = Match(keep=count, new=tuple(bodies[overlap:]))
@@ -337,7 +337,7 @@ def _result_message(
 
 
 def _unwrap_single_text(content: object) -> object:
-    """Return the text if the content is a single text part, which means the same as the text."""
+    """Return the text of content that is a single text part, and other content unchanged."""
     if isinstance(content, list) and len(content) == 1:
         [part] = content
         if isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text":

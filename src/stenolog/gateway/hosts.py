@@ -62,7 +62,7 @@ def known_hosts(
 
 
 def accepts_cookies(host: bytes, known: KnownHosts) -> bool:
-    """Return whether only this gateway gets the cookies that browsers send to this host."""
+    """Return whether the gateway accepts login cookies at this host."""
     authority = parse_authority(host)
     return authority is not None and authority.host in known.cookie_hosts
 
@@ -132,8 +132,8 @@ def is_loopback(host: str) -> bool:
 
 
 def server_end(host: str, port: int) -> str:
-    """Return the server's address of a connection, in the same form on client and server."""
-    # Remove the name of a network interface, because only its own machine knows the name.
+    """Return the server's host and port in a connection, the same text on client and server."""
+    # Remove the name of a network interface, such as `%eth0`: it differs between machines.
     address = _parse_address(host.partition("%")[0])
     # A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None

@@ -84,7 +84,7 @@ class _LimitedBody:
                 raise
 
     async def _next_message(self, receive: Receive) -> tuple[Message, Response | None]:
-        """Return the next message, and a response to send instead if a limit is exceeded."""
+        """Return the next message, and an error response if a limit is exceeded, or None."""
         if self._complete:
             return await receive(), None
         clock = asyncio.get_running_loop().time
@@ -140,7 +140,7 @@ class ConcurrencyLimit:
 
 
 class Slot:
-    """A slot of a concurrency limit. A slot may be released twice."""
+    """A slot of a concurrency limit. Releasing a slot a second time has no effect."""
 
     def __init__(self, limit: ConcurrencyLimit) -> None:
         self._limit: ConcurrencyLimit | None = limit

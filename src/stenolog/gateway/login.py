@@ -82,7 +82,7 @@ class LoginLinks:
     def use(self, code: str) -> bool:
         """Return whether the code is valid, and mark the code as used.
 
-        Blocks on the store. Raises StoreUnavailable. The code may then be used up.
+        Blocks on the store. Raises StoreUnavailable, after which the code may be used up.
         """
         match = _CODE_FORM.fullmatch(code)
         if match is None:
@@ -97,7 +97,7 @@ class LoginLinks:
     def _is_first_use(self, nonce: str) -> bool:
         try:
             with _open_shared_store(self._where, self._used_here) as store:
-                # Each attempt has different content. So a second use of the code is a conflict.
+                # Each attempt stores different content, so a second use raises OnceConflict.
                 store.add_message(_USED_CODES, "user", secrets.token_hex(16), once=nonce)
         except OnceConflict:
             return False  # guard: login-link-once
@@ -162,8 +162,8 @@ class TokenProofs:
     def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
         self._token = token
         self._now = now
-        # Proofs from before the start are rejected.
-        # Another process may have had the same address before, and may have received these proofs.
+        # Proofs that were made before this process started are rejected.
+        # An earlier process at the same address may have received these old proofs.
         self._start_time = int(now() * 1_000) / 1_000
         self._used: dict[str, float] = {}
         """Nonces of used proofs, each with the time at which its proof expires."""
@@ -184,7 +184,7 @@ class TokenProofs:
             return None
         self._used = {used_nonce: until for used_nonce, until in self._used.items() if until >= now}
         # A proof that is forgotten before it expires could be used again.
-        # So if there are too many unexpired proofs, new proofs are rejected.
+        # If there are too many unexpired proofs, new proofs are rejected.
         if nonce in self._used or len(self._used) >= _MAX_PROOFS:
             return None
         self._used[nonce] = at + PROOF_SECONDS
@@ -229,7 +229,7 @@ class Cookies:
                 with _open_shared_store(self._where, self._ended_here) as store:
                     self._read_logouts(store)
             except StoreUnavailable:
-                # If the store is unreadable, the pages cannot show sessions and report the error.
+                # If the store is unreadable, the pages show an error instead of sessions.
                 _logger.warning("could not read which browsers signed out", exc_info=True)
         return parsed_value[1] not in self._ended  # guard: cookie-ended
 
@@ -270,8 +270,8 @@ class Cookies:
 
 def _comes_from_page(request: Request) -> bool:
     """Return whether another page, such as the file of `steno open`, may have opened this URL."""
-    # If another page opened the URL, a browser follows a redirect without the new cookie.
-    # The browser sends the cookie only from a page of this gateway.
+    # If another page opened the URL, a browser does not send the new cookie after a redirect.
+    # A browser sends the cookie only with requests of pages of this gateway.
     is_browser = "text/html" in request.headers.get("accept", "")
     return is_browser and request.headers.get("sec-fetch-site") != "none"
 
@@ -320,7 +320,7 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: s
     """
 
     async def create_link(request: Request) -> Response:
-        # A caller with a cookie must not create links to new cookies: the login would never expire.
+        # A caller with a cookie must not create login links, or its login would never expire.
         if getattr(request.state, "caller", None) != BEARER:  # guard: links-need-token
             command = open_command(request.scope)
             text = f"A cookie cannot create login links. Send the access token, or run `{command}`."
@@ -339,7 +339,7 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: s
         if not links.is_token(token):  # guard: form-token
             text = "This is not the access token of this gateway."
             return error_response(401, text, code="wrong_token")
-        # The page opens a link, because the host name of this page may not accept cookies.
+        # The response opens a login link, because this host name may not accept cookies.
         url = f"{_login_origin(request, known, host)}{LOGIN}?code={links.make_code()}"
         return HTMLResponse(_REDIRECT_PAGE.format(url=html.escape(url)))
 

@@ -92,7 +92,7 @@ def conversation_of(request: ChatRequest) -> list[dict[str, Any]]:
 
 
 def _client_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's message without stenolog's marks, which only agents may set.
+    """Return a client's message without stenolog's own field, which only agents may set.
 
     Tool calls in the message are marked as calls of the client. Otherwise they would count as calls
     of the agent.
@@ -140,7 +140,7 @@ def ignored_fields(request: ChatRequest, fields: Iterable[str]) -> list[str]:
 
 
 def session_of(request: ChatRequest, header: str | None) -> str | None:
-    """Return the session key of a request, or None. Raise UsageError if there are two keys."""
+    """Return the session key of a request, or None. Raise UsageError if two keys differ."""
     field = (request.metadata or {}).get("session")
     if field is not None and not isinstance(field, str):
         raise UsageError("metadata.session must be text: the key of a session")

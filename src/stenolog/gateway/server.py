@@ -36,7 +36,7 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     head_seconds: float = 10.0
     """Seconds from the first byte, or from connecting, until the head of a request is complete."""
     rest_seconds: float = 2.0
-    """Seconds for the rest of a body after the response, so that the client reads the response."""
+    """Seconds to wait for the rest of a body. Closing at once could lose the response."""
     unread_seconds: float = 30.0
     """Seconds that a client may read nothing of its response."""
     head_bytes: int = MAX_HEAD_BYTES
@@ -131,7 +131,7 @@ class _Connection(H11Protocol):
         self._limits = cast(_Config, config).limits
         self._connection_limit = cast(_Config, config).connection_limit
         self._awaited: str | None = None
-        """What the client has to send: a `head`, the `rest` of a body, or the `next` head."""
+        """What the client has to send now: a `head`, the `rest` of a body, or the `next` head."""
         self._since = 0.0
         self._deadline: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None

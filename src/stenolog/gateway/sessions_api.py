@@ -1,6 +1,6 @@
 """The sessions API: list, search, change, delete and talk to sessions.
 
-A change of a session needs the session's lease, as chat commands do. Only titles and tags can be
+A request that changes a session needs its lease, like a chat command. Only titles and tags can be
 changed without the lease. Blocking calls run in the thread pools of the agent loop.
 """
 
@@ -119,7 +119,7 @@ def _session_details(agent: AgentInstance, key: str) -> SessionDetails:
 
 
 def _session_title(agent: AgentInstance, info: SessionInfo) -> str:
-    """Return the title that the list of sessions shows, or without a catalog the title in meta."""
+    """Return the title in the session's meta, otherwise the title in the catalog, or empty text."""
     title = title_from(info.meta, "")
     if not title:
         with suppress(StenologError):
@@ -173,7 +173,7 @@ def _count_sessions(catalog: Catalog) -> Stats:
     after: str | None = None
     while True:
         page = catalog.list(limit=MAX_SESSIONS_PER_PAGE, after=after)
-        # A session that changes during the count moves to the front. Count such a session once.
+        # A session that changes during the count may be listed twice. Count it once.
         new_entries = [entry for entry in page.entries if entry.key not in seen_keys]
         seen_keys.update(entry.key for entry in new_entries)
         for entry in new_entries:
@@ -274,7 +274,7 @@ async def undo(call: ApiCall[AgentQuery, EmptyBody]) -> Undone:
 
 @_endpoint("POST", f"{_SESSION_PATH}/compact", "compactSession", statuses=(409,))
 async def compact(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
-    """Summarize all turns except the last turns now."""
+    """Summarize all turns except the newest ones."""
     key = await call.gateway.loop.run(_existing_key, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> SummaryReport | None:

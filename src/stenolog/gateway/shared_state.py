@@ -27,7 +27,7 @@ from stenolog.stores.base import Store, find_info
 
 
 _MAX_BUFFERED_MESSAGES: Final = 256
-"""Maximum number of buffered messages per listener. A slower listener reads the store."""
+"""Maximum number of buffered messages per listener. Further messages are read from the store."""
 
 
 class _Listener:
@@ -166,7 +166,7 @@ class Gateway:
         self.settings = settings
         self.read_only = read_only
         """Whether only reading requests are served, and no turn is resumed."""
-        # Clients retry after status 429 by themselves.
+        # Status 429 makes clients retry by themselves.
         self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, noun="requests")
         self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, noun="streams")
         self.follower = SessionFollower(loop)

@@ -102,7 +102,7 @@ def _load_outline(agent: AgentInstance, key: str, query: OutlineQuery) -> dict[s
         "turns": outline.turns_between(start, start + TURNS_PER_PART, info),
         "start": start,
         "count": len(turns),
-        # `target` is the prompt at the requested position.
+        # `target` is the seq of the prompt at the requested position.
         "target": turns[index].seq if turns else 0,
         "number": index + 1 if turns else 0,
         "totals": outline.totals(),
@@ -153,7 +153,7 @@ def _search_messages(agent: AgentInstance, key: str, query: str) -> SessionSearc
 
 
 def _may_contain(message: Message, words: Sequence[str]) -> bool:
-    """Return whether the stored JSON contains the words. Decoding the JSON would be slower."""
+    """Return False if the stored JSON lacks a word. Decoding every message would be slower."""
     stored_json = message.to_json()
     if b"\\u" in stored_json:
         return True

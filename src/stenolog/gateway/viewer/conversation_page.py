@@ -39,11 +39,11 @@ _MAX_PART_MESSAGES: Final = 400
 """Maximum number of messages in one part, when a whole range is requested."""
 _RESULT_MARGIN: Final = 50
 """Number of additional messages that are read to find the results of the last calls."""
-# If more messages would be discarded, a snapshot is read instead: reading it can stop early.
+# If more messages would be discarded, a snapshot is read, because its reading can stop early.
 _MAX_DISCARDED: Final = 2_000
-"""Maximum number of messages that are read and discarded."""
+"""Maximum number of later messages that are read and discarded."""
 _MAX_SEARCHED: Final = 20_000
-"""Maximum number of messages in the source of a fork that are searched."""
+"""The source session of a fork is searched only if it has at most this many messages."""
 
 Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
 _ALL_KINDS: Final = MessageFilter()
@@ -89,7 +89,7 @@ class PartQuery(FilterQuery, frozen=True, kw_only=True):
     before: Seq = 0
     after: Seq | None = None
     limit: Annotated[int, Meta(ge=1, le=_MAX_PART_MESSAGES)] = _MAX_PART_MESSAGES
-    """Maximum number of messages after `after`."""
+    """Maximum number of messages to return after the seq `after`."""
     first: Seq = 0
     """With `last`: return the whole range from `first` to `last`, including hidden messages."""
     last: Seq = 0
@@ -127,7 +127,7 @@ class ConversationPage(SessionPage, frozen=True, kw_only=True):
 
     part: PagePart
     source_seq: int
-    """Seq, in the source session, of the last message before the fork; 0 if this is no fork."""
+    """Seq of the source session's last message before the fork; 0 if unknown or not a fork."""
     fork_key: str
     damage: str
     """Description of the damage; empty if the session is intact."""
@@ -147,7 +147,7 @@ async def conversation(request: Request) -> Response:
 async def fragment(request: Request) -> Response:
     """Serve more messages for a page that is already open."""
     call = parse_query(request, PartQuery)
-    # A page that shows the end of a session also shows its current state.
+    # A page that shows the end of a session also shows the session's current state.
     query = call.query
     entry = await entry_of(call) if query.after is not None else None
     info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query)
@@ -196,14 +196,14 @@ def read_again_if_damaged(
 def _source_seq(store: Store, info: SessionInfo) -> int:
     """Return the seq of the last message before the fork in the source session, or 0.
 
-    A fork of another program stores the identity of this message instead of its seq, because the
-    seqs may differ.
+    If another program made the fork, the meta has the identity of this message instead of its seq,
+    because the seqs may differ.
     """
     source, identity = info.forked_from or source_from(info.meta), last_copied_from(info.meta)
     if forked_at(info) or not (source and identity):
         return forked_at(info)
     encoded_id = identity.encode()
-    with suppress(StenologError):  # the source is missing, damaged, or has no valid key
+    with suppress(StenologError):  # The source may be missing or damaged, or have an invalid key.
         source_info = store.info(source)
         messages = all_messages(store, source_info) if source_info.count <= _MAX_SEARCHED else ()
         candidates = (m for m in messages if encoded_id in m.to_json())
@@ -318,7 +318,7 @@ class _PartReader:
         """Return the rows of `history`. `later` messages may have results of calls in `history`."""
         info, visibility = self._info, self._visibility
         first = history[0].seq if history else 0
-        # A gap is placed before the next message. A gap before the first message is shown, too.
+        # A gap of hidden messages is shown before the next message, even before the first one.
         last_shown = _last_before(info.in_sight, first) if first else 0
         last_above = _last_before(visibility.present, first) if self._full and first else last_shown
         items: list[PageItem] = []
@@ -374,7 +374,7 @@ def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) 
 
 
 def _last_before(visible: Sequence[Span], seq: int) -> int:
-    """Return the last seq of these ranges before `seq`, or 0."""
+    """Return the last seq before `seq` that is in these ranges, or 0."""
     ends = [min(end, seq - 1) for first, end in visible if first < seq]
     return ends[-1] if ends else 0
 

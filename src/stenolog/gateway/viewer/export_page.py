@@ -80,7 +80,7 @@ def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
     Messages that were hidden for other reasons, for example cleared, are left out. Summarized
     messages are also left out if there are very many.
     """
-    # In a transcript with a summary, the reason of hidden messages may be unknown.
+    # In an imported transcript with a summary, messages hidden for an unknown reason count too.
     reasons = (SUMMARIZED, HIDDEN if info.summary and program_from(info.meta) else SUMMARIZED)
     gaps = [gap for gap in read_visibility(store, info).gaps if gap.reason in reasons]
     summarized = [(gap.first, gap.last) for gap in gaps]
@@ -133,7 +133,10 @@ def _page_pieces(
 
 
 def index_page(sessions: Sequence[Any]) -> bytes:
-    """Return a page that links to exported pages: `title`, `key`, `file`, `messages`, `last`."""
+    """Return a page that links to the pages of exported sessions.
+
+    Each session has the attributes `title`, `key`, `file`, `messages` and `last`.
+    """
     template = _environment().get_template("export_index.html")
     style, style_hash = static_text(_STYLES), csp_hash(_STYLES)
     html = template.render(sessions=sessions, style=style, style_hash=style_hash)
@@ -152,7 +155,7 @@ def _clean_body(body: dict[str, Any], clean: Redactor) -> dict[str, Any]:
 
 
 def _without_pictures(value: Any, pictures: list[str], depth: int) -> Any:
-    """Return the value without pictures and unprintable characters, to search for secrets."""
+    """Return the value without unprintable characters, and move its pictures to `pictures`."""
     if depth > _MAX_NESTING:
         return value
     match value:

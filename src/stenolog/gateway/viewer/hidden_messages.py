@@ -1,6 +1,6 @@
 """Hidden messages of a session, and the operations that hid them.
 
-A store reports which seqs are visible. Each other seq either belongs to a hidden message or has no
+A store reports which seqs are visible. Every other seq either belongs to a hidden message or has no
 message: a fork keeps the seqs of its source, but not all messages. The undo steps name the
 operation that hid a message. Older operations have no undo step, so their names are unknown.
 """
@@ -126,7 +126,7 @@ def _read_snapshot(store: Store, info: SessionInfo) -> Snapshot | None:
 def _with_reason(
     pieces: Iterable[tuple[Span, str]], new_spans: Sequence[Span], reason: str
 ) -> list[tuple[Span, str]]:
-    """Return the pieces with `reason` as the new reason of the seqs in `new_spans`."""
+    """Return ranges of seqs with their reasons. Seqs in `new_spans` get the new `reason`."""
     result: list[tuple[Span, str]] = []
     for span, old_reason in pieces:
         unchanged = spans.minus([span], new_spans)
@@ -138,13 +138,13 @@ def _with_reason(
 def _join_pieces(
     pieces: Iterable[tuple[Span, str]], present: Sequence[Span]
 ) -> list[tuple[str, list[Span]]]:
-    """Join neighbouring pieces that have the same reason and no message between them."""
+    """Join neighbouring hidden ranges with the same reason and no message between them."""
     runs: list[tuple[str, list[Span]]] = []
     for span, reason in pieces:
         if runs and runs[-1][0] == reason:
             last_seq = runs[-1][1][-1][1]
             between = [] if span[0] == last_seq + 1 else [(last_seq + 1, span[0] - 1)]
-            # The seqs between two pieces may have no message.
+            # The seqs between two ranges may have no messages.
             if spans.minus(between, present) == between:
                 runs[-1][1].append(span)
                 continue
@@ -153,7 +153,7 @@ def _join_pieces(
 
 
 def _with_summary(gaps: Sequence[Gap], floor: int, *, can_undo: bool) -> list[Gap]:
-    """Set `has_summary` at the last gap that the summary can describe."""
+    """Return the gaps with `has_summary` set at the last gap that the summary can describe."""
     gaps_below = [gap for gap in gaps if gap.last <= floor]
     candidates = [gap for gap in gaps_below if gap.reason == SUMMARIZED] or gaps_below
     if candidates:

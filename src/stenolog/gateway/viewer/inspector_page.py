@@ -61,7 +61,7 @@ class InspectorPage(SessionPage, frozen=True, kw_only=True):
     left_out: int = 0
     elided: int = 0
     turn_left_out: tuple[int, int] | None = None
-    """First seq and tokens of the newest turn that is left out as a whole."""
+    """First seq and number of tokens of the newest turn that the request leaves out completely."""
     own_system: str = ""
     """`sent` or `left out` if the session contains a system message, otherwise empty."""
     request_bar: Sequence[BarSegment] = ()
@@ -95,7 +95,7 @@ def next_request(agent: AgentInstance, key: str) -> dict[str, Any]:
 def _read_prompt(
     agent: AgentInstance, key: str
 ) -> tuple[Sequence[Message], list[dict[str, Any]], RecallResult]:
-    """Return the visible messages, their bodies, and the memories of the last prompt."""
+    """Return the visible messages, their bodies, and the memories recalled for the last prompt."""
     history = agent.sessions.get_history(key)
     bodies = [message.to_dict() for message in history]
     prompt = next((text_parts_of(body) for body in reversed(bodies) if has_text(body)), "")
@@ -169,7 +169,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
 def _turn_left_out(
     history: Sequence[Message], bodies: Sequence[Body], left_out: int, tokens: Tokens
 ) -> tuple[int, int]:
-    """Return first seq and tokens of the newest turn that is left out."""
+    """Return the first seq and the number of tokens of the newest turn that is left out."""
     last = min(left_out, len(bodies)) - 1
     first = next((at for at in range(last, -1, -1) if has_text(bodies[at])), 0)
     return history[first].seq, sum(tokens.message(body) for body in bodies[first : last + 1])

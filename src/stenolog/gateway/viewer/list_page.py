@@ -40,15 +40,15 @@ from stenolog.stores.base import Store
 
 SESSIONS_PER_PAGE: Final = 50
 MAX_ROWS: Final = 1_000
-"""Maximum number of sessions in one response, if a page reloads all rows that it had."""
+"""Maximum number of sessions in one response, if an open page reloads all its rows."""
 _MAX_SESSION_MATCHES: Final = 3
 """Number of matching sessions shown above the matching messages."""
 _SEARCH_RESULTS_PER_PAGE: Final = 15
 _PROJECTS_PER_PAGE: Final = 20
 _MAX_SCANNED: Final = 5_000
-"""Maximum number of sessions that one query reads to find matching sessions."""
+"""Maximum number of sessions that one query of the catalog returns during a search."""
 _MAX_FILTER_VALUES: Final = {False: 8, True: 100}
-"""Maximum number of values shown for each filter, by whether more values were requested."""
+"""Maximum number of values shown per filter. True: the user asked for more values."""
 _MAX_TRASH_ROWS: Final = 1_000
 NO_VALUE: Final = "-"
 """Value of a filter that selects sessions without a program, project or model."""
@@ -284,7 +284,7 @@ def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], 
         try:
             return read_visibility(store, store.info(key))
         except StenologError:
-            # Hits of a session that is damaged or was deleted after the search have no reason.
+            # If the session is damaged or was deleted after the search, the reason is unknown.
             return Visibility(present=())
 
     hidden_hits = [hit for hit in hits if hit.hidden]

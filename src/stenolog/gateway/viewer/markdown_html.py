@@ -1,8 +1,8 @@
 """Convert Markdown from messages to safe HTML with coloured code.
 
 There are three independent defences. The Markdown parser treats HTML as text. nh3 removes all tags
-and attributes that are not on a list. The content security policy of the pages blocks foreign
-scripts and addresses.
+and attributes that are not explicitly allowed. The content security policy of the pages blocks
+foreign scripts and addresses.
 """
 
 import re

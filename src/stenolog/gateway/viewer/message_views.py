@@ -321,7 +321,7 @@ def _results_by_call(
     bodies: Mapping[int, Mapping[str, Any]],
     parts: Mapping[int, Sequence[Part]],
 ) -> dict[tuple[int, int], _ResultOfCall]:
-    """Return the result of each call, by the seq of its message and its index in the message."""
+    """Return the result of each call, by the seq of the calling message and the call's index."""
     results: dict[tuple[int, int], _ResultOfCall] = {}
     open_calls: dict[str | None, list[tuple[int, int]]] = {}
     for message in messages:
@@ -329,7 +329,7 @@ def _results_by_call(
         if message.seq in bodies and (calls := _calls_in(message_parts)):
             # Items of the Responses API have no role, and one answer has several items.
             if "role" in bodies[message.seq]:
-                # Calls with other ids still wait, because their results may follow later.
+                # Calls with other ids keep waiting, because their results may follow later.
                 for call_id in {None, *(call.id for call in calls)}:
                     open_calls.pop(call_id, None)
             for index, call in enumerate(calls):
@@ -341,7 +341,7 @@ def _results_by_call(
 
 
 def _calls_in(parts: Iterable[Part]) -> list[ToolCall]:
-    """Return the calls of a message. The same call may be in `tool_calls` and in the content."""
+    """Return each call of a message once, even if it is in both `tool_calls` and the content."""
     calls = [part for part in parts if isinstance(part, ToolCall)]
     listed_ids = {call.id for call in calls if not call.in_content}
     return [call for call in calls if not call.in_content or call.id not in listed_ids]

@@ -177,7 +177,7 @@ async def run_within(gateway: Gateway, seconds: float, read: Callable[[], T]) ->
     await asyncio.wait({task}, timeout=seconds)
     if task.done():
         return task.result()
-    # The request no longer waits for the result. The next request reports an error.
+    # No request waits for the result now. If the function fails, the next request reports it.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return None
 
@@ -204,7 +204,7 @@ class SessionPage(Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> str | None:
-        """Key of the session from which this session was forked, also by another program."""
+        """Key of the session from which stenolog or another program forked this session."""
         return self.info.forked_from or source_from(self.info.meta)
 
     @property
@@ -252,7 +252,7 @@ class SignInPage:
                     html = _sign_in_page(error_start["status"], scope, body)
                     _set_headers(error_start, html)
                     await send(error_start)
-                    # Send the page instead of the body that was collected.
+                    # Send the error page instead of the original response body.
                     await send({**message, "body": b"" if scope["method"] == "HEAD" else html})
 
         await self._app(scope, receive, send_page)

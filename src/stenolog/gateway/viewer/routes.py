@@ -172,7 +172,7 @@ class ExportQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of an export."""
 
     full: bool | None = None
-    """Include hidden messages. [default: only summarized ones, in HTML]"""
+    """Include hidden messages. [default: in HTML only summarized messages, otherwise none]"""
 
 
 async def export(request: Request) -> Response:
@@ -257,7 +257,7 @@ _logger = logging.getLogger("stenolog")
 def warm_up(*, list_first: bool) -> None:
     """Prepare the first page, once per process. The lexers are loaded later in a thread.
 
-    With `list_first`, everything is prepared later.
+    With `list_first`, everything is prepared later in the thread.
     """
     if not list_first:
         _prepare_pages()

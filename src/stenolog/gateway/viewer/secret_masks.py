@@ -54,7 +54,7 @@ class SecretMask:
         return "".join([*pieces, text[end:]]) if pieces else text
 
     def end_before(self, text: str, end: int) -> int:
-        """Return the index at which to cut, `end` or the start of a placeholder around `end`."""
+        """Return where to cut the text: at `end`, or before a placeholder that `end` splits."""
         start = text.rfind(_NONCE, 0, end + len(_NONCE))
         match = _PLACEHOLDER.match(text, start) if start >= 0 else None
         return end if match is None or match.end() <= end else start

@@ -33,9 +33,9 @@ FAILED: Final = 8
 THINKING: Final = 16
 
 MAX_MESSAGES: Final = 25_000
-"""Maximum number of messages that one request for the outline of a page reads."""
+"""Maximum number of messages that one outline request of a page reads."""
 _BURST_MESSAGES: Final = 100
-"""Number of messages to read between two pauses, if the number of messages is limited."""
+"""Number of messages to read between two pauses, if `read_outline` has a limit."""
 _PAUSE_SECONDS: Final = 0.001
 _MAX_OUTLINES_PER_STORE: Final = 4
 _PLAIN_FIELDS: Final = frozenset(("role", "content", FIELD))
@@ -109,7 +109,7 @@ class MessageFilter(Struct, frozen=True, kw_only=True):
         return bool(self.only) or not self.tools or not self.thinking
 
     def accepts(self, kinds: int) -> bool:
-        """Whether a message of these kinds is shown."""
+        """Return whether a message of these kinds is shown."""
         if self.only and not kinds & (PROMPT if self.only == "prompts" else FAILED):
             return False
         selected = TEXT | (TOOLS if self.tools else 0) | (THINKING if self.thinking else 0)
@@ -146,7 +146,7 @@ class Outline:
         failures = 0
         starts_turn = is_prompt(body)
         if isinstance(body.get("content"), str) and body.keys() <= _PLAIN_FIELDS and "role" in body:
-            # A tool message with only these fields lacks the id of its call.
+            # A tool message with only the plain fields lacks the id of its call.
             kinds = TOOLS if body["role"] in ("tool", "function") else TEXT
             failures = int(kinds == TOOLS and has_failed(body))
         else:

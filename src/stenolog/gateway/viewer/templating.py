@@ -24,7 +24,7 @@ _TEMPLATES: Final = _FOLDER / "templates"
 
 
 class CompiledTemplates(BytecodeCache):
-    """Compiled templates, which are stored where Python stores its compiled modules.
+    """Cache of compiled templates, in the folder where Python stores its compiled modules.
 
     Compiling the templates of a page takes longer than rendering the page.
     """
@@ -118,7 +118,7 @@ def static_file(name: str) -> bytes:
 
 @cache
 def static_text(names: tuple[str, ...]) -> Markup:
-    """Return the content of static files that a page contains."""
+    """Return the joined content of static files, to embed it in a page."""
     return Markup("\n".join(static_file(name).decode() for name in names))
 
 
