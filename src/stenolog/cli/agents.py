@@ -41,7 +41,7 @@ SENDER: Final = "default"
 SHUTDOWN_SECONDS: Final = 10.0
 """Seconds that a running turn may take to finish when the program ends."""
 _NOTICE_SECONDS: Final = 0.7
-"""Seconds of waiting for turns after which the user is told about them."""
+"""Seconds after which the user is told that the program waits for running turns."""
 _CANCEL_SECONDS: Final = 3.0
 """Maximum seconds to wait after all running turns were cancelled."""
 EXIT_NOT_SAVED: Final = 3
@@ -333,7 +333,7 @@ async def close_agent(opened: OpenAgent, signals: Signals, report: Callable[[str
     """Let running turns finish, close everything and return the exit code.
 
     `report` prints unfinished turns and unsaved messages. Another signal cancels the turns at once.
-    A turn that still does not end is abandoned: all acknowledged messages are in the log.
+    A turn that does not end is abandoned. All acknowledged messages are already in the log.
     """
     loop = opened.loop
     signals.watch(signal.SIGINT)

@@ -63,7 +63,7 @@ def chat_command(key: str | None, continue_last: bool, text: str | None, options
 
 
 async def _chat(options: Options, *, key: str | None, continue_last: bool, text: str | None) -> int:
-    # Imported late: slow, and not needed for --help.
+    # These imports are slow and not needed for --help.
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.picker import find_start
 
@@ -168,7 +168,7 @@ def _read_stdin() -> str:
 
 
 async def _ask(options: Options, question: str, *, key: str | None, as_json: bool) -> int:
-    # Imported late: slow, and not needed for --help.
+    # These imports are slow and not needed for --help.
     from stenolog.agent.commands import new_key, parse_command
     from stenolog.agent.turn_events import InboundMessage
     from stenolog.cli.agents import (
@@ -193,7 +193,7 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
         raise
     status = StatusLine(model.name)
     print_notices(map(sentence, opened.agent.problems))
-    # A question is never a command, whatever it starts with.
+    # A question is never a command, even if it starts with a slash.
     content = question if parse_command(question) is None else f"/{question}"
     inbound = InboundMessage(key=key, content=content, sender=cli_sender(key))
     loop = asyncio.get_running_loop()
@@ -233,7 +233,7 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     if as_json:
         click.echo(json_text(_answer_fields(answer, printer, status)))
     answer_code = exit_code_of(answer)
-    # The outcome of the question takes precedence over NOT_SAVED.
+    # The exit code of the question takes precedence over EXIT_NOT_SAVED.
     return (answer_code or exit_code) if exit_code == EXIT_NOT_SAVED else (exit_code or answer_code)
 
 

@@ -57,8 +57,8 @@ _STYLE: Final = {
     "completion-menu.meta.completion": "ansibrightblack",
     "completion-menu.meta.completion.current": "reverse",
 }
-# Synchronized output: terminals that support these sequences paint the text between them at once,
-# and others ignore them.
+# Terminals that support these sequences paint the text between them in one step.
+# Other terminals ignore the sequences.
 _BEGIN_SYNC: Final = "\x1b[?2026h"
 _END_SYNC: Final = "\x1b[?2026l"
 _FRAME_SECONDS: Final = 0.08

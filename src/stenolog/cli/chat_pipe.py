@@ -141,7 +141,7 @@ class TurnPrinter:
                 self._interruption_reported = self._interruption_reported or is_interruption_notice(
                     event
                 )
-                # Without further input there are no commands to suggest.
+                # After the last message the user cannot type a command, so none is suggested.
                 text = event.text.removesuffix(RETRY_HINT) if self._is_last else event.text
                 self._print_notice(sentence(text))
             case _:
@@ -233,7 +233,7 @@ async def _read_lines() -> AsyncIterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = ""
     while True:
-        # Not in a thread: a thread that waits for input cannot be cancelled.
+        # Do not read in a thread: a thread that waits for input cannot be cancelled.
         await _wait_readable(descriptor)
         data = os.read(descriptor, 65_536)
         text += decoder.decode(data, final=not data)

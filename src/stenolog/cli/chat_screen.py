@@ -142,7 +142,7 @@ def is_interruption_notice(event: Notice) -> bool:
 
 
 def is_unanswered_and_lost(answer: Answer) -> bool:
-    """Whether the message was lost because of the store, which `SaveFailed` has reported."""
+    """Whether the store could not save the message, which `SaveFailed` has already reported."""
     return not answer.saved and isinstance(answer.error, StoreUnavailable)
 
 
@@ -231,7 +231,7 @@ class StatusLine:
 
     @property
     def percent(self) -> int:
-        """Return the percentage of the budget that the last request used."""
+        """Return the percentage of the context budget that the last request used."""
         return round(100 * self._tokens / self._budget) if self._budget else 0
 
     @property
@@ -319,7 +319,7 @@ class TurnScreen:
     def show_event(self, event: Event) -> None:
         """Show an event."""
         if not self._counts_this_turn and isinstance(event, ModelCalled):
-            # Until its first request, the status line shows the counts of the previous turn.
+            # Until a turn's first request, the status line shows the counts of the previous turn.
             self._counts_this_turn = True
             self._status.start_turn()
         self._status.count_event(event)

@@ -190,7 +190,7 @@ class TerminalChat:
         self.line.flush()
 
     async def _store_waiting(self) -> None:
-        """Store the messages that wait for a command, and skip the commands that wait.
+        """Store the messages that wait behind a command. Waiting commands are not run.
 
         Messages after a command that changes or switches the session are reported as not sent.
         """
@@ -211,7 +211,7 @@ class TerminalChat:
     def _store_message(self, text: str) -> bool:
         content = text[1:] if text.startswith("//") else text
         body = {"role": "user", "content": content}
-        # Without the mark of a received message, no agent would answer the message after a restart.
+        # After a restart, agents answer only messages that are marked as received.
         body = mark_received(body, sender=cli_sender(self.key))  # guard: chat-unsent-received
         try:
             return bool(self._opened.agent.sessions.add_full_message(self.key, body))
@@ -315,8 +315,8 @@ class TerminalChat:
     def _start_entry(self, text: str) -> None:
         entry = _Entry(text, self._new_screen())
         self._has_message = self._has_message or not entry.command_name
-        # A message is stored at once and waits in the log. A command may change the log or the
-        # session, so the command and all later entries wait here.
+        # A message is stored at once and waits in the log.
+        # A command may change the log or the session, so it and all later entries wait here.
         previous = self._entries[-1].task if self._entries else None
         must_wait = any(other.command_name for other in (entry, *self._entries))
         entry.is_waiting = self.is_busy

@@ -71,7 +71,7 @@ def _open_store(ctx: click.Context) -> "Store":
 
     Raises StenologError, ClickException.
     """
-    # Imported late: needed only to complete keys.
+    # This import is only needed to complete keys.
     from stenolog.cli.workspace import Location, open_read_only
 
     agent, namespace = ctx.params.get("agent"), ctx.params.get("namespace")

@@ -130,8 +130,8 @@ def doctor_command(
 
 
 def _hints_about_mixed_notes(place: str) -> list[CheckNote]:
-    """Return hints about memory notes of older versions that no session recalls."""
-    # Imported late: needed only if notes are printed.
+    """Return hints about notes that an older version made and that no session recalls."""
+    # This import is only needed if hints are printed.
     from stenolog.memory.mixed_scopes import mixed_scopes
 
     return [
@@ -153,7 +153,7 @@ def _hints_about_mixed_notes(place: str) -> list[CheckNote]:
 
 def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
     """Return a hint about transcripts that Claude Code deletes soon and that are not imported."""
-    # Imported late: needed only if notes are printed.
+    # These imports are only needed if hints are printed.
     from stenolog.transfer.transcripts.claude_code import ClaudeCode
     from stenolog.transfer.transcripts.claude_settings import (
         cleanup_days,

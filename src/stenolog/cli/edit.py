@@ -272,7 +272,7 @@ async def _summarize(
     options: Options, key: str, *, dry_run: bool
 ) -> tuple[dict[str, Any], str, int]:
     """Summarize a session and return the result as fields, as a sentence, and as an exit code."""
-    # Imported late: slow, and not needed for --help.
+    # These imports are slow and not needed for --help.
     from stenolog.agent.scheduler import SessionBusy
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.config import read_settings
@@ -334,7 +334,7 @@ def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], 
 def _summary_report(key: str, report: "SummaryReport | None") -> tuple[dict[str, Any], str]:
     if report is None:
         return _summary_fields(key, dry_run=False), _NOTHING_TO_SUMMARIZE
-    # Imported late: only needed after a summary.
+    # This import is only needed after a summary.
     from stenolog.context.summarize import UNDO_HINT
 
     fields = _summary_fields(

@@ -72,7 +72,7 @@ class _FormatType(click.Choice[str]):
 
 
 class _ExportCommand(click.Command):
-    """The command, which suggests `--format html` for the option `--html`."""
+    """The command `export`. It suggests `--format html` if the user types `--html`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -181,7 +181,7 @@ def export_command(
     with open_read_only(where) as store:
         info = find_session_to_read(store, key)
         if form == "html" and full is None:
-            # Imported late: slow, and only needed for pages.
+            # This import is slow and only needed for pages.
             from stenolog.gateway.viewer.export_page import read_shared_messages
 
             messages = read_shared_messages(store, info)
@@ -224,7 +224,7 @@ def _render_pieces(
 ) -> Iterator[bytes]:
     if form != "html":
         return text_export_pieces(form, info, messages, redactor)
-    # Imported late: slow, and only needed for pages.
+    # This import is slow and only needed for pages.
     from stenolog.gateway.viewer.export_page import export_pieces
 
     return export_pieces(form, info, messages, redactor)
@@ -282,7 +282,7 @@ def _export_all(
                     _write_file(path, _render_pieces(form, info, messages, redactor))
                     exported.append(session)
             except (NoSuchSession, ForeignLog):
-                pass  # The session was just deleted, or the file is of another program.
+                pass  # The session was just deleted, or the file belongs to another program.
             except StenologError as error:
                 problems[key] = str(error)
             step()
@@ -325,8 +325,8 @@ def _remove_link(path: Path) -> None:
 def _describe_session(
     info: SessionInfo, messages: Sequence[Message], form: ExportFormat, redactor: SharingRedactor
 ) -> _ExportedSession:
-    # `redactor` counts secrets when the document is written. A second redactor for title and key
-    # avoids counting the same secret twice.
+    # `redactor` counts secrets when the document is written.
+    # A second redactor for title and key avoids counting the same secret twice.
     name_redactor = SharingRedactor(enabled=True)
     title = " ".join(document_title(info, messages, name_redactor).split())
     return _ExportedSession(
@@ -347,7 +347,7 @@ def _file_name(title: str, key: str, suffix: str) -> str:
 
 
 def _render_index(sessions: Sequence[_ExportedSession]) -> Iterator[bytes]:
-    # Imported late: slow, and only needed for pages.
+    # This import is slow and only needed for pages.
     from stenolog.gateway.viewer.export_page import index_page
 
     yield index_page(sorted(sessions, key=lambda session: session.last, reverse=True))

@@ -145,7 +145,7 @@ def _start_import(path: Path, where: Location) -> None:
 
 def _import_transcript(path: Path, where: Location) -> None:
     """Import a session and its subagents. Raises OSError and the errors of the store."""
-    # Imported late: the process that Claude Code waits for does not need this module.
+    # The process that Claude Code waits for does not need these imports.
     from stenolog.transfer.transcripts.claude_code import ClaudeCode
     from stenolog.transfer.transcripts.transcript_import import import_transcript
 
@@ -243,7 +243,7 @@ def log_file() -> Path:
 
 
 def _write_log(text: str) -> None:
-    """Write a line to the log. A failure to write is ignored, because nobody could see a report."""
+    """Write a line to the log. Errors are ignored, because nobody would see them."""
     path = log_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

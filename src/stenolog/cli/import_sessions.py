@@ -52,7 +52,7 @@ PROGRAMS: Final[dict[str, frozenset[Layout]]] = {
     "adk": frozenset({"adk"}),
     "plain": frozenset({"plain"}),
 }
-"""Layouts for each value of `--from`."""
+"""File layouts of each program that `--from` accepts."""
 TRANSCRIPT_PROGRAMS: Final = (
     "claude-code",
     "codex",
@@ -72,7 +72,7 @@ NEEDED_PATHS: Final = {
     "open-webui": "JSON file of the export",
     "aider": "folder of a project",
 }
-"""Programs without a usual place, and what to import instead."""
+"""Path that the user must give for each program whose files have no usual place."""
 _MAX_ECHOED_CHARS: Final = 200
 
 
@@ -323,10 +323,10 @@ def _unaccepted_alias_lines(report: ImportReport) -> Iterator[str]:
 
 
 def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Path] | None:
-    """Return the program and place of transcripts; None if SOURCE holds other sessions."""
+    """Return program and path of the transcripts in SOURCE; None if it has other sessions."""
     if program in PROGRAMS:
         return None
-    # Imported late: loads the readers of all programs.
+    # These imports load the readers of all programs.
     from stenolog.cli.import_transcripts import default_place
     from stenolog.transfer.transcripts.programs import detect_program
 
@@ -342,7 +342,7 @@ def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Pat
 
 
 def _has_other_sessions(source: Path) -> bool:
-    """Return whether a folder with transcripts also has sessions of the other programs."""
+    """Return whether a folder with transcripts also has sessions of other programs."""
     if not source.is_dir():
         return False
     folder, name = _source_folder(source)
@@ -359,7 +359,7 @@ def _import_transcripts(
     from stenolog.cli.import_transcripts import TranscriptsCommand
 
     if not (watch or TranscriptsCommand(program, path, InMemoryStore()).find_files()):
-        # Create no workspace.
+        # Use a store in memory, so that no workspace is created without transcripts.
         command = TranscriptsCommand(program, path, InMemoryStore())
         return command.run(as_json=as_json, dry_run=dry_run)
     with (_open_read_only if dry_run else _open_writable)(where) as store:
@@ -451,7 +451,7 @@ def _print_table(report: ImportReport) -> None:
 def _subfolders(folder: Path) -> list[Path]:
     """Return the subfolders that --recursive searches, without hidden folders and links.
 
-    Logs of stenolog in them are recognized by their content and not imported.
+    Stenolog logs in the subfolders are recognized by their content and not imported.
     """
     folders = []
     for path in sorted(folder.iterdir()):
@@ -534,7 +534,7 @@ def _files_to_import(folder: Path) -> Iterator[Path]:
 
 
 def _is_searched_folder(folder: Path) -> bool:
-    # Imported late: loads SQLite, which no other command needs.
+    # This import loads SQLite, which no other command needs.
     from stenolog.transfer.importers.framework_tables import is_searched
 
     return is_searched(folder)

@@ -64,7 +64,7 @@ class TranscriptsCommand:
         """Return the transcripts that exist."""
         files: list[TranscriptFile] = []
         try:
-            # Added one by one, so that files found before an error are imported.
+            # Files are added one by one, so that those found before an error are imported.
             for file in self._reader.find(self._path):
                 files.append(file)
         except (NotASession, OSError) as error:
@@ -75,7 +75,8 @@ class TranscriptsCommand:
     def run(self, *, as_json: bool, dry_run: bool = False) -> int:
         """Import everything that is new, print the result, and return the exit code.
 
-        Codes: 0 all was imported, 1 there is no transcript, 3 something was not imported.
+        Exit codes: 0 everything was imported, 1 there is no transcript, 3 something was not
+        imported.
         """
         files = self.find_files()
         batch = TranscriptImport(self._reader, self._store, dry_run=dry_run)

@@ -110,7 +110,7 @@ def _open_for_indexing(store: Store, place: SessionsLocation) -> Store | None:
     Return None if the database cannot be opened. Also return None if opening would migrate older
     tables: a command that only reads must not lock out an older program that uses the database.
     """
-    # Imported late: only needed for PostgreSQL.
+    # This import is only needed for PostgreSQL.
     from stenolog.stores.postgres import PostgresStore
 
     if isinstance(store, PostgresStore) and store.database.is_outdated:
@@ -332,7 +332,7 @@ def _other_file_remarks(where: Location, *, listed: int) -> Iterator[str]:
 
 def _foreign_sessions(place: SessionsLocation) -> "list[Source]":
     """Return the sessions of other programs that can be imported from the session folder."""
-    # Imported late: only needed if there are other files.
+    # This import is only needed if there are other files.
     from stenolog.transfer.importers.folder import Folder
 
     if place.old is not None:

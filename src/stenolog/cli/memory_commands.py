@@ -222,7 +222,7 @@ def _note_fields(note: Note) -> dict[str, Any]:
 
 
 def _print_tables(notes: Sequence[Note]) -> None:
-    # Imported late: slow, and only needed in a terminal.
+    # This import is slow and only needed in a terminal.
     from rich.text import Text
 
     console = terminal_console(styled=uses_color())

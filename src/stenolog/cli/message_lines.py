@@ -57,7 +57,7 @@ _MAX_VALUE_LENGTH: Final = 400
 """Maximum number of characters shown of a field other than the content."""
 _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 _MAX_TOOL_LINES: Final = 12
-"""Maximum number of lines of a block in a terminal."""
+"""Maximum number of lines shown of each block of a tool call or result."""
 _STYLES: Final = {"added": "green", "removed": "red", "same": "dim", "head": "dim cyan"}
 _TICKS: Final = {"done": "☑", "active": "◐", "open": "☐"}
 _TICK_STYLES: Final = {"done": "dim", "active": "bold", "open": ""}
@@ -238,7 +238,7 @@ class MessageRenderer:
 
     def _call_lines(self, call: ToolCall) -> Iterator[str]:
         """Yield a tool call: one line, and below it diffs, commands, files and checklists."""
-        # Imported late: slow, and only needed for tool calls.
+        # This import is slow and only needed for tool calls.
         from stenolog.cli.chat_screen import short_call
 
         if call.name == UNNAMED:
@@ -259,7 +259,7 @@ class MessageRenderer:
         yield from self._render_styled(f"→ {text}", "yellow")
 
     def _result_lines(self, result: ToolResult, *, failed: bool) -> Iterator[str]:
-        """Yield the lines of a tool result; text is cut, other parts are JSON."""
+        """Yield the lines of a tool result. Long text is cut; other parts are shown as JSON."""
         parts = list(read_content(result.content))
         if not parts and result.in_content:
             yield from self._output_lines(_as_json(result.value), failed=failed)
@@ -309,7 +309,7 @@ def _has_details(blocks: Iterable[ToolBlock]) -> bool:
 
 
 def _all_block_lines(block: ToolBlock, style: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a block with their rich styles. `style` is the style of text."""
+    """Yield the lines of a block with their rich styles. `style` is the style of plain text."""
     match block.kind:
         case "diff":
             for line in block.lines:

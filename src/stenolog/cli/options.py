@@ -16,7 +16,7 @@ def complete_key(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem[str]]":
     """Return the session keys with this prefix, for the completion of a shell."""
-    # Imported late: only needed for completion.
+    # This import is only needed for completion.
     from stenolog.cli.completion import complete_session_key
 
     return complete_session_key(ctx, param, incomplete)

@@ -26,7 +26,7 @@ EXIT_PARTIAL: Final = 3
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
 """Minimum size of an import in bytes for which a progress bar is shown."""
 
-# Remove whole sequences, otherwise their visible part would remain: "[31m".
+# Match whole control sequences. Otherwise their visible part, such as "[31m", would remain.
 _CONTROL_SEQUENCE: Final = lazy_pattern(
     # colours, cursor, erase
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
@@ -39,8 +39,8 @@ _UNPRINTABLE_RANGES: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 )
 _CONTROL_CHARACTER: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}]")
-# Lone surrogates are unsafe too, because they cannot be encoded. Line ends are safe in JSON: they
-# occur only between values.
+# Lone surrogates are unsafe too, because they cannot be encoded.
+# Line ends are safe in JSON, because they occur only between values.
 _UNSAFE_IN_JSON: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}\ud800-\udfff]")
 _CONTROL_OR_LINE_END: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}\t\n]")
 
@@ -212,7 +212,7 @@ def uses_color() -> bool:
 
 def terminal_console(*, styled: bool = True) -> "Console":
     """Return a console for stdout. Without `styled` it prints neither colours nor bold text."""
-    # Imported late: slow, and only needed in a terminal.
+    # These imports are slow and only needed in a terminal.
     from rich.console import Console
     from rich.theme import Theme
 
@@ -303,7 +303,7 @@ def progress_bar(*extra_columns: str, percent: bool = False) -> "Progress":
 
 
 def inline_output() -> "Vt100_Output":
-    """Return the terminal for widgets that are drawn below the other output and then removed."""
+    """Return the terminal for widgets that are drawn below other output and later removed."""
     from prompt_toolkit.output.color_depth import ColorDepth
     from prompt_toolkit.output.vt100 import Vt100_Output
 
@@ -313,6 +313,6 @@ def inline_output() -> "Vt100_Output":
         default_color_depth=ColorDepth.from_env(),
         enable_bell=False,
     )
-    # The cursor position is not needed, and the terminal's answer would mix with typed text.
+    # Do not ask for the cursor position: the terminal's answer would mix with typed text.
     output.enable_cpr = False
     return output

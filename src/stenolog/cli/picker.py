@@ -370,7 +370,7 @@ class Picker:
     def _make_application(
         self, text: str, source: "Input | None", output: "Output | None"
     ) -> "Application[str | None]":
-        # Imported late: slow, and only needed for this list.
+        # These imports are slow and only needed for this list.
         from prompt_toolkit.application import Application
         from prompt_toolkit.buffer import Buffer
         from prompt_toolkit.document import Document
@@ -451,7 +451,7 @@ class Picker:
 
         @keys.add("enter")
         def choose_session(press: Press) -> None:
-            # If the user presses Enter before the search ends, Enter applies to its result.
+            # If Enter is pressed before a match is found, the first match is chosen later.
             self._enter_pressed = True
             self._refresh_list(press.app)
 

@@ -206,7 +206,7 @@ def purge_command(
         typed_names = [target.confirmation for target in listed_targets]
         _confirm_names([who] if who is not None and _is_typable(who) else typed_names)
     history = _input_history_file()
-    # Clear the history first: it is compared with the messages, which the purge deletes.
+    # Clear the input history first: this needs the messages, which the purge deletes.
     history_problem = "" if history is None else _clear_history(history, where, targets)
     results = list(_purge_all(where, targets, who))
     _print_results(results, as_json=as_json, dry_run=False)
@@ -268,7 +268,7 @@ class _Namespace:
         uids = {session.uid for session in (*trashed, *remains)}
         uid, messages, is_readable = trashed[0].uid if trashed else "", 0, True
         if before is not None:
-            # The trash, and remains of other purges, are not affected.
+            # With `before`, the trash and the remains of other purges are not purged.
             trashed = remains = []
         try:
             info = self.store.info(key)
@@ -309,7 +309,7 @@ def _targets_of_keys(
             key = aliases.resolve_key(name)
             target = namespace.find_target(key, before)
             if target is None and before is None and namespace.has_unnamed_remains:
-                # Assume that the interrupted purge is repeated.
+                # Assume that the user repeats an interrupted purge whose key is unknown.
                 target = _PurgeTarget(namespace=None, key=key, is_unfinished=True)
             if target is None:
                 # `find_session` raises the usual error about an unknown session.
@@ -326,7 +326,7 @@ def _targets_of_person(workspace: str, who: str) -> list[_PurgeTarget]:
     unfinished_namespace = ""
     for name in namespaces_of(workspace):
         if name in (CHANNELS, NOTES):
-            continue  # channels contain no messages; notes are found through the sessions
+            continue  # Channels have no messages, and notes are searched below.
         with _open_namespace(Location(workspace=workspace), name) as store:
             namespace = _Namespace(store, name)
             if namespace.has_unnamed_remains:
@@ -339,7 +339,7 @@ def _targets_of_person(workspace: str, who: str) -> list[_PurgeTarget]:
             )
     targets += _note_targets_of_person(workspace, who, targets)
     if unfinished_namespace and not targets:
-        # The interrupted purge may be about this person. Any purge in its namespace completes it.
+        # An interrupted purge may be about this person. Any purge in its namespace completes it.
         targets.append(_PurgeTarget(namespace=unfinished_namespace, key=who, is_unfinished=True))
     return targets
 
@@ -347,7 +347,7 @@ def _targets_of_person(workspace: str, who: str) -> list[_PurgeTarget]:
 def _note_targets_of_person(
     workspace: str, who: str, sessions: Sequence[_PurgeTarget]
 ) -> list[_PurgeTarget]:
-    """Find the notes of a person, and the records of how far these sessions were consolidated."""
+    """Find a person's notes, and the records of how far `sessions` were consolidated."""
     if NOTES not in namespaces_of(workspace):
         return []
     uids = {uid for target in sessions for uid in target.uids}
@@ -430,7 +430,7 @@ def _purge_all(
     """Delete the targets permanently, and yield the result of each target.
 
     The notes of a person are searched again after the sessions were deleted, because a
-    consolidation in progress may have added notes until then (see `Notes.guarded`).
+    consolidation in progress may have added notes in the meantime (see `Notes.guarded`).
     """
     sessions = [target for target in targets if who is None or not target.has_notes]
     is_only = len(targets) == 1
@@ -455,7 +455,7 @@ def _purge_target(where: Location, target: _PurgeTarget, *, is_only: bool) -> _P
     except StenologError as error:
         if is_only:
             raise
-        # Purge as much as possible.
+        # Continue with the other targets, to purge as much as possible.
         return _PurgeResult(target=target, problem=str(error))
     return _PurgeResult(target=target, messages=report.messages, not_reached=report.not_reached)
 
@@ -572,7 +572,7 @@ def _count_notes(where: Location, key: str) -> int:
 def _clear_retention_log(
     where: Location, results: Sequence[_PurgeResult], who: str | None
 ) -> Iterator[str]:
-    """Remove purged sessions from the log of retention; yield a phrase if entries remain."""
+    """Remove purged sessions from the retention log; yield a phrase if entries remain."""
     purged_keys = {
         escaped_for_log(result.target.key)
         for result in results
@@ -593,7 +593,7 @@ def _clear_retention_log(
         except StenologError as error:
             yield f"entries in the retention log: {error}"
     elif who is not None:
-        # For a single session, retention may never have logged anything.
+        # If only keys are purged, no phrase is needed: retention may not have logged them.
         yield "entries about the session in the program's log"
 
 
@@ -602,7 +602,7 @@ def _clear_retention_log(
 
 def _input_history_file() -> Path | None:
     """Return the input history of chats, or None if it is missing or empty."""
-    # Imported late: slow, and only needed for a purge.
+    # This import is slow and only needed for a purge.
     from stenolog.cli.chat_input import history_file
 
     file = history_file()

@@ -84,7 +84,7 @@ def search_command(
     with open_workspace_catalog(where) as (catalog, progress):
         search = partial(catalog.search, text, prefix=prefix, tag=tag, since=since, until=until)
         result = search(role=role, limit=limit, newest=newest, progress=progress)
-        # The role may be misspelt. Without a role, all roles were searched.
+        # The role may be misspelt, so search all roles if nothing was found.
         other_hits = (
             search(limit=_ROLE_SAMPLE_SIZE).hits if role is not None and not result.hits else ()
         )
@@ -126,7 +126,7 @@ def _hit_cells(hit: Hit) -> Sequence[object]:
 
 
 def _print_hits(hits: Sequence[Hit]) -> None:
-    # Imported late: slow, and only needed in a terminal.
+    # These imports are slow and only needed in a terminal.
     from rich.padding import Padding
     from rich.text import Text
 

@@ -112,7 +112,7 @@ def collect_garbage_again() -> None:
 
 
 async def _serve(settings: "Settings", options: Options, *, read_only: bool = False) -> int:
-    # Imported late: slow, and an optional extra.
+    # These imports are slow, and the gateway is an optional extra.
     import_gateway()
     from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
@@ -175,13 +175,13 @@ async def _serve(settings: "Settings", options: Options, *, read_only: bool = Fa
         return 1
     if report.hanging:
         sys.stderr.flush()
-        # A tool that does not end occupies a thread that cannot be stopped.
+        # Exit at once: a tool that does not end occupies a thread that cannot be stopped.
         os._exit(_EXIT_NOT_SAVED if report.not_saved else 0)
     return _EXIT_NOT_SAVED if report.not_saved else 0
 
 
 def cache_folder() -> Path:
-    """Return the folder for search indexes of places that must not change."""
+    """Return the cache folder for search indexes of sessions in read-only places."""
     from platformdirs import user_cache_path
 
     return user_cache_path("stenolog", appauthor=False)
@@ -279,7 +279,7 @@ def open_browser(url: str) -> bool:
     """Open a private file that redirects the browser; return False if that failed.
 
     Command lines are visible to all users, so the link must not be an argument of the browser. The
-    file stays until it is replaced: its link expires after a minute.
+    file is not deleted, because its link expires after a minute.
     """
     from platformdirs import user_state_path
 

@@ -108,7 +108,7 @@ def show_command(
 def _find_message(store: Store, name: str, at: int | None) -> tuple[SessionInfo, int | None]:
     """Return the session and the seq of the message.
 
-    An existing key takes precedence over KEY:SEQ.
+    If `name` is an existing key, it is not read as KEY:SEQ.
     """
     key, _, seq = name.rpartition(":")
     if at is None and key and seq.isascii() and seq.isdecimal():
@@ -227,7 +227,7 @@ def tail_command(key: str, follow: bool, last: int, as_json: bool, where: Locati
 def _last_messages(store: Store, key: str, last: int) -> tuple[SessionInfo, list[Message], int]:
     """Return a session, its last visible messages, and the seq after which to follow the session.
 
-    Reads again if another process deleted and created the session in the meantime.
+    Reads again if another process deleted and recreated the session in the meantime.
     """
     key = find_session_to_read(store, key).key
     while True:

@@ -134,7 +134,7 @@ def stats_command(
                             add_usage(usage, progress.usage(info.uid))
                             totals.add_side_calls(name, side_counts(usage, totals.price))
                 except (NoSuchSession, ForeignLog):
-                    pass  # The session was just deleted, or the file is of another program.
+                    pass  # The session was just deleted, or the file belongs to another program.
                 except StenologError as error:
                     problems[name] = str(error)
                 step()
@@ -188,7 +188,7 @@ def _session_title(info: SessionInfo, history: Sequence[Message]) -> str:
 
 def _open_progress(stack: ExitStack, where: Location) -> "ConsolidationProgress | None":
     """Open the progress of consolidation, which counts the model calls that made notes."""
-    # Imported late: slow, and only needed here.
+    # These imports are slow and only needed here.
     from stenolog.memory.consolidation import ConsolidationProgress
     from stenolog.memory.facade import AGENT
 
@@ -282,7 +282,7 @@ def _count_fields(counts: Counts) -> dict[str, int]:
 
 
 def _group_counts(totals: Totals, by: str) -> list[tuple[str, Counts]]:
-    """Return the name and counts of each group. Days are in order, other groups by cost."""
+    """Return the name and counts of each group. Days are sorted by date, others by cost."""
     if by == "day":
         return [(day.isoformat(), totals.days[day]) for day in sorted(totals.days)]
     groups = {
@@ -323,7 +323,7 @@ def _draw_groups(
     totals: Totals,
     cost: Cost | None,
 ) -> None:
-    # Imported late: slow, and only needed in a terminal.
+    # This import is slow and only needed in a terminal.
     from rich.text import Text
 
     console = terminal_console(styled=uses_color())
@@ -357,7 +357,7 @@ def _draw_groups(
 
 
 def _draw_tables(totals: Totals, cost: Cost | None) -> None:
-    # Imported late: slow, and only needed in a terminal.
+    # This import is slow and only needed in a terminal.
     from rich.text import Text
 
     console = terminal_console(styled=uses_color())

@@ -95,20 +95,20 @@ class Steno(click.Group):
         """Run `steno` as the main program of this process."""
         # Imports create many objects and no reference cycles, so do not look for cycles yet.
         gc.set_threshold(100_000)
-        # Otherwise Python would search all objects for cycles when it exits, which takes 10 ms.
+        # Without `gc.freeze`, Python would search all objects for cycles at exit, which takes 10 ms.
         atexit.register(gc.freeze)
         return super().__call__(*args, **extra)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run `steno` with the given arguments."""
-        # If the shell closed a stream (`>&-`), Python sets the stream to None. Libraries do not
-        # expect None.
+        # If the shell closed a stream (`>&-`), Python sets the stream to None.
+        # Libraries do not expect that a stream is None.
         if sys.stdout is None:
             sys.stdout = _open_devnull()
         if sys.stderr is None:
             sys.stderr = _open_devnull()
         if _COMPLETION_VARIABLE in os.environ:
-            # Imported late: only needed for completion.
+            # This import is only needed for completion.
             from stenolog.cli.completion import register
 
             register()
@@ -140,7 +140,7 @@ class Steno(click.Group):
         """Return the command. Raises UsageError with a suggestion for a similar name."""
         name = args[0]
         if name not in COMMANDS and name not in _ALIASES and not ctx.resilient_parsing:
-            # Imported late: only needed for an unknown command.
+            # This import is only needed for an unknown command.
             from difflib import get_close_matches
 
             for similar_name in get_close_matches(name, COMMANDS, 1):

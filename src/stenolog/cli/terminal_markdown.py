@@ -32,7 +32,7 @@ _MAX_BLOCK_LINES: Final = 200
 _REPARSE_SHARE: Final = 8
 """A block is parsed again after it has grown by an eighth; once per line would be slow."""
 _MAX_NESTING: Final = 19
-"""Maximum nesting that is rendered. The parser drops deeper text, so the source is shown."""
+"""Maximum nesting that is rendered. Deeper text is shown as source: the parser drops it."""
 _QUOTE_INDENT: Final = 4
 """Number of columns by which a quote is indented."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
@@ -233,8 +233,8 @@ def _opening_code_line(lines: Sequence[str]) -> str | None:
 def _find_split(lines: Sequence[str]) -> int | None:
     """Return the number of lines of code to print now, or None if there are too few.
 
-    Code is split after an empty line where an unindented line starts, because multi-line strings
-    rarely continue there.
+    Code is split between an empty line and an unindented line, because multi-line strings rarely
+    continue there.
     """
     if len(lines) < _EARLY_CODE_LINES:
         return None
@@ -246,7 +246,7 @@ def _find_split(lines: Sequence[str]) -> int | None:
 
 @cache
 def _parser() -> "MarkdownIt":
-    # Imported late: slow, and only needed in a terminal.
+    # This import is slow and only needed in a terminal.
     from markdown_it import MarkdownIt
 
     # HTML tags and link definitions are shown as text, not dropped.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PORT: Final = 8788
 """Port that is used if it is free and the user gives no port."""
 _MIN_SESSIONS_FOR_HELPERS: Final = 200
-"""Number of sessions from which helper processes are started."""
+"""Minimum number of sessions left to index for which helper processes are started."""
 _MAX_HELPERS: Final = 3
 _POLL_SECONDS: Final = 0.2
 _MAX_POLLS: Final = 50
@@ -91,7 +91,7 @@ def view_command(
 
 
 def _find_places(places: Sequence[str], settings: "Settings") -> "list[ViewedPlace]":
-    # Imported late: slow.
+    # This import is slow, so it is not at the top.
     from stenolog.transfer.viewed_places import find_usual_places, recognize_place
 
     workspace = settings.agent.sessions
@@ -179,7 +179,7 @@ async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") ->
             break
     else:
         return
-    # URLs of databases may contain a password, which other users could see.
+    # Other users can see command lines, and URLs of databases may contain a password.
     if any("://" in place.where for place in places):
         return
     place_list = json.dumps([(place.program, place.where) for place in places])

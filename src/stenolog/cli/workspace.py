@@ -50,7 +50,7 @@ def display_name(workspace: str) -> str:
     """Return a workspace in printable form, without the password of a URL."""
     if "://" not in workspace and "password" not in workspace:
         return workspace
-    # Imported late: only needed for databases.
+    # This import is only needed for databases.
     from stenolog.settings.secrets import without_password
 
     return without_password(workspace)  # guard: workspace-name-redacted
@@ -100,7 +100,7 @@ def workspace_option(
     def resolve_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
         if value is not None:
             return value
-        # With DIR given, the settings are not needed, even if they are wrong.
+        # If DIR is given, the settings are not read, even if they are wrong.
         if ctx.params.get("directory") is not None or ctx.resilient_parsing:
             return DEFAULT_WORKSPACE
         try:
@@ -114,8 +114,8 @@ def workspace_option(
 
 
 def _workspace_in_settings(agent: str | None) -> str:
-    """Return where the settings store the sessions of an agent. Raises ClickException."""
-    # Imported late: slow, and not needed with -w; the second import only if settings exist.
+    """Return the workspace that the settings name for an agent. Raises ClickException."""
+    # These imports are slow, and they are not needed with -w.
     from stenolog.settings.file import has_file_or_variables
 
     if not has_file_or_variables(os.environ):
@@ -187,8 +187,8 @@ def check_exists(workspace: str) -> None:
 
 
 def transcripts_hint(folder: str | os.PathLike[str]) -> str:
-    """Return how to use the transcripts of a known program in a folder; empty without any."""
-    # Imported late: only needed if there is nothing to list.
+    """Return how to use the transcripts of a known program in a folder; empty if none exist."""
+    # This import is only needed if there is nothing to list.
     from stenolog.transfer.transcripts.programs import detect_program
 
     path, program = Path(folder), None
@@ -289,7 +289,7 @@ def _unknown_session_error(
 
 def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":
     """Return the session with this key or alias, or None."""
-    # Imported late: most commands that list sessions do not need this module.
+    # Most commands that list sessions do not need this import.
     from stenolog.sessions.aliases import Aliases
 
     return find_info(store, Aliases(store).resolve_key(name))
