@@ -46,9 +46,9 @@ class Token(Struct, frozen=True):
     def host_name(self) -> str:
         """Return the host name of the gateways with this token, for browsers on this machine.
 
-        Browsers send a host's cookie to every port of the host. So another server at `localhost`
-        would get a cookie that is set for `localhost`. Only holders of the token know the returned
-        name. Browsers resolve all names below `localhost` to this machine.
+        Browsers send a host's cookie to every port of the host. A cookie for `localhost` would also
+        be sent to other servers at `localhost`. Only holders of the token know the returned name.
+        Browsers resolve all names below `localhost` to this machine.
         """
         return f"steno-{self.key('host name').hex()[:16]}.localhost"
 

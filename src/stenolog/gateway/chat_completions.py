@@ -248,7 +248,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _record_receipt(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Store that the client has received this answer: its next request is not a retry."""
+    """Store that the client received this answer, so its next request is no retry."""
     if chat.marks_retries and answer.seq is not None:
         await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
 

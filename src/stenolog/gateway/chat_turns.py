@@ -298,7 +298,7 @@ def _mark_bodies(
 
 
 def _is_retry(request: ChatTurnRequest, view: SessionView, match: Match) -> bool:
-    """Return whether the request repeats the request that the last answer in the log answers.
+    """Return whether the request is a retry of the request that was answered last.
 
     The request is new if its idempotency key or its digest differs, or if the client has received
     the answer. The decision depends only on the store, so that every gateway makes the same

@@ -132,7 +132,7 @@ def is_loopback(host: str) -> bool:
 
 
 def server_end(host: str, port: int) -> str:
-    """Return the server's host and port in a connection, the same text on client and server."""
+    """Return the server's host and port as text, which is the same on client and server."""
     # Remove the name of a network interface, such as `%eth0`: it differs between machines.
     address = _parse_address(host.partition("%")[0])
     # A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.

@@ -57,7 +57,7 @@ class ConnectionLimit:
         self._logged_count = 0
 
     def count_closed(self) -> None:
-        """Count a closed connection. Log the number at most once per interval."""
+        """Count a closed connection. Log the number of closed connections at most once a minute."""
         self.closed_count += 1
         if self._now() - self._logged_at < _LOG_SECONDS:
             return

@@ -153,7 +153,10 @@ def _search_messages(agent: AgentInstance, key: str, query: str) -> SessionSearc
 
 
 def _may_contain(message: Message, words: Sequence[str]) -> bool:
-    """Return False if the stored JSON lacks a word. Decoding every message would be slower."""
+    """Return whether a message may contain all words, judged by its stored JSON.
+
+    Decoding every message would be slower.
+    """
     stored_json = message.to_json()
     if b"\\u" in stored_json:
         return True
