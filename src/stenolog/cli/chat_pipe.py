@@ -301,7 +301,7 @@ class PipeChat:
         return await anext(self._input_lines, None)
 
     async def wait_for_turns(self) -> None:
-        """Wait for the last answer after the loop was closed. Raises OSError of stdout."""
+        """After the loop was closed, wait for the last answer. Raises OSError of stdout."""
         if self._answer_task is not None:
             await asyncio.wait({self._answer_task})
             self._answer_task.result()

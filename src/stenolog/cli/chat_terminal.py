@@ -181,7 +181,7 @@ class TerminalChat:
                 self.show_notice(f"Resume with: steno chat {key}{location_hint()}")
 
     async def wait_for_turns(self) -> None:
-        """Wait for all turns after the loop was closed, and show the last lines."""
+        """After the loop was closed, wait for all turns and show the last lines."""
         tasks = [entry.task for entry in self._entries if entry.task is not None]
         if self._resume_task is not None:
             tasks.append(self._resume_task)

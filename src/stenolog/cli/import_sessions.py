@@ -86,7 +86,7 @@ class _SourceType(click.Path):
         super().__init__(exists=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        is_missing = not os.path.lexists(value)  # also True if the name is too long for a file
+        is_missing = not os.path.lexists(value)  # This is also True if the name is too long.
         if is_missing and value in NEEDED_PATHS:
             text = f"{value} has no usual place; name the {NEEDED_PATHS[value]}"
             self.fail(f"{text}: steno import --from {value} PATH", param, ctx)

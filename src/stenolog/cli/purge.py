@@ -547,7 +547,7 @@ def _remaining_data(
 
 
 def _remaining_forks(results: Sequence[_PurgeResult]) -> Iterator[str]:
-    """Yield the places that a purge did not reach, except forks that are purged too."""
+    """Yield the forks and other places that a purge did not reach, without purged forks."""
     purged_keys = {result.target.key for result in results if result.problem is None}
     purged_forks = tuple(f"the fork {key!r} has " for key in purged_keys)
     places = dict.fromkeys(place for result in results for place in result.not_reached)

@@ -187,7 +187,7 @@ def _session_title(info: SessionInfo, history: Sequence[Message]) -> str:
 
 
 def _open_progress(stack: ExitStack, where: Location) -> "ConsolidationProgress | None":
-    """Open the progress of consolidation, which counts the model calls that made notes."""
+    """Open the record of consolidation, which counts the model calls that made notes."""
     # These imports are slow and only needed here.
     from stenolog.memory.consolidation import ConsolidationProgress
     from stenolog.memory.facade import AGENT

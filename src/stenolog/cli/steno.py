@@ -95,7 +95,7 @@ class Steno(click.Group):
         """Run `steno` as the main program of this process."""
         # Imports create many objects and no reference cycles, so do not look for cycles yet.
         gc.set_threshold(100_000)
-        # Without `gc.freeze`, Python would search all objects for cycles at exit, which takes 10 ms.
+        # Without `gc.freeze`, Python would search for cycles at exit, which takes 10 ms.
         atexit.register(gc.freeze)
         return super().__call__(*args, **extra)
 
