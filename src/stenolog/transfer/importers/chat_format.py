@@ -285,9 +285,9 @@ CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
     "reasoning_content",
     "thinking",
 }
-"""A message has at least one of these fields; otherwise it is empty."""
+"""A message without any of these fields is empty."""
 _MIN_MILLIS: Final = 1e11
-"""Smallest number that is read as milliseconds since 1970; as seconds it is the year 5138."""
+"""Smallest number that is read as milliseconds since 1970. Smaller numbers are seconds."""
 
 
 def read_plain_array(
@@ -411,8 +411,9 @@ def _parse_epoch(value: Any) -> datetime | None:
 
 
 # --- one conversation per line -------------------------------------------------------------------
-# Files for fine-tuning have `{"messages": [{"role": …}, …]}` in each line. Each line becomes a
-# separate session. Its key is the name of the file and the number of the line.
+# Files for fine-tuning have `{"messages": [{"role": …}, …]}` in each line.
+# Each line becomes a separate session.
+# The key of the session is the name of the file and the number of the line.
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Maximum number of bytes of a line."""
