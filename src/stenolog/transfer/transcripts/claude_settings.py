@@ -69,7 +69,7 @@ def expiring_transcripts(
 
 
 def has_hook() -> bool:
-    """Return whether sessions are imported when they end."""
+    """Return whether the settings have the hook that imports sessions when they end."""
     path = settings_file()
     try:
         return any(_stenolog_commands(_hook_entries(path.read_text("utf-8"), path)))
@@ -182,7 +182,7 @@ def _is_our_hook(hook: Any) -> bool:
 
 
 class _Item(Struct, frozen=True):
-    """Positions of an item in the text. In an object, `start` is the position of its name."""
+    """Positions of an item in the text. In an object, an item starts with its name."""
 
     start: int
     value_start: int
@@ -224,7 +224,7 @@ class _Container:
         return self._outer_space + "  " if "\n" in self._outer_space else ""
 
     def container_at(self, text: str, name_or_index: str | int) -> "_Container | None":
-        """Return the container that is the value of an item; None if there is no such item."""
+        """Return the object or array in an item; None if there is no item of this name."""
         number = (
             self.members.get(name_or_index) if isinstance(name_or_index, str) else name_or_index
         )

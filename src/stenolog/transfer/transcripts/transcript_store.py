@@ -42,9 +42,9 @@ from stenolog.transfer.transcripts.transcript import (
 from stenolog.transfer.transcripts.transcript_import import snapshot_of
 
 MAX_CACHED_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of the files whose sessions are kept in memory."""
+"""Maximum total size, in bytes, of the files whose sessions are kept in memory."""
 LIST_SECONDS: Final = 2.0
-"""Seconds for which a listing of the folders is used before they are searched again."""
+"""Seconds for which a listing of the folders is used before the folders are searched again."""
 _POLL_SECONDS: Final = 1.0
 
 
