@@ -297,7 +297,7 @@ def fix_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
     if b"\n".join(lines) == text:
         return None
     if lines[-1] and records[-1] is not None:
-        lines.append(b"")  # the line end was missing
+        lines.append(b"")  # the last record had no line end
     for index, line in enumerate(lines):
         record = parse_line(line)
         if isinstance(record, StateRecord | VoidRecord):

@@ -153,7 +153,7 @@ def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
     if rule.action == "archive":
         return info.floor > info.archived
     if info.lost or info.damaged:
-        return False  # a damaged session may still be repaired, but not in the trash
+        return False  # a damaged session cannot be repaired in the trash
     rule_deleted_at = _parse_time(info.meta.get(RETENTION_FIELD))
     if rule_deleted_at is None:
         return True
@@ -176,7 +176,7 @@ def _last_import_time(info: SessionInfo) -> datetime | None:
 
 
 def _parse_time(value: object) -> datetime | None:
-    """Return the time in a meta field; None if the value is not a time. Any program may set it."""
+    """Return the time in a meta field; None if a program has stored another kind of value."""
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
