@@ -1,7 +1,7 @@
 """A read-only store of several places: workspaces, databases and transcripts in one list.
 
-The store writes nothing to the workspaces, databases and transcripts. Its search index is a file
-elsewhere, or in memory.
+The store writes nothing to the workspaces, databases and transcripts. The search index of the store
+is in memory, or in a file outside of the workspaces and transcripts.
 """
 
 import threading
@@ -112,10 +112,10 @@ class CombinedStore(ReadOnlyStore):
     def stamps(self) -> dict[str, str]:
         """Return the change stamp of each session: a text that differs after every change.
 
-        For a place that cannot be read now, the last known stamps are returned. Of a transcript and
-        its imported copy, only one is listed: the copy if it was continued in stenolog, otherwise
-        the transcript. The unlisted session can still be read. Both are listed if the copy was not
-        continued, and the transcript has become smaller or older since the import.
+        For a place that cannot be read now, the last known stamps are returned. If a transcript has
+        an imported copy, only one of the two is listed: the copy if it was continued in stenolog,
+        otherwise the transcript. The unlisted session can still be read. Both are listed if the
+        copy was not continued, and the transcript has become smaller or older since the import.
         """
         all_stamps: dict[str, str] = {}
         problems = dict(self._unopened)

@@ -204,7 +204,7 @@ def _overlapping_seqs(
 
 
 def _overlap_length(stored_payloads: Sequence[bytes], old_payloads: Sequence[bytes]) -> int:
-    """Return the largest number of last stored payloads that equal the first old payloads."""
+    """Return how many old payloads at the start equal the stored payloads at the end."""
     for length in range(min(len(old_payloads), len(stored_payloads)), 0, -1):
         is_same_start = stored_payloads[-length] == old_payloads[0]
         if is_same_start and list(stored_payloads[-length:]) == list(old_payloads[:length]):

@@ -90,7 +90,7 @@ ItemState = Literal["done", "active", "open"]
 
 
 class DiffLine(Struct, frozen=True):
-    """A line of a diff, without its sign."""
+    """A line of a diff, without the sign in front of it."""
 
     kind: LineKind
     text: str
@@ -480,7 +480,7 @@ def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) -> list[DiffLine]:
-    """Return the diff of two lists of lines. In too long lists, all lines count as changed."""
+    """Return the diff of two lists of lines. If they are too long, all lines count as changed."""
     if old_lines and new_lines and budget.take(len(old_lines) + len(new_lines)):
         diff = _shortest_diff(old_lines, new_lines)
         if diff is not None:

@@ -163,12 +163,12 @@ def as_text(value: Any) -> str:
 
 
 def text_part(text: str) -> Part:
-    """Return a text part of a content."""
+    """Return a text as a part of a message's content."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str, **more: Any) -> Part:
-    """Return an image part of a content."""
+    """Return an image as a part of a message's content."""
     return {"type": "image_url", "image_url": {"url": url, **non_empty(more)}}
 
 

@@ -117,7 +117,7 @@ def without_control_fields(session: LegacySession) -> LegacySession:
 
 def without_reserved_field(payload: bytes) -> bytes:
     """Return a stored message without the reserved field; unchanged if the field is missing."""
-    # JSON may contain the name of the field with escapes.
+    # In JSON, the name of the field may be written with escapes.
     if FIELD.encode() not in payload and b"\\" not in payload:
         return payload
     fields = decode_object(payload)

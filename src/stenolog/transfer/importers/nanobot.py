@@ -101,7 +101,7 @@ def _find_key(metadata: Metadata, name: str) -> str:
 
 
 def _hidden_count(metadata: Metadata, message_count: int, report: ImportProblems) -> int:
-    """Return how many messages at the start the model no longer sees."""
+    """Return the number of messages at the start that the model no longer sees."""
     count = metadata.get("last_consolidated", 0)
     if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= message_count:
         return count

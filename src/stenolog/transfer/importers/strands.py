@@ -166,7 +166,7 @@ def _make_state(agent_fields: dict[str, Any], session_fields: dict[str, Any]) ->
 
 
 def _hidden_count(manager_state: dict[str, Any], report: ImportProblems) -> int:
-    """Return how many messages at the start the model no longer sees."""
+    """Return the number of messages at the start that the model no longer sees."""
     count = manager_state.get("removed_message_count", 0)
     if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
         return count

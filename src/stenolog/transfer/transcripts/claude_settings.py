@@ -41,7 +41,7 @@ def settings_file() -> Path:
 
 
 def cleanup_days(path: Path) -> int:
-    """Return after how many days without a change Claude Code deletes a transcript."""
+    """Return the number of unchanged days after which Claude Code deletes a transcript."""
     try:
         days = as_dict(json.loads(path.read_text("utf-8-sig"))).get("cleanupPeriodDays")
     except (OSError, ValueError, RecursionError):
@@ -129,7 +129,7 @@ def replace_settings(path: Path, old_content: bytes | None, text: str) -> None:
 
     Raises OSError, and UsageError if the content of the file is no longer `old_content`.
     """
-    target = path.resolve()  # a link to the file stays a link
+    target = path.resolve()  # if `path` is a link, only its target is replaced
     mode = 0o600 if old_content is None else target.stat().st_mode & 0o7777
     with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:

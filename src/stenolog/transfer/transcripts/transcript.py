@@ -410,12 +410,12 @@ def make_tool_result(call_id: Any, content: Any) -> dict[str, Any]:
 
 
 def image_part(url: str) -> dict[str, Any]:
-    """Return an image as a part of a content."""
+    """Return an image as a part of a message's content."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Return a text as a part of a content."""
+    """Return a text as a part of a message's content."""
     return {"type": "text", "text": text}
 
 
