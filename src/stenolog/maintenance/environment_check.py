@@ -72,7 +72,7 @@ def low_disk(workspace: str, *, least: int = LOW_DISK_BYTES) -> list[Finding]:
 
 
 def _sessions_folder(workspace: str) -> Path | None:
-    """Return the folder that contains the sessions; None if the sessions are in a database."""
+    """Return the folder of the logs or of the SQLite file; None for other kinds of stores."""
     parsed = parse_address(workspace)
     if parsed.engine == "jsonl":
         return Path(parsed.path)
@@ -212,7 +212,7 @@ def _catalog_notes(path: Path) -> Iterator[CheckNote]:
 
 
 def _name_sessions(entries: Sequence[Entry], description: str) -> str:
-    """Return a sentence with the number of sessions of this description, and their first keys."""
+    """Return a sentence with the number of sessions, the description, and the first keys."""
     count = len(entries)
     count_text = "There is 1 session" if count == 1 else f"There are {count:,} sessions"
     keys = ", ".join(entry.key for entry in entries[:_MAX_NAMED_SESSIONS])

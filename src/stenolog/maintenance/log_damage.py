@@ -1,4 +1,7 @@
-"""Finds damage in the bytes of a log, and describes its meaning and its repair. Pure functions."""
+"""Finds damage in the bytes of a log, and describes what it means and how to repair it.
+
+All functions are pure.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,7 +51,10 @@ class LogReport:
 
     key: str | None = None
     state: State | None = None
-    """The newest intact state. None if no state is intact or a newer version wrote the log."""
+    """The state of the session, from the newest intact state record.
+
+    None if no state record is intact, or if a newer version of stenolog wrote the log.
+    """
     findings: tuple[Finding, ...] = ()
     may_be_growing: bool = False
     """Whether the end of the log may be a write in progress."""
@@ -91,8 +97,8 @@ def examine_log(
     damage = _DamagedLog(text, key, path, state, deleted=deleted)
     is_writable = state is not None and not findings and not deleted
     findings += damage.damaged_line_findings()
-    # Restoring a deleted session drops its bad tail. So a tail is a finding only if messages that
-    # may have been acknowledged are lost.
+    # Restoring a deleted session drops the invalid bytes at the end of its log.
+    # So they are a finding only if messages that may have been acknowledged are lost.
     findings += [f for f in damage.tail_findings(may_write=is_writable) if f.lost or not deleted]
     findings += damage.missing_line_findings()
     return LogReport(
@@ -218,7 +224,7 @@ class _DamagedLog:
             yield self._line_end_finding(lines_without_end)
 
     def tail_findings(self, *, may_write: bool) -> Iterator[Finding]:
-        """Yield findings for a bad tail, which the next writer would mark as void."""
+        """Yield findings for invalid bytes at the end, which the next writer marks as void."""
         tail = self.scan.tail
         if tail is None:
             return

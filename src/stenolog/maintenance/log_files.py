@@ -96,7 +96,10 @@ def names_in(folder: int | None) -> list[str]:
 
 @contextmanager
 def locked_archives(directory: Directory, uid: str) -> Iterator[int | None]:
-    """Yield a descriptor of a folder of archives, locked against compaction. Raises StoreBusy."""
+    """Yield a descriptor of a session's archive folder, locked against compaction.
+
+    Yields None if the folder cannot be opened. Raises StoreBusy.
+    """
     with opened_subfolder(directory, archive.FOLDER, uid) as folder:
         if folder is not None:
             folder_name = f"the folder {directory.path / archive.FOLDER / uid}"
@@ -159,7 +162,7 @@ def unreferenced_archives(
 ) -> list[str]:
     """Return the archive files that the session of this key does not refer to.
 
-    The result is empty if the session cannot be read. The caller has locked the folder.
+    The result is empty if the session cannot be read. The caller must have locked the folder.
     """
     referenced: set[str] = set()
     if key is not None:

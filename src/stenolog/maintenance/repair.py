@@ -1,7 +1,7 @@
-"""Repairs of the doctor. No data is deleted: bytes are marked void, or files are moved.
+"""Repairs of the doctor. No data is deleted: bytes are marked as void, or files are moved.
 
-Every step checks the finding again under the lock of the log: another process may have repaired it,
-or the finding may have been a write in progress.
+Every repair checks its finding again under the lock of the log. Another process may have repaired
+the log, or the finding may have been a write in progress.
 """
 
 import os
@@ -169,7 +169,10 @@ def _move_trashed(folder: _LogFolder, name: str) -> str:
 
 
 def _mark_void(directory: Directory, key: str) -> str:
-    """Let the store's writer mark the bad tail as void. The writer does this before each append."""
+    """Let the store's writer mark invalid bytes at the end of the log as void.
+
+    The writer also does this before each append.
+    """
     with _locked_log(directory, key) as log:
         if log is None:
             return _ALREADY_FIXED
@@ -225,7 +228,7 @@ def _open_aside(directory: Directory) -> Iterator[int]:
 
 
 def _unique_time_text() -> str:
-    """Return the current time in microseconds, so that file names in `aside` are unique."""
+    """Return the current time with microseconds, so that file names in `aside` are unique."""
     return writer.now().replace(":", "")
 
 
@@ -266,10 +269,11 @@ def _write_copy_aside(directory: Directory, name: str, text: bytes) -> str:
 
 
 def fix_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
-    """Return the log with correct checksums of edited records, and with plain messages as records.
+    """Return the log with the hand edits accepted.
 
-    The restored messages are removed from the lists of lost messages in other records. Returns None
-    if there is no hand edit. `last_seq` is the seq before the first message of the log.
+    Edited records get correct checksums, and messages in plain JSON become records. The restored
+    messages are removed from the lists of lost messages in other records. Returns None if there is
+    no hand edit. `last_seq` is the seq before the first message of the log.
     """
     lines = text.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
@@ -293,7 +297,7 @@ def fix_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
     if b"\n".join(lines) == text:
         return None
     if lines[-1] and records[-1] is not None:
-        lines.append(b"")  # the line end was missing
+        lines.append(b"")  # the last record had no line end
     for index, line in enumerate(lines):
         record = parse_line(line)
         if isinstance(record, StateRecord | VoidRecord):
@@ -323,7 +327,7 @@ def _to_record(line: bytes, seq: int, next_seq: int | None, time_text: str) -> b
 
 
 def _readable_seqs(record: Record | None) -> list[Span]:
-    """Return the seqs that this record makes readable again: the seqs of the record's batch."""
+    """Return the seqs that become readable with this record: all seqs of its batch."""
     if not isinstance(record, Message):
         return []
     index, count = scan.batch_position(record) or (1, 1)

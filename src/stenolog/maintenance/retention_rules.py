@@ -2,10 +2,9 @@
 
 The age of a session is the time since its last stored change; file times do not count. Rules do not
 apply to a session with a running turn. If a user restores a session that a rule deleted, the
-deletion counts as the last change, so that the rule does not soon delete the session again. For the
-same reason an imported session is no older than its import. Purge rules apply only to sessions in
-the trash. `exclude_tag` also protects sessions in the trash. The next purge completes an
-interrupted purge.
+deletion counts as the last change, so that the rule does not delete the session again at once. An
+imported session is no older than its import. Purge rules apply only to sessions in the trash.
+`exclude_tag` also protects sessions in the trash. The next purge completes an interrupted purge.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,9 +33,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     older_than: timedelta | None = None
     """Minimum time since the last change."""
     keep_newest: int = 0
-    """Number of newest sessions with this prefix and tag to keep. 0 means no such condition."""
+    """Number of newest sessions, among those with the rule's prefix and tag, that are kept."""
     larger_than: int = 0
-    """Size in bytes that the live storage must exceed. 0 means any size."""
+    """The rule applies only if the live log is larger than this, in bytes. 0 means any size."""
     tag: str = ""
     prefix: str = ""
     exclude_tag: str = ""
@@ -51,7 +50,7 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     @property
     def has_unknown_condition(self) -> bool:
-        """Whether a purge rule has conditions that are unknown for deleted sessions."""
+        """Whether a purge rule has conditions that cannot be checked for deleted sessions."""
         return self.action == "purge" and bool(self.keep_newest or self.larger_than or self.tag)
 
 
@@ -84,10 +83,10 @@ def plan_retention(
 ) -> list[RetentionStep]:
     """Return the steps that the rules require: archive first, purge last, one step per session.
 
-    If rules require different actions, the strongest action wins. `read_info` returns details of a
-    session. `tags_of` returns the tags of a deleted session, or None if they are unreadable. The
-    two functions are called only if a rule needs their results. `unfinished` are sessions whose
-    purge was interrupted.
+    If rules require different actions for a session, the strongest action wins: purge, then delete,
+    then archive. `read_info` returns details of a session. `tags_of` returns the tags of a deleted
+    session, or None if the tags are unreadable. Both functions are called only if a rule needs
+    their results. `unfinished` are sessions whose purge was interrupted.
     """
     steps: dict[str, RetentionStep] = {}
     for rule in rules:
@@ -127,7 +126,7 @@ def _steps_of_rule(
         if info is None or info.uid != entry.uid or not _applies_to_session(rule, info, now):
             continue
         if rule.action == "delete" and (entry.lost or entry.damaged):
-            continue  # the catalog may know of more damage than this read found
+            continue  # the catalog may know of damage that reading `info` did not find
         yield _make_step(rule, entry, entry.updated)
 
 
@@ -145,7 +144,7 @@ def _is_old(rule: Rule, changed_at: datetime, now: datetime) -> bool:
 
 
 def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
-    """Return whether the conditions of the rule that the catalog cannot check are met."""
+    """Return whether a session meets the rule's conditions that the catalog cannot check."""
     if rule.larger_than and info.bytes <= rule.larger_than:
         return False
     imported_at = _last_import_time(info)
@@ -154,7 +153,7 @@ def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
     if rule.action == "archive":
         return info.floor > info.archived
     if info.lost or info.damaged:
-        return False  # a damaged session may still be repaired, but not in the trash
+        return False  # a damaged session cannot be repaired in the trash
     rule_deleted_at = _parse_time(info.meta.get(RETENTION_FIELD))
     if rule_deleted_at is None:
         return True
@@ -164,8 +163,7 @@ def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
 def _last_import_time(info: SessionInfo) -> datetime | None:
     """Return the time of the last import into the session; None without an import.
 
-    An import without a time counts as an import of this moment, unless the session has newer
-    messages.
+    An import without a time counts as a new import, unless messages were added after the import.
     """
     times = []
     for receipt in import_receipts(info.meta):
@@ -178,7 +176,7 @@ def _last_import_time(info: SessionInfo) -> datetime | None:
 
 
 def _parse_time(value: object) -> datetime | None:
-    """Return the time in a meta field; None if the value, set by any program, is not a time."""
+    """Return the time in a meta field; None if a program has stored another kind of value."""
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
@@ -194,16 +192,17 @@ def _purge_steps(
     now: datetime,
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
-    """Yield the purges of sessions that were deleted long enough ago."""
-    # A purge deletes all sessions with one key in the trash. So all of them must be old, none may
-    # be excluded by a tag, and no live session may have the key.
+    """Yield a purge of each session that was deleted long enough ago."""
+    # A purge deletes all sessions in the trash that have the same key.
+    # So all of them must be old, none may be excluded by a tag, and no live session may have the
+    # same key.
     kept_keys = {session.key for session in entries}
     kept_keys |= {session.key for session in trash if not _is_old(rule, session.deleted, now)}
     matching_sessions = [session for session in trash if session.key.startswith(rule.prefix)]
     for session in matching_sessions if rule.exclude_tag else ():
         if session.key not in kept_keys:
             tags = tags_of(session)
-            # A session whose tags cannot be read may be worth keeping.
+            # A session whose tags cannot be read is kept, because it may have `exclude_tag`.
             if tags is None or rule.exclude_tag in tags:
                 kept_keys.add(session.key)
     for session in matching_sessions:

@@ -35,8 +35,8 @@ LOG_NAME: Final = "retention.log"
 _ENTRIES_PER_PAGE: Final = 1_000
 _LEASE_SECONDS: Final = 60.0
 
-# `begins` occurs only in the log. If no later line is about the same session, the run was
-# interrupted at this step.
+# The outcome `begins` occurs only in the log.
+# If no later line is about the same session, the run was interrupted at this step.
 Outcome = Literal["planned", "begins", "done", "skipped", "failed"]
 
 
@@ -55,7 +55,9 @@ class RetentionResult(Struct, frozen=True, kw_only=True):
 def execute_step(
     store: Store, step: RetentionStep, on_start: Callable[[], None] = lambda: None
 ) -> tuple[Outcome, str]:
-    """Execute a step if the session is unchanged since the plan. Return the outcome and a text.
+    """Execute a step if the session is unchanged since the plan was made.
+
+    Return the outcome, and a text with the reason or the number of messages.
 
     `on_start` is called immediately before data is deleted.
     """
@@ -93,7 +95,7 @@ def execute_step(
 def _purge_deleted_sessions(
     store: Store, step: RetentionStep, on_start: Callable[[], None]
 ) -> tuple[Outcome, str]:
-    """Purge the sessions with this key, if all of them are in the trash and were planned."""
+    """Purge a deleted session, if all sessions with its key are in the trash and were planned."""
     if step.unfinished and isinstance(store, PurgingStore):
         on_start()
         store.finish_purge(step.uid)
@@ -157,7 +159,7 @@ def apply_rules(
             log_result(replace(result, outcome="begins"))
 
         for result in _execute_steps(workspace, plan, should_stop, on_start):
-            # A step that was skipped at its start is not logged: each run would log it again.
+            # A step that was skipped before it began is not logged: each run would log it again.
             if result.outcome != "skipped" or started_results:
                 log_result(result)
             started_results.clear()
@@ -295,7 +297,7 @@ def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None
 def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
     """Yield the function that logs a result.
 
-    Raises StoreUnavailable, because an action that cannot be logged is not executed.
+    Raises StoreUnavailable if the log cannot be opened: without a log, no action is executed.
     """
     parsed = parse_address(workspace)
     if parsed.engine != "jsonl":

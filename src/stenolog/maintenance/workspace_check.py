@@ -1,7 +1,7 @@
 """The doctor: finds problems in a workspace of logs.
 
-`log_damage.py` examines the bytes of a log, `log_files.py` its archives, and this module the
-folders. Only `repair.py` writes.
+`log_damage.py` examines the bytes of a log, and `log_files.py` examines the archives of a session.
+This module examines the folders. Only `repair.py` writes.
 """
 
 import fcntl
@@ -158,8 +158,8 @@ def examine_folder(workspace: Path, folder: str) -> FolderReport:
 def _check_folder(
     directory: Directory, workspace: Path, namespace: str, report: FolderReport
 ) -> None:
-    # List the archives before reading the logs, so that an archive created in between is not
-    # reported as unreferenced.
+    # List the archives before reading the logs.
+    # Otherwise, an archive that is created in between would be reported as unreferenced.
     archives_by_uid = list_archives(directory)
     path = Path(namespace)
     for parent_path in reversed((path, *path.parents)):
@@ -276,7 +276,7 @@ def _check_leases(directory: Directory, namespace: str, report: FolderReport) ->
 
 
 def _expired_holder(descriptor: int) -> leases.Holder | None:
-    """Return the holder of an expired lease that is still locked."""
+    """Return the holder of a lease that has expired but is still locked; otherwise None."""
     holder = leases.read_holder(descriptor)
     if holder is None or datetime.fromisoformat(holder.until) >= datetime.now(UTC):
         return None

@@ -1,8 +1,9 @@
 """Backups: a copy of all sessions as plain text in a folder, with a manifest that detects damage.
 
-The folder is an ordinary workspace, even if the sessions came from a database. The manifest holds
-the digest of each session and its change stamp in the source store, so that unchanged sessions are
-not read again. The manifest is written before the first session and after the last session.
+The folder is an ordinary workspace, even if the sessions came from a database. The manifest holds a
+digest and a change stamp of each session. The source store gives a session a new change stamp after
+every change, so sessions with an unchanged stamp are not read again. The manifest is written before
+the first session and after the last session.
 """
 
 import os
@@ -55,7 +56,7 @@ class BackupEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: int
     digest: str
     stamp: str = ""
-    """Change stamp of the session in the source store."""
+    """Change stamp: a value of the source store that differs after every change of the session."""
     deleted: str | None = None
     taken: str
     """Time at which this content was first backed up."""
@@ -66,10 +67,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     format: int = _MANIFEST_FORMAT
     source: str
-    """A digest of the source's address, which may contain a password."""
+    """Digest of the source's address. The address is not stored: it may contain a password."""
     begun: str
     finished: str | None = None
-    """End of the backup; None if it was interrupted, so that sessions may be newer than entries."""
+    """Time at which the backup ended; None if the backup was interrupted.
+
+    After an interruption, sessions in the folder may be newer than their entries in the manifest.
+    """
     namespaces: dict[str, dict[str, BackupEntry]] = {}
     """Entries by namespace and uid."""
     digest: str = ""
@@ -99,15 +103,15 @@ class BackupReport(CopyReport, frozen=True, kw_only=True):
     """Result of a backup."""
 
     kept: int
-    """Number of sessions in the backup that the store no longer has."""
+    """Number of sessions in the backup that the source store no longer has."""
 
 
 def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -> BackupReport:
-    """Back up everything in a place, or update an earlier backup.
+    """Back up all sessions of a workspace or database, or update an earlier backup.
 
-    Raises UsageError if the folder contains anything but a backup or is inside the workspace, and
-    the errors of copy_snapshots. A namespace that cannot be opened in the folder is reported as a
-    problem. If no namespace can be opened, the error is raised.
+    Raises UsageError if the folder contains anything but a backup, or if the folder is inside the
+    workspace. Also raises the errors of `copy_snapshots`. A namespace that cannot be opened in the
+    folder is reported as a problem. If no namespace can be opened, the first error is raised.
     """
     target, started_at = _folder_address(folder), time.monotonic()
     check_different_places(where, target)
@@ -220,8 +224,8 @@ def _read_digests(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the digest of each session by uid. The digest of an unreadable session is empty.
 
-    The second value holds the reasons why sessions cannot be opened, by uid, or by key if the uid
-    is unknown.
+    The second dict has the reason for each session that cannot be opened, by uid. If the uid is
+    unknown, the reason is listed by key.
     """
     if name not in namespaces_of(_folder_address(folder)):
         return {}, {}
@@ -249,7 +253,10 @@ def _read_digests(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest. Raises UsageError if the manifest is missing, and DamagedStore."""
+    """Return the manifest of a backup. Raises UsageError if the manifest is missing.
+
+    Raises DamagedStore if the manifest is damaged or was written by a newer stenolog.
+    """
     path = folder / MANIFEST
     try:
         text = path.read_bytes()

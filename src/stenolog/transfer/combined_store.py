@@ -1,6 +1,7 @@
 """A read-only store of several places: workspaces, databases and transcripts in one list.
 
-The store writes nothing to these places. The search index is a file outside of the places.
+The store writes nothing to the workspaces, databases and transcripts. The search index of the store
+is in memory, or in a file outside of the workspaces and transcripts.
 """
 
 import threading
@@ -26,7 +27,10 @@ from stenolog.transfer.transcripts.transcript_import import META_FIELD
 
 
 class StorePlace(Struct, frozen=True, kw_only=True):
-    """An open workspace, database or folder of transcripts; `prefix` starts its combined keys."""
+    """An open workspace, database or folder of transcripts.
+
+    In the combined store, the keys of its sessions start with `prefix`.
+    """
 
     store: Store
     prefix: str = ""
@@ -35,7 +39,7 @@ class StorePlace(Struct, frozen=True, kw_only=True):
     exists: Callable[[], bool] = lambda: True
     """Function that returns whether the place still exists. A missing place has no sessions."""
     has_transcripts: bool = False
-    """Whether the sessions are transcripts, which may also be imported into other places."""
+    """Whether the sessions are transcripts. Other places may have imported copies of them."""
 
 
 class _ImportedCopy(Struct, frozen=True, kw_only=True):
@@ -49,7 +53,10 @@ class _ImportedCopy(Struct, frozen=True, kw_only=True):
     """Modification time of the transcript when it was imported, in nanoseconds."""
 
     def is_covered_by(self, stamp: str) -> bool:
-        """Return whether the transcript has not become smaller or older since the import."""
+        """Return whether a transcript with this stamp still has the content of the copy.
+
+        True if the transcript has become neither smaller nor older since the import.
+        """
         size, _, modified = stamp.partition("-")
         if not (size.isdecimal() and modified.isdecimal()):
             return True
@@ -63,13 +70,13 @@ class SnapshotReader(Protocol):
     def read_snapshot(
         self, mark: SnapshotMark, *, after: int = 0
     ) -> AbstractContextManager[SnapshotReading]:
-        """Read a session and its messages after a seq."""
+        """Read a session and its messages with a seq greater than `after`."""
         ...
 
 
 @runtime_checkable
 class HeadStore(Protocol):
-    """A store that can describe sessions without reading all of them."""
+    """A store that can describe sessions without reading all of their messages."""
 
     def heads(self, keys: Sequence[str]) -> Iterator[SessionHead]:
         """Yield title, project and times of these sessions, without reading all messages."""
@@ -90,25 +97,25 @@ class CombinedStore(ReadOnlyStore):
         catalog: Path | None = None,
         unopened: Mapping[str, str] | None = None,
     ) -> None:
-        # The longest prefix comes first, because a key belongs to the place with the longest match.
+        # A key belongs to the place with the longest matching prefix, so long prefixes come first.
         self._places = sorted(places, key=lambda place: -len(place.prefix))
         super().__init__(catalog)
         self._unopened = self.problems = dict(unopened or {})
         self._lock = threading.Lock()
         self._stamps: dict[str, dict[str, str]] = {}
-        """The last stamps of each place, by prefix."""
+        """Last known change stamps of each place, by the prefix of the place."""
         self._copies: dict[str, tuple[str, _ImportedCopy]] = {}
-        """Change stamp and facts of each imported copy when it was last read, by key."""
+        """Change stamp and data of each imported copy, as last read, by key."""
 
     # --- sessions ----------------------------------------------------------------------------
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. The stamp differs after every change of the files.
+        """Return the change stamp of each session: a text that differs after every change.
 
-        For a place that cannot be read now, the last known stamps are returned. Of a transcript and
-        its imported copy, only one is listed: the copy if it was continued in stenolog, otherwise
-        the transcript. The unlisted session can still be read. If the transcript has become smaller
-        or older since the import, both are listed.
+        For a place that cannot be read now, the last known stamps are returned. If a transcript has
+        an imported copy, only one of the two is listed: the copy if it was continued in stenolog,
+        otherwise the transcript. The unlisted session can still be read. Both are listed if the
+        copy was not continued, and the transcript has become smaller or older since the import.
         """
         all_stamps: dict[str, str] = {}
         problems = dict(self._unopened)
@@ -189,7 +196,7 @@ class CombinedStore(ReadOnlyStore):
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
-        """Return the visible messages by seq; with `full` every message."""
+        """Return the visible messages in the order of their seqs; with `full`, all messages."""
         place, inner_key = self._find_place(key)
         return place.store.get_history(inner_key, last=last, after=after, full=full)
 
@@ -201,14 +208,14 @@ class CombinedStore(ReadOnlyStore):
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield each message with a seq greater than `after` once, as its program writes it."""
+        """Yield each message with a seq greater than `after` once, as soon as it is written."""
         place, inner_key = self._find_place(key)
         return place.store.follow(inner_key, after=after, uid=uid, timeout=timeout)
 
     def read_snapshot(
         self, mark: SnapshotMark, *, after: int = 0
     ) -> AbstractContextManager[SnapshotReading]:
-        """Read a session and its messages after a seq. Raises NoSuchSession."""
+        """Read a session and its messages with a seq above `after`. Raises NoSuchSession."""
         place, inner_key = self._find_place(mark.key)
         if not isinstance(place.store, SnapshotReader):
             raise NoSuchSession(mark.key)
@@ -230,7 +237,7 @@ class CombinedStore(ReadOnlyStore):
         return all_leased
 
     def read_marker(self, name: str) -> str:
-        """Return the change marker of the only place; empty if there are several places."""
+        """Return the change marker of this name; empty if there are several places."""
         store = self._places[0].store
         return (
             store.read_marker(name)
@@ -239,14 +246,14 @@ class CombinedStore(ReadOnlyStore):
         )
 
     def _find_place(self, key: str) -> tuple[StorePlace, str]:
-        """Return the place of a session, and the key of the session in it. Raises NoSuchSession."""
+        """Return the place of a session, and its key in that place. Raises NoSuchSession."""
         for place in self._places:
             if key.startswith(place.prefix):
                 return place, key[len(place.prefix) :]
         raise NoSuchSession(key)
 
     def _inner_keys(self, keys: Iterable[str], place: StorePlace) -> dict[str, str]:
-        """Return the keys that belong to a place, each with its key without the prefix."""
+        """Return the keys that belong to a place, each mapped to the key without the prefix."""
         located_keys = ((key, *self._find_place(key)) for key in keys)
         return {key: inner_key for key, key_place, inner_key in located_keys if key_place is place}
 

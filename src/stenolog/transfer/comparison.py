@@ -1,7 +1,8 @@
-"""Comparison of a session with its copy, by digest and message by message. Pure.
+"""Comparison of a session with its copy, by digest and message by message. Pure functions.
 
-Equal digests mean equal messages with their seqs, times and tokens, equal state, equal undo steps,
-and the same place: the same key, or the trash. Digests do not depend on the engine.
+Two sessions have the same digest if all messages are equal, with their seqs, times and tokens, and
+if all other fields are equal too, for example key, deletion time, summary and undo steps. Digests
+do not depend on the storage engine.
 """
 
 import json
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _DIGEST_VERSION: Final = b"stenolog life 1\n"
-"""First digested bytes. A new layout of the digested data must have other first bytes."""
+"""First bytes of the digested data. A new layout of the data needs other first bytes."""
 _UNCHANGED: Final = "The destination was not changed"
 TARGET_NEWER_REASON: Final = (
     "the destination has newer messages that the source does not have. "
@@ -59,7 +60,7 @@ class MessagesDigest:
         self.messages = 0
         """Number of messages added."""
         self.bytes = 0
-        """Total length of the bodies of these messages, in bytes."""
+        """Total length of the bodies of all added messages, in bytes."""
 
     def add(self, message: Message) -> None:
         """Add a message to the digest."""
@@ -73,13 +74,16 @@ class MessagesDigest:
         self.bytes += len(body)
 
     def with_snapshot(self, snapshot: Snapshot) -> str:
-        """Return the digest of a snapshot that has these messages."""
+        """Return the digest of a complete session: the added messages with this snapshot."""
         digest = self._hash.copy()
         digest.update(digested_bytes(snapshot))
         return digest.hexdigest()
 
     def add_all(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
-        """Add all messages of a snapshot to the digest, and yield them. Raises UnknownDamage."""
+        """Add each message to the digest, and yield it.
+
+        Raises UnknownDamage at the end if messages are missing without a known reason.
+        """
         expected_seq, gaps, add = 1, list[Span](), self.add
         for message in messages:
             if message.seq != expected_seq:
@@ -99,10 +103,10 @@ def missing_seqs(snapshot: Snapshot) -> list[Span]:
 
 
 def digested_bytes(snapshot: Snapshot) -> bytes:
-    """Return the digested bytes of a snapshot, without fields that an engine may not keep."""
+    """Return the bytes of a snapshot to digest, without data that some engines do not keep."""
     fields: dict[str, Any] = msgspec.to_builtins(snapshot)
     fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
-    # `dumps` writes ASCII escapes, because a text may contain lone surrogates.
+    # A text may contain lone surrogates, which `dumps` writes as ASCII escapes.
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -113,7 +117,7 @@ def combined_digest(digests: Iterable[tuple[str, str, str]]) -> str:
 
 
 def digest_of(reading: SnapshotReading) -> str:
-    """Return the digest of a snapshot that is read from its first message on.
+    """Return the digest of a session. `reading` must start at the first message.
 
     Damaged messages count as lost in the digest, even if the store did not know of the damage.
     """
@@ -131,7 +135,7 @@ def digest_of(reading: SnapshotReading) -> str:
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Result of a comparison."""
+    """Result of comparing a session with its copy in the destination."""
 
     digest: MessagesDigest
     """Digest of the source's messages up to the last seq of the destination."""
@@ -139,7 +143,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Reason why the destination must not be overwritten; empty if it may be overwritten."""
     is_newer: bool = False
-    """Whether the destination has everything that the source has."""
+    """Whether the destination is newer: it has everything that the source has."""
 
 
 def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) -> Comparison:
@@ -205,7 +209,10 @@ def _detect_damage(target_messages: Iterator[Message]) -> Iterator[Message]:
 def _pairs_by_seq(
     first: Iterator[Message], second: Iterator[Message]
 ) -> Iterator[tuple[Message | None, Message | None]]:
-    """Yield pairs of messages by ascending seq; None if only the other side has this seq."""
+    """Yield pairs of messages with the same seq, by ascending seq.
+
+    If only one iterator has a message with this seq, the other value of the pair is None.
+    """
     first_message, second_message = next(first, None), next(second, None)
     while first_message is not None or second_message is not None:
         if second_message is None or (

@@ -1,9 +1,10 @@
 """Copying of complete sessions from one store to another while the source is in use.
 
-The first pass copies every session. Further passes copy the sessions that changed in the meantime.
-The last pass copies the remaining changes under the lock of each session. If a copy is repeated
-after an interruption, sessions that were already copied are recognized by uid, seqs and content.
-Only earlier copies are overwritten. At the end everything is read back and compared by digest.
+The first pass copies every session. Further passes copy the sessions that changed during the pass
+before. The last pass copies the remaining changes under the lock of each session. If a copy is
+repeated after an interruption, sessions that were already copied are recognized by uid, seqs and
+content. In the destination, only earlier copies are overwritten. At the end, all written sessions
+are read back and compared by digest.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,9 +45,12 @@ from stenolog.transfer.comparison import (
 GROUP_SNAPSHOTS: Final = 256
 GROUP_MESSAGES: Final = 20_000
 GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Limits of a group of sessions. Each group is made durable before the next group is written."""
+"""Maximum number of sessions, messages and bytes in a group of sessions.
+
+Each group is made durable before the next group is written.
+"""
 MAX_PASSES: Final = 3
-"""Maximum number of passes before the last pass. Most copies need two."""
+"""Maximum number of passes before the last pass, which locks the sessions."""
 MAX_ATTEMPTS: Final = 5
 """Maximum number of attempts to copy or compare sessions that other processes change."""
 
@@ -83,7 +87,7 @@ Progress = Callable[[CopyStep], None]
 
 
 class CopyProblem(Struct, frozen=True, kw_only=True):
-    """A session that could not be copied, or, without a key, a whole namespace."""
+    """A session that could not be copied. If the key is empty, a whole namespace was not copied."""
 
     key: str
     uid: str
@@ -97,7 +101,7 @@ class EarlierCopy(Struct, frozen=True, kw_only=True):
     """Result of an earlier copy of a session, as the caller recorded it."""
 
     stamp: str
-    """Change stamp in the source when the session was copied."""
+    """Change stamp of the session in the source store when it was copied."""
     digest: str
     last_seq: int
     messages: int
@@ -112,14 +116,17 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: int
     stamp: str
-    """Change stamp in the source when the session was read; empty if it may be outdated."""
+    """Change stamp of the session in the source when it was read; empty if possibly outdated."""
     digest: str
     written: bool
     """Whether the copy had to write data of this session."""
     lost: int = 0
     """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
-    """Whether source and destination were read. False if the source has an unchanged stamp."""
+    """Whether source and destination were read and compared.
+
+    False if the change stamp shows that the source is unchanged since an earlier copy.
+    """
 
 
 class CopyTotals(Struct, frozen=True, kw_only=True):
@@ -136,7 +143,7 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     passes: int = 0
     """Number of passes, including the last pass."""
     unlocked: bool = False
-    """Whether the source could not be locked, so that the copy may lack the newest changes."""
+    """Whether the source could not be locked. If True, the copy may lack the newest changes."""
 
     def digest(self, namespace: str) -> str:
         """Return one digest of all copied sessions."""
@@ -151,7 +158,7 @@ class _CopyState(Struct, frozen=True):
     digest: MessagesDigest
     """Digest of the messages of the session."""
     stamp: str
-    """Change stamp in the source when the session was copied; empty if it may be outdated."""
+    """Change stamp of the session in the source when copied; empty if possibly outdated."""
     checked: bool = False
     """Whether the destination's content was read and compared."""
     written: bool = False
@@ -165,12 +172,13 @@ def copy_snapshots(
     exclude_uids: Collection[str] = (),
     progress: Progress | None = None,
 ) -> CopyTotals:
-    """Copy every session of one store to another; existing sessions stay unchanged.
+    """Copy every session of one store to another. Only earlier copies are overwritten.
 
-    `known` are the results of an earlier copy to this destination, by uid. Known sessions are not
-    read again if the source is unchanged. Sessions with uids in `exclude_uids` are not copied.
-    Sessions that could not be copied are in `problems`. Raises the errors of the destination, for
-    example NotStored if the disk is full. After an error, a repeated call continues the copy.
+    `known` are the results of an earlier copy to this destination, by uid. A session in `known` is
+    not read again if its change stamp is unchanged. Sessions with uids in `exclude_uids` are not
+    copied. The result lists sessions that could not be copied in `problems`. Raises the errors of
+    the destination, for example NotStored if the disk is full. After an error, a repeated call
+    continues the copy.
     """
     return _CopyRun(source, target, known, exclude_uids, progress).run()
 
@@ -198,10 +206,10 @@ class _CopyRun:
         self._progress = progress
         self._copy_states: dict[str, _CopyState] = {}
         self._unchanged: dict[str, CopiedSession] = {}
-        """Sessions that are known to be equal and need not be read."""
+        """Sessions that are unchanged since an earlier copy and need not be read, by uid."""
         self._problems: dict[str, CopyProblem] = {}
         self._failure_reasons: dict[str, str] = {}
-        """The reason why the last attempt to write a session failed."""
+        """The reason why the last attempt to write a session failed, by uid."""
         self._damaged_seqs: dict[str, list[Span]] = {}
         """Seqs of messages that turned out to be damaged during the copy, by uid."""
         self._outdated_copies: dict[str, MessagesDigest] = {}
@@ -216,7 +224,7 @@ class _CopyRun:
     def run(self) -> CopyTotals:
         """Run all passes and the comparison."""
         with self._target.snapshot_writer():
-            pass  # the writer removes the remains of a killed copy
+            pass  # opening a writer removes the files that a killed copy left
         for _ in range(MAX_PASSES):
             marks = self._changed_sessions()
             if self._passes and not marks:
@@ -306,7 +314,7 @@ class _CopyRun:
             self._report_progress("copying", done_count, len(marks))
 
     def _needs_write(self, mark: SnapshotMark) -> bool:
-        """Compare with the destination and return whether data must be written."""
+        """Compare a session with the destination, and return whether it must be written."""
         self._unchanged.pop(mark.uid, None)
         self._outdated_copies.pop(mark.uid, None)
         state = self._copy_states.pop(mark.uid, None)
@@ -318,7 +326,7 @@ class _CopyRun:
         return mark.uid not in self._problems and not self._is_copied(mark)
 
     def _is_unchanged_copy(self, mark: SnapshotMark) -> bool:
-        """Return whether the copy is unchanged since it was written."""
+        """Return whether the copy in the destination is unchanged since it was written."""
         with self._open_target(mark) as reading:
             return reading is not None and reading.untouched
 
@@ -343,7 +351,7 @@ class _CopyRun:
                 self._copy_states[state.snapshot.uid] = state
 
     def _copy_last_changes(self) -> None:
-        """Copy the sessions that still change, one by one, under their locks."""
+        """Copy the sessions that have changed again, one by one, each under its lock."""
         self._passes += 1
         remaining_marks: list[SnapshotMark] = []
         for _ in range(MAX_ATTEMPTS):
@@ -361,7 +369,7 @@ class _CopyRun:
             self._add_problem(mark, self._failure_reasons.get(mark.uid, _ALWAYS_CHANGING_REASON))
 
     def _copy_locked(self, mark: SnapshotMark) -> bool:
-        """Copy the remaining changes; return False if another attempt is needed."""
+        """Copy a session under its lock. Return False if another attempt is needed."""
         if not self._needs_write(mark):
             return True
         with self._open_source(mark, hold=True) as reading:
@@ -383,7 +391,7 @@ class _CopyRun:
     def _open_source(
         self, mark: SnapshotMark, *, hold: bool = False
     ) -> Iterator[SnapshotReading | None]:
-        """Yield a snapshot of the source; None if the session cannot be read now."""
+        """Yield a snapshot of a session in the source; None if it cannot be read now."""
         with self._open_reading(mark, partial(self._read_source, mark, hold)) as reading:
             if reading is not None:
                 reading = replace(reading, messages=_raise_read_errors(reading.messages))
@@ -396,11 +404,11 @@ class _CopyRun:
         except StoreBusy:
             raise
         except (ReadOnly, StoreUnavailable):
-            self._unlocked = True  # the source refuses its lock, as a read-only store does
+            self._unlocked = True  # some stores cannot be locked, for example a read-only store
         return stack.enter_context(self._source.read_snapshot(mark))
 
     def _open_target(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading | None]:
-        """Yield the snapshot with this uid in the destination; None if it cannot be read now."""
+        """Open the session with this uid in the destination. Yields None if it is unreadable."""
         target_mark = self._target_marks[mark.uid]
         return self._open_reading(
             mark, lambda stack: stack.enter_context(self._target.read_snapshot(target_mark))
@@ -423,7 +431,7 @@ class _CopyRun:
     def _write_snapshot(
         self, writer: SnapshotWriter, mark: SnapshotMark, reading: SnapshotReading
     ) -> list[_CopyState]:
-        """Write a snapshot to the destination. If the result is empty, a later pass tries again."""
+        """Write a snapshot to the destination. Return an empty list if nothing was written."""
         target_mark = self._target_marks.get(mark.uid)
         self._failure_reasons.pop(mark.uid, None)
         if target_mark is not None and mark.uid not in self._outdated_copies:
@@ -440,8 +448,8 @@ class _CopyRun:
             self._add_damaged_seqs(mark, damage)
             return []
         except SessionExists as error:
-            # The session that has this key in the destination may be an earlier copy whose source
-            # was renamed or deleted since.
+            # Another session in the destination has this key.
+            # It may be a copy of a session that was later renamed or deleted in the source.
             self._failure_reasons[mark.uid] = f"{error}. {_KEY_EXISTS_ADVICE}"
             return []
         except StoreBusy:
@@ -565,7 +573,8 @@ class _CopyRun:
 def _raise_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
     """Yield the messages of the source. Raises DamagedStore if a message cannot be read.
 
-    StoreUnavailable would look like an error of the destination, which ends the whole copy.
+    DamagedStore replaces StoreUnavailable, which would look like an error of the destination and
+    end the whole copy.
     """
     try:
         yield from messages

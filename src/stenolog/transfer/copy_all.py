@@ -1,7 +1,7 @@
-"""Copying of all sessions of a place to another place, namespace by namespace.
+"""Copying of all sessions of a workspace or database to another one, namespace by namespace.
 
-The sessions of a named agent are in `agents/NAME/sessions` in a folder, and in the namespace
-`agents.NAME` in a database. This module uses the name `agents.NAME` for folders, too.
+In a workspace, the sessions of a named agent are in the folder `agents/NAME/sessions`. In a
+database, they are in the namespace `agents.NAME`. This module uses the name `agents.NAME` for both.
 """
 
 import time
@@ -48,7 +48,7 @@ _TEMPORARY_ADDRESS: Final = "memory:"
 
 
 class CopyReport(Struct, frozen=True, kw_only=True):
-    """Result of copying a whole place."""
+    """Result of copying all namespaces of a workspace or database."""
 
     namespaces: dict[str, CopyTotals]
     seconds: float
@@ -95,7 +95,7 @@ class CopyReport(Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> int:
-        """Number of sessions that could not be copied."""
+        """Number of sessions and namespaces that could not be copied."""
         return sum(len(totals.problems) for totals in self.namespaces.values())
 
     def _copied_sessions(self) -> Iterator[CopiedSession]:
@@ -106,10 +106,10 @@ class CopyReport(Struct, frozen=True, kw_only=True):
 def copy_place(
     source: str, target: str, *, dry_run: bool = False, on_progress: OnProgress | None = None
 ) -> CopyReport:
-    """Copy all namespaces of one place to another place.
+    """Copy all namespaces of one workspace or database to another one.
 
     A namespace that cannot be opened in the destination is reported as a problem. If no namespace
-    can be opened, the error is raised. Raises UsageError and the errors of copy_snapshots.
+    can be opened, the first error is raised. Raises UsageError and the errors of `copy_snapshots`.
     """
     check_different_places(source, target)
     started_at = time.monotonic()
@@ -138,9 +138,10 @@ def copy_namespaces(
     open_target: OpenNamespace,
     copy: Callable[[str, SnapshotStore, SnapshotStore], CopyTotals],
 ) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
-    """Copy namespaces. The second dict has the namespaces that the destination cannot open.
+    """Copy each namespace, and return the totals by namespace.
 
-    Raises the first error if the destination can open no namespace.
+    The second dict has the problems of namespaces that the destination cannot open. Raises the
+    first error if the destination can open no namespace.
     """
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
@@ -222,7 +223,7 @@ def check_different_places(source: str, target: str) -> None:
     if source_address.engine != target_address.engine:
         return
     if source == target or _is_same_place(source_address, target_address):
-        # The message does not name the place: its URL may contain a password.
+        # The message does not contain the address, because a URL may contain a password.
         raise UsageError("source and destination are the same place; give another one")
 
 
@@ -231,7 +232,7 @@ def _is_same_place(source: Address, target: Address) -> bool:
     if source.engine == "postgresql":
         return _is_same_database(str(source.path), str(target.path))
     try:
-        # The inode is compared, because symlinks, hard links and bind mounts share it.
+        # Inodes are compared: one inode can have several paths (symlinks, hard links, bind mounts).
         return Path(source.path).samefile(target.path)
     except OSError:
         return Path(source.path).resolve() == Path(target.path).resolve()
@@ -243,14 +244,14 @@ def _is_same_database(source: str, target: str) -> bool:
             open_store(source, read_only=True) as source_store,
             open_store(target, read_only=True) as target_store,
         ):
-            # URLs are not compared: different hosts, sockets and poolers may lead to one server.
+            # Different URLs may lead to the same server, for example through a socket or a pooler.
             return (
                 isinstance(source_store, SharedPlace)
                 and isinstance(target_store, SharedPlace)
                 and source_store.is_same_place(target_store)
             )
     except StoreUnavailable:
-        return False  # a missing database; other problems are reported when the copy opens it
+        return False  # the database is missing, or the copy will report the problem
 
 
 # --- opening ---------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def _is_same_database(source: str, target: str) -> bool:
 def opened_store(where: str, namespace: str, *, is_source: bool = False) -> Iterator[SnapshotStore]:
     """Open the store of one namespace as the destination or the source of a copy.
 
-    A read-only source is read without its locks. Raises the errors of open_store.
+    A read-only source is read without locks. Raises the errors of `open_store`.
     """
     try:
         store = _open_namespace(where, namespace, read_only=is_source and _is_read_only(where))

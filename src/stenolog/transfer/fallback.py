@@ -1,15 +1,16 @@
-"""The fallback store: a JSONL folder that keeps the sessions while their store is unusable.
+"""The fallback store: a JSONL folder that keeps the sessions while the regular store is unusable.
 
-The fallback store is an ordinary JSONL store, so every call works. Opening the store copies legacy
-sessions into it. The next successful start merges the fallback store into the store,
-session by session, like other old sessions. The merge recognizes messages from legacy files by
-their content. Messages that were added to the fallback store are recognized by their token, or by
-the uid of their session and their seq. After the merge, the folder is renamed. The merge also
-repeats deletions and purges in the store. Notes of purges are kept next to the folder.
+The fallback store is an ordinary JSONL store, so every call works. Opening the fallback store
+copies legacy sessions into it. The next successful start merges the fallback store into the regular
+store, session by session, like other old sessions. The merge recognizes messages from legacy files
+by their content. Messages that were added to the fallback store are recognized by their token, or
+by the uid of their session and their seq. After the merge, the folder is renamed. The merge also
+repeats deletions and purges in the regular store. Each purge is noted in a file next to the folder.
 
 Each process that uses the fallback store holds a shared lock. While any process holds the lock, a
-merge copies the current content and the folder keeps its name. A record of each merged session,
-also next to the folder, prevents later merges from adding messages that were purged in the store.
+merge copies the current content and the folder keeps its name. For each merged session, a merge
+record is kept next to the folder. The merge record prevents later merges from adding messages that
+were purged in the regular store.
 """
 
 import errno
@@ -54,13 +55,13 @@ LOCK_TIMEOUT: Final = 60.0
 LOCK_FILE: Final = "fallback.lock"
 PURGES_FOLDER: Final = "purges"
 MERGED_FOLDER: Final = "merged"
-"""Folder of the records of merged sessions."""
+"""Name of the folder with a merge record for each merged session."""
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _POLL_SECONDS: Final = 0.05
 _UNMERGED_FIELDS: Final = NOT_FORKED | {
     *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
 }
-"""Meta fields that refer to seqs of the fallback store, or belong to its import."""
+"""Meta fields that are not merged: they refer to seqs of the fallback store or to its imports."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -75,7 +76,7 @@ class FallbackStore(JSONLStore):
         self._purge_notes = workspace / PURGES_FOLDER
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Purge the session in the fallback store. The merge repeats the purge in the store."""
+        """Purge a session in the fallback store. The merge repeats this in the regular store."""
         trash = self.list_trash() if before is None else []
         uids = [trashed.uid for trashed in trash if trashed.key == key]
         with suppress(NoSuchSession, DamagedStore):
@@ -87,15 +88,15 @@ class FallbackStore(JSONLStore):
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge these deleted sessions in the fallback store.
 
-        The merge also purges the session with this key in the store, unless that session has
-        messages that the purged sessions did not have.
+        The merge also purges the session with this key in the regular store, unless that session
+        has messages that the purged sessions did not have.
         """
         note = self._make_purge_note(key, [uid for uid, _ in entries], is_trash=True)
         with self._note_purge(note):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
-        """Return the health of the folder: never ok, because the sessions belong in the store."""
+        """Return the health: never ok, because the sessions belong in the regular store."""
         health = super().health()
         reason = (
             f"sessions are kept in {self.folder} for this run, and merged when the store can be "
@@ -151,7 +152,7 @@ class FallbackStore(JSONLStore):
 
 
 def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
-    """Open the fallback store of a store, and copy the legacy sessions into the fallback store.
+    """Open the fallback store, and copy the legacy sessions into it.
 
     Raises StenologError or OSError if the fallback store cannot be written.
     """
@@ -170,7 +171,7 @@ def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
 
 
 def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
-    """Wait until no process merges the fallback store, and take its lock. Raises StoreBusy."""
+    """Wait until no process merges the fallback store, then take the lock. Raises StoreBusy."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     while not _try_lock(lock, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
@@ -179,7 +180,7 @@ def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
 
 
 def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
-    """Copy the legacy sessions; their files stay unchanged."""
+    """Copy the legacy sessions into the fallback store. Their files stay unchanged."""
     purged_keys = {purge.key for _, purge in _pending_purges(workspace)}
     with JSONLStore(workspace, namespace=NAMESPACE) as store:
         for folder, fallbacks in place.legacy_folders():
@@ -199,7 +200,10 @@ def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
 
 
 def merge_fallback(place: SessionsLocation, store: Store) -> None:
-    """Merge the fallback store and rename its folder. Raises the errors of the store."""
+    """Merge the fallback store into the regular store, and rename the folder of the fallback store.
+
+    Raises the errors of the regular store.
+    """
     workspace = place.fallback
     if workspace is None:
         return
@@ -212,7 +216,8 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
         return
     try:
         is_alone = False
-        with suppress(OSError):  # without locks, no process can use the fallback store
+        # On a file system without locks, no process can use the fallback store.
+        with suppress(OSError):
             is_alone = _try_lock(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
             _repeat_purges(workspace, None, store, is_alone=False)
@@ -235,7 +240,11 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
 
 
 def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
-    """Repeat deletions of the fallback store, unless a store used the session afterwards."""
+    """Repeat the deletions of the fallback store in the regular store.
+
+    A deletion is not repeated if the session was changed later in the regular store, or if the
+    fallback store has a new session with the same key.
+    """
     keys = set(fallback.list_sessions())
     for deletion in fallback.list_trash():
         try:
@@ -286,7 +295,7 @@ def copies_in_fallback(place: SessionsLocation) -> Iterator[tuple[str, str]]:
 
 
 def keys_purged_since_merge(place: SessionsLocation, store: Store) -> list[str]:
-    """Return the keys of merged sessions that were purged in the store after the merge."""
+    """Return the keys of merged sessions that were purged in the regular store after the merge."""
     workspace = place.fallback
     if workspace is None or workspace.is_symlink() or not isinstance(store, SnapshotStore):
         return []
@@ -311,7 +320,7 @@ class _FallbackSnapshots:
         self._workspace = workspace
         self._keys: dict[str, str] = {}
         self._records: dict[str, _MergeRecord] = {}
-        """The record that each session gets once it is merged."""
+        """Merge record to write after each session is merged, by the name of its source."""
         self.path = fallback.folder
         self.name = str(self.path)
 
@@ -328,8 +337,8 @@ class _FallbackSnapshots:
             raise NotASession(str(error)) from error
         record = _read_merge_record(self._workspace, info.uid)
         is_same = bool(record.stored) and record.stored[-1] == _session_uid(self._store, record.key)
-        # Messages that were already merged are not merged into another session of the store: the
-        # first session was purged or deleted.
+        # The session of an earlier merge may have been purged or deleted in the regular store.
+        # Messages of the earlier merge are not merged again into another session.
         after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
         try:
             mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
@@ -348,7 +357,7 @@ class _FallbackSnapshots:
         return content
 
     def record(self, source: Source, imported: ImportedSession) -> None:
-        """Record that a session was merged, and into which session of the store."""
+        """Record that a session was merged, and into which session of the regular store."""
         record, uid = self._records[source.name], _session_uid(self._store, imported.key)
         earlier_uids = [stored_uid for stored_uid in record.stored if stored_uid != uid]
         stored_uids = (*earlier_uids, uid) if uid else tuple(earlier_uids)
@@ -360,7 +369,7 @@ class _FallbackSnapshots:
 def _to_source_content(
     snapshot: Snapshot, messages: Sequence[Message], *, after: int
 ) -> SourceContent:
-    """Return a session in the form of a legacy session, with its messages after a seq."""
+    """Return the session as a legacy session, with the messages whose seq is above `after`."""
     receipts = merge.import_receipts(snapshot.meta)
     hidden_spans = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
     tokens = _message_tokens(snapshot, messages)
@@ -395,7 +404,7 @@ def _to_source_content(
 
 
 def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
-    """Return the token of each message that was added to the fallback store.
+    """Return the token of each message that was added to the fallback store, by seq.
 
     Messages from legacy files have no token.
     """
@@ -422,7 +431,7 @@ def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int
 
 
 def _last_seq_by_digest(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the last seq after the import of each file, by the digest of the file."""
+    """Return the last seq of the session after each import, by the digest of the imported file."""
     return {
         receipt["sha256"]: receipt["last_seq"]
         for receipt in receipts
@@ -431,7 +440,7 @@ def _last_seq_by_digest(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]
 
 
 def _session_digest(snapshot: Snapshot, session: LegacySession) -> str:
-    """Return a digest that differs for each state of a session."""
+    """Return a digest that differs after every change of the session."""
     *_, messages_digest = ["", *merge.prefix_digests(session.messages)]
     hidden_flags = [message.hidden for message in session.messages]
     digested_values = [snapshot.uid, snapshot.last_seq, messages_digest, hidden_flags]
@@ -447,21 +456,21 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
 
     uid: str
     after: int = 0
-    """Messages up to this seq were merged into a session that the store no longer has."""
+    """Messages up to this seq were merged into a session that the regular store no longer has."""
     last_seq: int = 0
     """Seq of the last merged message."""
     digest: str = ""
     """Digest of the merged content."""
     key: str = ""
-    """Key of the session in the store into which this session was merged."""
+    """Key of the session in the regular store into which this session was merged."""
     stored: tuple[str, ...] = ()
-    """Uids of earlier sessions with that key, then the uid of the current session."""
+    """Uids of all sessions in the regular store into which this session was merged, newest last."""
     deleted: datetime | None = None
-    """Time of the deletion in the fallback store that was repeated."""
+    """Deletion time of the last deletion in the fallback store that a merge has processed."""
 
 
 def _read_merge_record(workspace: Path, uid: str) -> _MergeRecord:
-    """Return the record of a session, or an empty record. Raises NotASession."""
+    """Return the merge record of a session, or a new empty record. Raises NotASession."""
     try:
         text = (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").read_bytes()
         return convert(json.loads(text), _MergeRecord)
@@ -490,7 +499,7 @@ def _write_json(folder: Path, name: str, fields: Struct) -> None:
 
 
 def _session_uid(store: Store, key: str) -> str:
-    """Return the uid of a session, or an empty string. Raises the errors of the store."""
+    """Return the uid of a session; empty if there is no session. Raises the errors of the store."""
     try:
         return store.info(key).uid if key else ""
     except NoSuchSession:
@@ -505,20 +514,20 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
 
     key: str
     at: datetime
-    """Start of the purge. The merge keeps messages that are newer."""
+    """Time at which the purge started. The merge keeps newer messages."""
     made: datetime | None = None
     """End of the purge; None if it is unknown whether the purge took effect."""
     before: int | None = None
     uids: tuple[str, ...] = ()
-    """Uids of the sessions that the purge deletes or, with `before`, shortens."""
+    """Uids of the purged sessions. If `before` is set, only their older messages are purged."""
     is_trash: bool = False
-    """Whether only some sessions in the trash are purged, not the whole key."""
+    """Whether only some deleted sessions are purged, not every session with this key."""
     read_in: tuple[tuple[str, int], ...] = ()
-    """Digest and last seq of each legacy file that the sessions were imported from."""
+    """For each imported legacy file: its digest, and the session's last seq after the import."""
 
 
 def _pending_purges(workspace: Path) -> list[tuple[Path, _PurgeNote]]:
-    """Return the purges that are not yet repeated, oldest first."""
+    """Return the purges that are not yet repeated, oldest first, each with the file of its note."""
     purges = []
     for path in sorted((workspace / PURGES_FOLDER).glob("[!.]*.json")):
         try:
@@ -531,7 +540,7 @@ def _pending_purges(workspace: Path) -> list[tuple[Path, _PurgeNote]]:
 def _repeat_purges(
     workspace: Path, fallback: JSONLStore | None, store: Store, *, is_alone: bool
 ) -> None:
-    """Repeat the noted purges in the store.
+    """Repeat the noted purges in the regular store.
 
     If a purge cannot be repeated, its note stays and a warning is logged.
     """
@@ -576,7 +585,7 @@ def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
 
 
 def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
-    """Repeat a purge in the store. If messages remain, return the key and the reason.
+    """Repeat a purge in the regular store. If messages remain, return the key and the reason.
 
     Only messages that are older than the purge are deleted. Raises StenologError.
     """
@@ -587,7 +596,7 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     except NoSuchSession:
         return None
     seq_by_digest = _last_seq_by_digest(merge.import_receipts(info.meta))
-    # Up to this seq both stores have the same messages, which come from the same file.
+    # Up to this seq, both stores have the same messages, imported from the same file.
     common_seq = max(
         (last for digest, last in purge.read_in if seq_by_digest.get(digest) == last), default=0
     )
@@ -603,7 +612,7 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
 
 
 def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
-    """Purge the sessions of a key that are older than the noted purge.
+    """Purge the sessions of a key that are older than the purge in the fallback store.
 
     If a session has newer messages, only its older messages are purged.
     """
@@ -635,15 +644,15 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
 
 
 def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
-    """Return whether a session is older than the purge or was imported from the same file."""
+    """Return whether a session is older than the purge, or was imported from a purged file."""
     if info.lost and info.updated > purge.at:
         raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
     purge_end = purge.made or purge.at
     purged_digests = {digest for digest, _ in purge.read_in}
     receipts = merge.import_receipts(info.meta)
     for receipt in receipts:
-        # Messages of a fallback store have the time at which they were added. Messages of other
-        # files may have any time.
+        # Messages of a fallback store have the time at which they were added.
+        # Messages of other files may have any time.
         import_time = parse_go_time(receipt.get(merge.IMPORT_TIME))
         is_foreign = (
             receipt.get("sha256") not in purged_digests and receipt.get("from") != "stenolog-json"

@@ -1,13 +1,13 @@
-"""Decides which old data is added to an existing session. Newer data is never replaced. Pure.
+"""Decides which old data is added to an existing session. Newer data is never replaced.
 
-Messages with a token are recognized by their token, at any position. Each message of a fallback
-store has a token. A session forgets old tokens, so the receipt of a fallback store also has a
-digest of the merged messages.
+Messages with a token (idempotency key) are recognized by their token, at any position. Each message
+that was added to a fallback store has a token. A session forgets old tokens. So the receipt of an
+import from a fallback store also has a digest of the merged messages.
 
-Messages without a token are compared. Either the existing messages are a prefix of the old session,
-or the old session is a prefix of the existing messages. If a program truncates its files, the old
-session may also start with the end of the existing messages. In any other case the old session is
-another conversation and gets a separate session.
+Messages without a token are compared by content. Either the existing messages are a prefix of the
+old session, or the old session is a prefix of the existing messages. If a program truncates its
+files, the old session may also start with the end of the existing messages. In any other case, the
+old session is another conversation and gets a separate session. All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.legacy_session import REFERENCE_LAYOUTS, LegacySession
 
 MESSAGES_DIGEST: Final = "said_sha256"
-"""Receipt field of a fallback: digest of the merged messages and tokens, as in `prefix_digests`."""
+"""Receipt field: digest of the messages merged from a fallback store (`prefix_digests`)."""
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Receipt field: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Receipt field: time of the import. Retention rules take the session as no older."""
+"""Receipt field: time of the import. For retention rules, the session is no older than this."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of the newest messages whose tokens a session is certain to know."""
 SEPARATE_SUFFIX: Final = " (legacy "
 """Text between the old key and the date in the key of a session that is kept separately."""
 TRUNCATING_LAYOUTS: Final = ("nanobot",)
-"""Programs that keep only the newest messages, and whose messages are unique by their times."""
+"""Programs that keep only the newest messages. The times make their messages unique."""
 OTHER_PROGRAMS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
 """Programs whose sessions do not record which summary they started with."""
 MAX_SEPARATE_SESSIONS: Final = 100
@@ -53,9 +53,10 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
     updated: datetime | None = None
 
     def started_import(self, digest: str) -> bool | None:
-        """Return `include_state` of an unfinished import of exactly this content, else None.
+        """Return `include_state` of an unfinished import of the content with this digest.
 
-        An unfinished import keeps its first decision, even if the session has changed since.
+        Return None if there is no such import. A resumed import keeps its first decision, even if
+        the session has changed since.
         """
         mark = self.meta.get("importing")
         if not isinstance(mark, dict) or mark.get("sha256") != digest:
@@ -67,12 +68,13 @@ class Merge(Struct, frozen=True, kw_only=True):
     """The decision how an old session is merged with an existing session."""
 
     seqs: tuple[int, ...] = ()
-    """Seqs of the first old messages, which the existing session already has.
+    """Seqs, in the existing session, of the first messages of the old session.
 
-    The value is 0 for a message that was imported earlier and has since been moved or purged.
+    The existing session already has these messages. The seq is 0 for a message that was imported
+    earlier and has since been moved or purged.
     """
     include_state: bool = True
-    """Whether the old summary and the hidden messages are imported too."""
+    """Whether the old summary is imported, and hidden messages stay hidden."""
 
 
 def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSession) -> Merge | None:
@@ -120,7 +122,7 @@ def import_receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def is_imported(meta: Mapping[str, Any], digest: str) -> bool:
-    """Return whether exactly these bytes were completely imported into a session."""
+    """Return whether the content with this digest was completely imported into a session."""
     return any(receipt.get("sha256") == digest for receipt in import_receipts(meta))
 
 
@@ -157,7 +159,7 @@ def hidden_prefix(old_session: LegacySession) -> int:
 
 
 def separate_key_prefix(key: str) -> str:
-    """Return the prefix of the keys for sessions kept separately from this key."""
+    """Return the common prefix of the keys that `separate_keys` yields for this key."""
     return f"{key}{SEPARATE_SUFFIX}"
 
 
@@ -180,7 +182,10 @@ def _common_prefix(payloads: Sequence[bytes], stored_payloads: Sequence[bytes]) 
 
 
 def _differs_only_in_time(old_payload: bytes, stored_payload: bytes) -> bool:
-    """Return whether only `created_at` differs, which picoclaw adds to its older messages."""
+    """Return whether only the stored message has `created_at`, and all other fields are equal.
+
+    picoclaw adds this field to its older messages.
+    """
     if b'"created_at"' not in stored_payload or b'"created_at"' in old_payload:
         return False
     fields = decode_object(stored_payload)
@@ -199,7 +204,7 @@ def _overlapping_seqs(
 
 
 def _overlap_length(stored_payloads: Sequence[bytes], old_payloads: Sequence[bytes]) -> int:
-    """Return the largest number of last stored payloads that equal the first old payloads."""
+    """Return how many old payloads at the start equal the stored payloads at the end."""
     for length in range(min(len(old_payloads), len(stored_payloads)), 0, -1):
         is_same_start = stored_payloads[-length] == old_payloads[0]
         if is_same_start and list(stored_payloads[-length:]) == list(old_payloads[:length]):

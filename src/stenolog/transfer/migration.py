@@ -1,10 +1,13 @@
-"""Import of the old sessions of a folder. Afterwards their files are renamed, or left in place.
+"""Import of the old sessions of a folder. Afterwards their files are renamed, or left unchanged.
 
-All sessions are imported before any file is renamed. So a failure leaves every original in place,
-and the next run continues an import that was killed. Each session is imported in four steps: its
-meta is marked with the digest of the file, the messages are added, hidden messages are hidden and
-the summary is set, and the mark becomes a receipt. `merge.py` decides which messages an old session
-adds to an existing session.
+All sessions are imported before any file is renamed. So a failure leaves every original in place.
+The next run continues an import that was killed. `merge.py` decides which messages an old session
+adds to an existing session. Each session is imported in four steps:
+
+1. The digest of the file is written to the meta of the session, as an import mark.
+2. The messages are added.
+3. Hidden messages are hidden, and the summary is set.
+4. The import mark is replaced by a receipt.
 """
 
 import hashlib
@@ -55,8 +58,8 @@ from stenolog.transfer.session_import import SessionImport, add_aliases
 LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for another process that imports the same files.
 
-This time is longer than the time that a store call waits for a lock. A process that starts without
-the old sessions would create new sessions with the same keys.
+This time is longer than the time that a store call waits for a lock, because a process that starts
+without the old sessions would create new sessions with the same keys.
 """
 MAX_ALIAS_BYTES: Final = 16 * 1024
 """Maximum size of all aliases of a session together, in bytes."""
@@ -78,7 +81,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     dropped: int
     """Number of lines or messages of the file that could not be imported."""
     problems: tuple[str, ...]
-    """Content that could not be imported and the reason, each as a sentence."""
+    """One sentence for each part that could not be imported, with the reason."""
     aliases: tuple[str, ...] = ()
     """Other keys that open the session from now on."""
     unaccepted_aliases: tuple[str, ...] = ()
@@ -103,7 +106,7 @@ class ImportReport(Struct, frozen=True, kw_only=True):
     """Number of files that this or an earlier import renamed after importing them."""
 
     def combined_with(self, more: "ImportReport") -> "ImportReport":
-        """Return the sum of both results."""
+        """Return one report with the results of both reports."""
         return ImportReport(
             imported=self.imported + more.imported,
             skipped=self.skipped + more.skipped,
@@ -174,16 +177,17 @@ def import_folder(
     - `thorough`: also read files whose names suggest that they are logs of stenolog.
     - `rename_files`: rename imported files. If False, nothing in the folder changes, and sessions
       that were deleted in the store are imported again, unless `is_own` is set.
-    - `fallbacks`: import JSON files of a fallback store. If False, they are left to their store.
+    - `fallbacks`: import JSON files of a fallback store. If False, these files are skipped, because
+      another store merges them.
     - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored
       unchanged and aliases are accepted. Without `is_own`, reserved fields and idempotency keys are
       dropped.
-    - `aliases`: accept aliases of foreign data. If False, the report lists the aliases.
+    - `aliases`: accept aliases even without `is_own`. If False, the report only lists the aliases.
     - `dry_run`: write nothing.
     - `exclude_keys`: keys to skip.
-    - `layouts`: layouts to import. The files of databases and trees are never renamed.
+    - `layouts`: layouts to import. Databases and trees of folders are never renamed.
     - `map_key`: function that returns the new key for the old key of a session.
-    - `time_field`: field with the time of plain messages.
+    - `time_field`: name of the field with the time of a plain message.
 
     Raises the errors of the store.
     """
@@ -258,7 +262,7 @@ def _import_unchanged_sources(
     options: "_ImportOptions",
     time_field: str,
 ) -> ImportReport:
-    """Copy the sessions of all sources at this path."""
+    """Import the sessions of all sources at this path, without renaming files."""
     # Imported here, because the module loads SQLite, which agents do not need at their start.
     from stenolog.transfer.importers.framework_tables import find_sources
 
@@ -372,13 +376,13 @@ class _ImportRun:
         return [job for job in jobs if job.imported is not None]
 
     def _import_jobs(self, jobs: Sequence[_ImportJob]) -> list[tuple[_ImportJob, str]]:
-        """Import these sessions. Return the jobs that a foreign log blocks, with the error."""
+        """Import these sessions. Return jobs that a log of another program blocks, with errors."""
         return [(job, reason) for job in jobs if (reason := self._import_job(job)) is not None]
 
     def _import_job(self, job: _ImportJob) -> str | None:
         """Import one session, or note why it is skipped. Raises StoreUnavailable.
 
-        Returns the store's error if a foreign log blocks the import.
+        Returns the store's error if a log of another program blocks the import.
         """
         try:
             self._read_and_merge(job)
@@ -533,7 +537,7 @@ class _ImportRun:
         return key if self._find_info(key) is not None else self._alias_map().get(key, key)
 
     def _alias_map(self) -> dict[str, str]:
-        # The aliases are read once, because other imports wait for the lock of the folder.
+        # The aliases are read only once: other imports wait for the lock of the folder meanwhile.
         if self._alias_owners is None:
             self._alias_owners = dict(Aliases(self._store).owners())
         return self._alias_owners
@@ -569,7 +573,10 @@ class _ImportRun:
         )
 
     def _was_deleted(self, key: str, content: SourceContent) -> bool:
-        """Return whether the session was deleted after its import, and must stay deleted."""
+        """Return whether the session was deleted after its file was last written.
+
+        The start of an agent must not import a deleted session again.
+        """
         if not self._is_at_start:
             return False
         if self._deletion_times is None:
@@ -631,9 +638,9 @@ class _ImportRun:
 
 
 def _sort_own_logs_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
-    """Return the jobs, with the files whose own name the new log needs at the end.
+    """Return the jobs, sorted so that sessions whose new log takes the old file name come last.
 
-    Files whose name the new log takes cannot get their original names back. If a log and a JSON
+    An old file cannot get its name back after the new log has taken the name. If a log and a JSON
     file have the same key, the log comes first.
     """
     own_log_keys = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}

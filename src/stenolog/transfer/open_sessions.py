@@ -2,7 +2,7 @@
 
 An agent loop must be able to start. If the store cannot be opened, or old sessions cannot be
 imported, the store is closed again, an error is logged, and the run uses the fallback store. The
-next successful start merges the fallback store into the store.
+next successful start merges the sessions of the fallback store into the regular store.
 """
 
 import logging
@@ -25,14 +25,14 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     """Open the sessions of an agent for an agent loop. `where` is the same as for `open_store`.
 
     Named agents share no sessions. Old sessions of picoclaw and zeroclaw in the folder `sessions`
-    are imported first and their files renamed to `.migrated`; the content of a fallback store is
-    merged.
+    are imported first, and their files are renamed to `.migrated`. The content of a fallback store
+    is merged.
 
     If the store cannot be opened, or old sessions cannot be imported, the run uses the fallback
-    store: a JSONL store in `sessions.fallback` or FILE.fallback that starts with the old sessions,
-    and whose `health()` gives the reason. If that folder cannot be written either, the result is a
-    SessionManager. A read-only place is opened too: `health()` reports the problem, and each write
-    returns a failure.
+    store: a JSONL store in the folder `sessions.fallback` or FILE.fallback. The fallback store
+    starts with the old sessions, and its `health()` gives the reason. If that folder cannot be
+    written either, the result is a SessionManager. A read-only workspace can be opened: `health()`
+    reports the problem, and each write returns a failure.
 
     Raises UsageError if no engine supports the place, ForeignLog for a database of another program,
     and the store's error if there is no place for a fallback store.

@@ -1,4 +1,4 @@
-"""Base class of stores that can only be read: lists sessions by stamps and refuses writes."""
+"""Base class of stores that can only be read. Methods that would write raise ReadOnly."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,11 +23,14 @@ class ReadOnlyStore(ABC):
     def __init__(self, catalog: Path | None) -> None:
         self._catalog = catalog
         self.problems: Mapping[str, str] = {}
-        """Reasons why places could not be read the last time, by place. Never changed in place."""
+        """Reasons why places could not be read the last time, by the name of the place.
+
+        A new dict replaces this dict after each read; the dict itself is never modified.
+        """
 
     @abstractmethod
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. The stamp differs after every change of the files."""
+        """Return the change stamp of each session: a text that differs after every change."""
 
     @abstractmethod
     def view(self, key: str, last: int | None = None) -> SessionView:
@@ -49,7 +52,7 @@ class ReadOnlyStore(ABC):
         return keys if limit is None else keys[:limit]
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return a full view."""
+        """Return the current view of the same session, without reusing the old view."""
         return self.view(view.key, view.last)
 
     def list_trash(self) -> list[Trashed]:
@@ -62,7 +65,7 @@ class ReadOnlyStore(ABC):
         return Health(ok=True, free_bytes=None, problems=problems)
 
     def catalog_file(self) -> Path | None:
-        """Return the path of the search index; None if it is in memory."""
+        """Return the path of the search index; None if the index is in memory."""
         return self._catalog
 
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:

@@ -1,7 +1,7 @@
 """The import of one old session into a session of the store, in steps.
 
-Each step is one idempotent write. If the import is killed between two steps, the next run continues
-the import.
+Every write is idempotent. If the import is killed between two steps, the next run continues the
+import.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ class SessionImport:
             change_alias_mark(self._store)
 
     def _meta_to_set(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the meta fields to set. Newer values are kept; fields are imported only once."""
+        """Return the meta fields to set: newer values are kept, and a resumed import sets none."""
         if self.existing is not None and self.existing.started_import(self._digest) is not None:
             return {}
         last_update = None if self.existing is None else self.existing.updated
@@ -113,7 +113,10 @@ class SessionImport:
         return self._store.add_messages(self._key, messages, once=once, at=times)
 
     def apply_visibility(self) -> None:
-        """Hide hidden messages and set the summary, unless the session has newer messages."""
+        """Set the summary, and hide the messages that are hidden in the old session.
+
+        If the session has newer messages, only messages with a token are hidden.
+        """
         floor = merging.hidden_prefix(self.old)
         if (
             self.merge.include_state
@@ -135,7 +138,7 @@ class SessionImport:
         self._hide_messages(self._hidden_indexes(floor))
 
     def _hidden_indexes(self, floor: int) -> Iterator[int]:
-        """Yield the indexes of messages above the floor that were hidden individually."""
+        """Yield the indexes of hidden messages, starting at the index `floor`."""
         return (
             index
             for index, message in enumerate(self.old.messages)
@@ -193,9 +196,10 @@ class SessionImport:
 def _split_into_batches(
     messages: Sequence[JSONMessage], start: int
 ) -> Iterator[tuple[int, Sequence[JSONMessage]]]:
-    """Yield the messages to add. Messages with the same token are stored together.
+    """Yield batches of messages to add, each with the index of its first message.
 
-    Messages without a token are stored in batches.
+    Messages with the same token are in one batch. Messages without a token are in batches of
+    limited size.
     """
     while start < len(messages):
         end, size = start + 1, len(messages[start].payload)

@@ -36,10 +36,10 @@ _HIDDEN_NAMESPACES: Final = (NOTES, CHANNELS)
 
 
 class ViewedPlace(Struct, frozen=True, kw_only=True):
-    """A place to show."""
+    """A place that `steno view` shows."""
 
     program: str
-    """`stenolog`, or the program whose transcripts are there."""
+    """`stenolog`, or the name of the program that wrote the transcripts."""
     where: str
     """Path or URL. Paths are absolute."""
 
@@ -92,7 +92,7 @@ def open_places(
     """Open places as one store without changing them.
 
     A place that cannot be opened is left out, and `on_problem` is called. If no place can be
-    opened, raises the StenologError or OSError.
+    opened, the first StenologError or OSError is raised.
     """
     opened_places: list[StorePlace] = []
     problems: dict[ViewedPlace, Exception] = {}
@@ -210,7 +210,7 @@ def _unique_label(place: ViewedPlace, places: Sequence[ViewedPlace]) -> str:
 
 
 def _printable_name(place: ViewedPlace) -> str:
-    """Return the path of the place. Of a URL, which may contain a password, return the end."""
+    """Return the path of the place; for a URL, which may have a password, only the last part."""
     return _short_name(place) if "://" in place.where else place.where
 
 

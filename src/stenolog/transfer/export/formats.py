@@ -1,4 +1,4 @@
-"""Export of a session as text: JSON lines or Markdown. Pure."""
+"""Export of a session as text: JSON lines or Markdown. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, Protocol
@@ -89,8 +89,8 @@ def document_title(info: SessionInfo, messages: Iterable[Message], clean: Redact
     title = title_from(info.meta, "")
     if title:
         return redact_text(title, clean)
-    # Redact the text before it is cut, because half a secret is not recognized. The secrets of a
-    # title are not counted, because they are counted in their message.
+    # Redact the text before it is cut, because half a secret is not recognized.
+    # Secrets in the title are not counted, because they are counted in their message.
     return title_from(
         {}, redact_text(_first_prompt(messages), clean.without_counting)
     ) or redact_text(info.key, clean.without_counting)

@@ -24,7 +24,7 @@ from stenolog.transfer.export.tool_views import (
     diff_text,
 )
 
-# Inline code is not escaped, because the backslash would be visible.
+# The pattern also matches inline code, in which an escaped `<` would be shown as `&lt;`.
 _TAG: Final = re.compile(
     r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
     r"|(?P<slashes>(?<!\\)\\*+)<(?=[A-Za-z/!?])"
@@ -105,7 +105,7 @@ def _escape_prose(text: str) -> str:
 
 
 def _escape_tag(match: re.Match[str]) -> str:
-    """Escape the `<` of a message even in inline code, which other parsers may not see as code."""
+    """Escape `<`, even in inline code: other parsers may not recognize the inline code."""
     code = match["code"]
     if code is None:
         backslashes = match["slashes"]

@@ -88,7 +88,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
 
 
 def format_minute(at: datetime) -> str:
-    """Return a time to the minute; years before 1000 have four digits too."""
+    """Return a time as text, without seconds. Years before 1000 have four digits too."""
     return f"{at.date()} {at:%H:%M}"
 
 
@@ -99,7 +99,7 @@ def printable_text(text: str) -> str:
 
 def redact_text(text: str, clean: TextCleaner) -> str:
     """Return the text without invisible characters and secrets."""
-    # Remove invisible characters first: such a character would hide a secret from `clean`.
+    # Remove invisible characters first, because they could hide a secret from `clean`.
     return clean(printable_text(text))
 
 

@@ -1,7 +1,8 @@
-"""Tool calls and results as blocks for reading: diffs, shell commands, files, checklists. Pure.
+"""Tool calls and results as blocks for reading: diffs, shell commands, files, checklists.
 
 The fields of the arguments determine the blocks; the name of the tool does not matter. Pages,
-exports and the terminal show the same blocks. Run time and size are bounded for any input.
+exports and the terminal show the same blocks. Run time and size are bounded for any input. All
+functions are pure.
 """
 
 import re
@@ -30,7 +31,7 @@ _MAX_DIFF_LINES: Final = 2_000
 _MAX_COMPARED_LINES: Final = 1_000
 """Maximum number of lines of one edit that are compared line by line."""
 _MAX_LONG_LINES: Final = 1_000_000
-"""Maximum number of lines on one page in all edits longer than _MAX_COMPARED_LINES."""
+"""Maximum total number of lines of all edits on a page that are longer than _MAX_COMPARED_LINES."""
 _MAX_CHANGES: Final = 60
 """Maximum number of changed lines that the comparison looks for."""
 _MAX_ITEMS: Final = 200
@@ -89,7 +90,7 @@ ItemState = Literal["done", "active", "open"]
 
 
 class DiffLine(Struct, frozen=True):
-    """A line of a diff, without its sign."""
+    """A line of a diff, without the sign in front of it."""
 
     kind: LineKind
     text: str
@@ -124,14 +125,14 @@ class ToolBlock(Struct, frozen=True, kw_only=True):
 
 
 class DiffBudget:
-    """The number of lines that may still be compared, by default on one page."""
+    """The number of lines that may still be compared. The default is the limit for one page."""
 
     def __init__(self, left: int = 20_000) -> None:
         self.left = left
         self._long_left = _MAX_LONG_LINES
 
     def take(self, count: int) -> bool:
-        """Return whether the budget allows this number of lines, and reduce the budget by it."""
+        """Return whether the budget allows this number of lines. If yes, reduce the budget."""
         if count > min(self.left, _MAX_COMPARED_LINES):
             return False
         self.left -= count
@@ -209,7 +210,7 @@ def result_blocks(
 ) -> tuple[ToolBlock, ...]:
     """Return the result of a call as blocks. Text that is not JSON stays unchanged.
 
-    `path`: the file that the call has read. A text in a known language is then shown as code.
+    `path`: the file that the call has read. If its language is known, the text is shown as code.
     """
     if isinstance(result, str) and language_of(path) and len(result) < MAX_BLOCK:
         return tuple(_file_blocks(result, path))
@@ -378,7 +379,7 @@ def language_of(path: str) -> str:
 
 
 def _checklist_items(value: Any) -> tuple[ChecklistItem, ...]:
-    """Return the items of a list of steps with a status; empty if the value is not such a list."""
+    """Return the items of a list of steps with a status; empty for any other value."""
     if not isinstance(value, list) or not value:
         return ()
     items = []
@@ -479,7 +480,7 @@ def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) -> list[DiffLine]:
-    """Return the diff of two lists of lines. If the lists are too long, all lines are changed."""
+    """Return the diff of two lists of lines. If they are too long, all lines count as changed."""
     if old_lines and new_lines and budget.take(len(old_lines) + len(new_lines)):
         diff = _shortest_diff(old_lines, new_lines)
         if diff is not None:

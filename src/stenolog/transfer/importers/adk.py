@@ -164,7 +164,7 @@ class _Compaction(Struct, frozen=True):
 
 
 def _find_compactions(events: Sequence[Event]) -> list[_Compaction]:
-    """Return the compactions, oldest first, without those that another compaction includes."""
+    """Return the compactions, oldest first. A compaction inside a larger one is left out."""
     all_compactions = filter(None, map(_read_compaction, events))
     # If two compactions have the same range, the later compaction counts.
     compactions = {(c.start, c.end): c for c in all_compactions}.values()

@@ -163,12 +163,12 @@ def as_text(value: Any) -> str:
 
 
 def text_part(text: str) -> Part:
-    """Return a text part of a content."""
+    """Return a text as a part of a message's content."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str, **more: Any) -> Part:
-    """Return an image part of a content."""
+    """Return an image as a part of a message's content."""
     return {"type": "image_url", "image_url": {"url": url, **non_empty(more)}}
 
 
@@ -285,9 +285,9 @@ CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
     "reasoning_content",
     "thinking",
 }
-"""A message has at least one of these fields; otherwise it is empty."""
+"""A message without any of these fields is empty."""
 _MIN_MILLIS: Final = 1e11
-"""Smallest number that is read as milliseconds since 1970; as seconds it is the year 5138."""
+"""Smallest number that is read as milliseconds since 1970. Smaller numbers are seconds."""
 
 
 def read_plain_array(
@@ -411,8 +411,9 @@ def _parse_epoch(value: Any) -> datetime | None:
 
 
 # --- one conversation per line -------------------------------------------------------------------
-# Files for fine-tuning have `{"messages": [{"role": …}, …]}` in each line. Each line becomes a
-# separate session. Its key is the name of the file and the number of the line.
+# Files for fine-tuning have `{"messages": [{"role": …}, …]}` in each line.
+# Each line becomes a separate session.
+# The key of the session is the name of the file and the number of the line.
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Maximum number of bytes of a line."""

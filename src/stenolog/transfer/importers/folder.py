@@ -1,9 +1,8 @@
 """A folder with old sessions: finds the files of each session, reads the files and renames them.
 
-An imported file gets the ending `.migrated`. A log of another program can have the name that
-stenolog's log needs (docs/decisions/0005). Such a log gets the ending `.importing` during the
-import. This module never deletes or overwrites data, no rename replaces a file, and symbolic links
-are not followed.
+An imported file gets the ending `.migrated`. If a log of another program has the name that
+stenolog's log needs, it gets the ending `.importing` during the import (docs/decisions/0005). This
+module never deletes or overwrites data. No rename replaces a file. Symbolic links are not followed.
 """
 
 import errno
@@ -89,14 +88,14 @@ class Folder:
 
     def lock(self, seconds: float) -> None:
         """Wait until no other process renames or rewrites files of the folder. Raises StoreBusy."""
-        # Some network file systems cannot lock folders; tokens still prevent duplicate messages.
+        # Some network file systems cannot lock folders. Idempotency keys still prevent duplicates.
         with suppress(OSError):
             lock_name = f"the folder {self.path}"
             disk.wait_for_lock(self._descriptor, seconds=seconds, name=lock_name, poll=0.01)
         self._remove_second_names()
 
     def _remove_second_names(self) -> None:
-        """Remove second names of files, left by a process that was killed while renaming."""
+        """Remove hard links that a process left when it was killed during a rename."""
         with suppress(OSError):
             for name in filter(has_import_suffix, self._list_names()):
                 if self._is_same_file(name, original_name(name)):
@@ -105,10 +104,11 @@ class Folder:
     # --- finding sources ---------------------------------------------------------------------
 
     def sources(self) -> list[Source]:
-        """Return the old sessions. If a log and a JSON file have the same key, the log is newer.
+        """Return the old sessions: logs first, then JSON files.
 
-        Logs therefore come before JSON files. Unless `thorough` is set, a file whose name is an
-        escaped key counts as a log of stenolog without being read, so that the start stays fast.
+        If a log and a JSON file have the same key, the log is newer. Unless `thorough` is set, a
+        file whose name is an escaped key counts as a log of stenolog without being read, so that
+        the start stays fast.
         """
         names = self._list_names()
         logs = list(self._find_logs(names))
@@ -125,7 +125,7 @@ class Folder:
         ]
 
     def _has_unknown_name(self, names: set[str]) -> bool:
-        """Return whether the given file has a name that no known layout uses."""
+        """Return whether the file that the user names has a name that no known layout uses."""
         name = self._only or ""
         is_log = (
             name.endswith((LOG_SUFFIX, json_file.SUFFIX)) or IMPORTED_NAME.search(name) is not None
@@ -143,7 +143,7 @@ class Folder:
                 yield Source(name=name, body=log, meta=meta)
 
     def _is_stenolog_log(self, name: str, *, has_meta_file: bool) -> bool:
-        """Return whether this file is a log of stenolog or the incomplete start of such a log."""
+        """Return whether this file is a log of stenolog, even if only its start was written."""
         # A file whose name is an escaped key of stenolog is not opened at every start.
         has_escaped_key = "%" in name and file_names.key_of_log(name) is not None
         if has_escaped_key and not self._thorough and not has_meta_file:
@@ -163,7 +163,7 @@ class Folder:
     # --- reading -----------------------------------------------------------------------------
 
     def read(self, source: Source) -> SourceContent:
-        """Return the session of these files. Raises NotASession, OSError."""
+        """Return the session in the files of a source. Raises NotASession, OSError."""
         versions = self._file_versions(source)
         body = self._read(source.body) if source.body is not None else b""
         meta = self._read(source.meta) if source.meta is not None else None
@@ -294,7 +294,7 @@ class Folder:
         return replace(source, meta=meta, body=body)
 
     def _choose_ending(self, source: Source) -> str:
-        """Return the ending that a file of the pair already has, or an ending that no file has."""
+        """Return the ending that the log or its meta file already has, or else an unused ending."""
         current_ending = next(filter(None, map(import_suffix, source.files)), "")
         meta_name = source.name.removesuffix(LOG_SUFFIX) + META_SUFFIX
         names = (source.name, meta_name)
@@ -342,7 +342,7 @@ class Folder:
 
     def _rename_unless_exists(self, name: str, new_name: str) -> None:
         """Rename to a name that another program may create at any moment. Raises OSError."""
-        # A rename would replace a file that was just created. Creating a hard link fails instead.
+        # A rename would replace a file that was just created. A hard link never replaces a file.
         folder = self._descriptor
         try:
             os.link(name, new_name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -359,7 +359,7 @@ class Folder:
 
 
 def _find_array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
-    """Return the array in the file, or its field `messages` and a dict of the other fields."""
+    """Return the message array of a file, and a dict of the file's other fields."""
     try:
         value = loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -381,7 +381,7 @@ def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
 
 
 def _read_json_session(text: bytes, *, name: str, mtime: datetime) -> LegacySession:
-    """Return the session in a JSON file, of picoclaw or of SessionManager. Raises NotASession."""
+    """Return the session in a JSON file of picoclaw or SessionManager. Raises NotASession."""
     parsed = json_file.parse(text)
     stem = name.removesuffix(json_file.SUFFIX)
     created = parsed.created or parsed.updated or mtime
@@ -401,9 +401,10 @@ def _read_json_session(text: bytes, *, name: str, mtime: datetime) -> LegacySess
 
 
 # --- names of log files ----------------------------------------------------------------------
-# An old log may have the name that stenolog's log needs. During the import, such a log and its meta
-# file get a different ending: `.importing`, or `.importing-2` and so on if the first name is taken.
-# Both files of a pair have the same ending, unless the import was killed between the two renames.
+# An old log may have the name that stenolog's log needs.
+# During the import, the old log and its meta file therefore get a different ending.
+# The ending is `.importing`, or `.importing-2` and so on if the first name is taken.
+# Both files have the same ending, unless the import was killed between the two renames.
 
 IMPORTING: Final = ".importing"
 
@@ -413,11 +414,14 @@ _MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-
 
 
 LogPair = tuple[str, str | None, str | None]
-"""Stem, current name of the log, and current name of its meta file; None for a missing file."""
+"""Common stem, current name of a log, and current name of its meta file; None if missing."""
 
 
 def find_log_pairs(names: Set[str]) -> Iterator[LogPair]:
-    """Yield each log with its meta file, then each meta file without a log, oldest ending first."""
+    """Yield, for each stem, the logs with their meta files, then meta files without a log.
+
+    The file with the oldest ending comes first.
+    """
     logs, metas, migrated_metas = (
         _suffixes_by_stem(names, pattern) for pattern in (_LOG, _META, _MIGRATED_META)
     )
@@ -437,7 +441,7 @@ def find_log_pairs(names: Set[str]) -> Iterator[LogPair]:
 
 
 def has_import_suffix(name: str) -> bool:
-    """Return whether a file has an ending of a running import."""
+    """Return whether the name has an ending that files get during an import."""
     return original_name(name) != name
 
 
@@ -453,7 +457,7 @@ def import_suffix(name: str) -> str:
 
 
 def import_suffixes() -> Iterator[str]:
-    """Yield the endings that a pair may get, in order of preference."""
+    """Yield the endings that a log and its meta file may get, in order of preference."""
     yield IMPORTING
     yield from (f"{IMPORTING}-{number}" for number in count(2))
 
@@ -467,7 +471,7 @@ def _suffixes_by_stem(names: Set[str], pattern: re.Pattern[str]) -> dict[str, li
 
 
 def _suffix_age(suffix: str) -> tuple[bool, int]:
-    """Return a sort key for endings: by number, with the empty ending of the newest file last."""
+    """Return a sort key for endings: by number. The newest file has no ending and comes last."""
     return (not suffix, int(suffix.partition("-")[2] or 1))
 
 

@@ -1,6 +1,6 @@
 """Import from SQLite files of agent frameworks. Each framework has its own tables.
 
-Each session is read in one consistent state.
+If a file changes while a session is read, the session is read again.
 """
 
 import re
@@ -66,7 +66,7 @@ MAIN_BRANCH: Final = "main"
 
 
 class Query:
-    """Function that runs statements and digests their rows."""
+    """Function that runs SQL statements and adds their rows to a digest."""
 
     def __init__(self, connection: sqlite3.Connection, size: int) -> None:
         self._connection = connection
@@ -187,8 +187,8 @@ class AgentTables(Struct, frozen=True):
         if not self.has_branches:
             rows_sql = f"{table} WHERE session_id = ? ORDER BY id"
             return query(f"SELECT message_data, created_at FROM {rows_sql}", session_id)  # noqa: S608
-        # A plain SQLiteSession writes no row about the branch of an item. Such items are in the
-        # first branch.
+        # A plain SQLiteSession writes no row about the branch of an item.
+        # Items without a branch are in the first branch.
         return query(
             f"SELECT message_data, created_at FROM {table} m LEFT JOIN message_structure s "  # noqa: S608
             "ON s.message_id = m.id AND s.session_id = m.session_id "
@@ -355,7 +355,7 @@ class AdkTables(Struct, frozen=True):
 
 
 def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
-    """Return the fields of an event of any version. Raises NotAMessage."""
+    """Return the fields of an event, written by any version of ADK. Raises NotAMessage."""
     if "event_data" in row:
         fields = as_object(parse_json(_to_bytes(row["event_data"]), label), label)
         return {"timestamp": _decode_bytes(row["timestamp"]), **fields}
@@ -478,7 +478,7 @@ def find_sources(
     layouts: frozenset[Layout] = ALL_LAYOUTS,
     time_field: str = "",
 ) -> list[SourceFolder]:
-    """Return the sources in a folder, or in the single file `only` of it. Raises OSError."""
+    """Return the sources in a folder, or the source in its single file `only`. Raises OSError."""
     if only is not None:
         return [_source_of_file(path, only, layouts, time_field)]
     if "strands" in layouts and is_session_folder(path):
@@ -508,7 +508,7 @@ def find_sources(
 
 
 def is_searched(folder: Path) -> bool:
-    """Return whether `find_sources` also imports this subfolder of the folder that it gets."""
+    """Return whether `find_sources` also finds sessions in a subfolder with this path."""
     return _NANOBOT_WORKSPACE.fullmatch(folder.name) is not None or is_session_folder(folder)
 
 

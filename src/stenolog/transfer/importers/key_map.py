@@ -12,13 +12,16 @@ WILDCARD = "*"
 
 
 class KeyPair(Struct, frozen=True):
-    """An old and a new key. `*` in the new key is the text that `*` in the old key matches."""
+    """An old and a new key.
+
+    In the new key, `*` stands for the text that `*` matches in the old key.
+    """
 
     old: str
     new: str
 
     def apply(self, key: str) -> str | None:
-        """Return the new key; None if the pair does not match."""
+        """Return the new key of a session; None if the old key of the pair does not match."""
         if WILDCARD not in self.old:
             return self.new if key == self.old else None
         prefix, _, suffix = self.old.partition(WILDCARD)
@@ -34,7 +37,10 @@ class KeyPair(Struct, frozen=True):
 
 
 class KeyMap(Struct, frozen=True):
-    """A list of pairs. A pair without `*` that matches wins, otherwise the first pattern."""
+    """A list of pairs of old and new key.
+
+    If a pair without `*` matches, it wins. Otherwise, the first matching pair with `*` wins.
+    """
 
     pairs: tuple[KeyPair, ...] = ()
 
@@ -56,7 +62,7 @@ class KeyMap(Struct, frozen=True):
 
 
 def parse_pair(text: str) -> KeyPair:
-    """Return the pair in the text `OLD=NEW`, or `OLD` and `NEW` with a tab. Raises UsageError."""
+    """Return the pair in a text: `OLD=NEW`, or `OLD`, a tab and `NEW`. Raises UsageError."""
     separator = "\t" if "\t" in text else "="
     old, has_separator, new = text.partition(separator)
     if not has_separator or not old or not new:
@@ -74,9 +80,9 @@ def parse_pair(text: str) -> KeyPair:
 
 
 def parse_pairs(lines: str) -> tuple[KeyPair, ...]:
-    """Return the pairs of a file, one per line. Empty lines and lines with # are skipped.
+    """Return the pairs of a file, one per line. Raises UsageError.
 
-    Raises UsageError.
+    Empty lines and lines that start with # are skipped.
     """
     pairs = []
     for number, line in enumerate(lines.splitlines(), 1):

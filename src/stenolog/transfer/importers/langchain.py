@@ -42,7 +42,7 @@ _CALL_TYPES: Final = (
 
 
 def read(messages: list[Any], *, name: str, mtime: datetime) -> LegacySession:
-    """Return the session in the array of a file with this name. Raises NotASession."""
+    """Return the session with the messages of a file of this name. Raises NotASession."""
     return session_of(
         ((f"message {number}", value) for number, value in enumerate(messages, 1)),
         ImportProblems(),

@@ -55,7 +55,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Number of lines or messages that could not be read or stored."""
     problems: tuple[str, ...] = ()
-    """Content that could not be imported and the reason, each as a sentence."""
+    """One sentence for each part that could not be imported, with the reason."""
     notes: tuple[str, ...] = ()
     """A sentence for each kind of conversion."""
 
@@ -116,8 +116,8 @@ def without_control_fields(session: LegacySession) -> LegacySession:
 
 
 def without_reserved_field(payload: bytes) -> bytes:
-    """Return a stored message without the reserved field, or the same bytes if it has none."""
-    # JSON may contain the name of the field with escapes.
+    """Return a stored message without the reserved field; unchanged if the field is missing."""
+    # In JSON, the name of the field may be written with escapes.
     if FIELD.encode() not in payload and b"\\" not in payload:
         return payload
     fields = decode_object(payload)
@@ -156,8 +156,8 @@ def with_times(
 ) -> tuple[JSONMessage, ...]:
     """Return the messages, each with a time.
 
-    A message without a time gets the time of the message before it. The last message gets the time
-    of the last change.
+    A message without a time gets the time of the message before it. If the first message has no
+    time, it gets `created`. If the last message has no time, it gets `updated`.
     """
     timed_messages = []
     at = created
@@ -172,7 +172,7 @@ class Source(Struct, frozen=True, kw_only=True):
     """The file or files of one old session."""
 
     name: str
-    """Name of the session's own file before it was renamed."""
+    """Original name of the session's file, before an import renamed the file."""
     body: str | None
     """Current name of the file with the messages; None if there is only a meta file."""
     meta: str | None = None
@@ -183,7 +183,7 @@ class Source(Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files of this session only, in the order of renaming: the meta file first."""
+        """Files that an import of this session renames, in this order: the meta file first."""
         names = [name for name in (self.meta, self.body) if name is not None]
         return tuple(name for name in names if IMPORTED_NAME.search(name) is None)
 
@@ -199,7 +199,7 @@ class SourceContent(Struct, frozen=True):
 
 
 class SourceFolder(Protocol):
-    """Place with sessions of other programs: a folder of files, a database, a tree.
+    """Place with sessions of other programs: a folder of files, a database, or a tree of folders.
 
     The sessions are read and never changed.
     """

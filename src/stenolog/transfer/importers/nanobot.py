@@ -23,7 +23,7 @@ from stenolog.transfer.importers.chat_format import (
 from stenolog.transfer.importers.legacy_session import LegacySession
 
 KIND_FIELD: Final = "_type"
-"""Field that marks lines other than messages."""
+"""Field that occurs only in lines that are not messages."""
 KNOWN_FIELDS: Final = (KIND_FIELD, "key", "created_at", "updated_at")
 """Fields of the first line that `LegacySession` has as separate fields."""
 
@@ -101,7 +101,7 @@ def _find_key(metadata: Metadata, name: str) -> str:
 
 
 def _hidden_count(metadata: Metadata, message_count: int, report: ImportProblems) -> int:
-    """Return the number of messages, from the first on, that the model no longer sees."""
+    """Return the number of messages at the start that the model no longer sees."""
     count = metadata.get("last_consolidated", 0)
     if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= message_count:
         return count

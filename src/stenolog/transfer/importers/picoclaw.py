@@ -1,4 +1,7 @@
-"""picoclaw's logs: one message per line, and a `.meta.json` file with key, summary and skip."""
+"""picoclaw's logs: one message per line, and a `.meta.json` file.
+
+The `.meta.json` file has the key, the summary, and `skip`, the number of hidden lines.
+"""
 
 import re
 from collections.abc import Sequence
@@ -111,7 +114,9 @@ def read_meta(text: bytes) -> Meta:
 
 
 def key_of_scope(scope: dict[str, Any]) -> str | None:
-    """Return the session key for the scope of an opaque key `sk_v1_…`; None if it has no key.
+    """Return a readable session key for a scope, which picoclaw stores with its keys `sk_v1_…`.
+
+    Return None if the scope is incomplete.
 
     `{"channel": "telegram", "dimensions": ["chat"], "values": {"chat": "direct:123"}}` becomes
     `telegram:123`. The key of a group contains the word `group`, as in `irc:group%3A123`, so that
@@ -156,7 +161,7 @@ def is_log(lines: Sequence[Line]) -> bool:
 
 def _read_messages(lines: Sequence[Line], skip: int, problems: list[str]) -> list[JSONMessage]:
     messages = []
-    # `skip` counts lines, including those that cannot be read.
+    # `skip` counts all lines, even lines that cannot be read.
     for index, line in enumerate(lines):
         if line.fields is None:
             problems.append(line.problem)

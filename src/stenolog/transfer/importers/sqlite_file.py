@@ -28,7 +28,10 @@ _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 _MIN_FETCH_BYTES: Final = 16 * 1024 * 1024
 _STEPS_PER_CHECK: Final = 1_000_000
 _MIN_CHECKS: Final = 200
-"""Number of time checks that every file may use, one per `_STEPS_PER_CHECK` steps of SQLite."""
+"""Number of checks after which the reading of a tiny file is stopped; larger files get more.
+
+SQLite makes one check per `_STEPS_PER_CHECK` steps.
+"""
 
 _APPLICATION_ID: Final = b"STNO"
 """Application id of stenolog's own databases."""
@@ -170,8 +173,8 @@ def fetch_rows(
 ) -> list[Row]:
     """Return the rows of a query.
 
-    Raises NotASession if the rows have many times the `size` of the file in bytes. A malicious file
-    may use the same pages for several rows.
+    `size` is the size of the file in bytes. Raises NotASession if the rows are many times larger
+    than the file. A malicious file may use the same pages for several rows.
     """
     return _fetch_bounded(connection.execute(sql, values), size)
 

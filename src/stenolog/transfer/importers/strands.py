@@ -1,7 +1,7 @@
 """Sessions of Strands' FileSessionManager: its folders, and its messages in the chat format.
 
 A session is a folder with a folder per agent and a file per message. The messages consist of
-Bedrock's content blocks. Tool results in a user message become separate, earlier messages.
+Bedrock's content blocks. Tool results in a user message become separate messages before it.
 """
 
 import os
@@ -166,7 +166,7 @@ def _make_state(agent_fields: dict[str, Any], session_fields: dict[str, Any]) ->
 
 
 def _hidden_count(manager_state: dict[str, Any], report: ImportProblems) -> int:
-    """Return the number of messages, from the first on, that the model no longer sees."""
+    """Return the number of messages at the start that the model no longer sees."""
     count = manager_state.get("removed_message_count", 0)
     if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
         return count

@@ -72,7 +72,7 @@ def _read_chats(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _split_messages(lines: list[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the role, text and lines of each message. A message is a run of similar lines."""
+    """Yield the role, text and lines of each message: consecutive lines with the same role."""
     role, run_lines, source_lines = "", list[str](), list[str]()
     for line in lines:
         line_role, text = "assistant", line

@@ -68,7 +68,7 @@ def _current_branch(mapping: Mapping[str, Any], leaf: Any) -> list[str]:
 
 
 def _nodes_in_order(mapping: Mapping[str, Any], current_branch: Sequence[str]) -> list[str]:
-    """Return all nodes. Each branch follows the node at which it leaves the current path."""
+    """Return all nodes. Another branch follows the node at which it leaves the current branch."""
     children: dict[Any, list[str]] = {}
     for name, node in mapping.items():
         children.setdefault(node.get("parent"), []).append(name)
@@ -80,7 +80,7 @@ def _nodes_in_order(mapping: Mapping[str, Any], current_branch: Sequence[str]) -
             name = stack.pop()
             if name not in ordered_names:
                 ordered_names[name] = None
-                # The node on the current path is at the bottom of the stack, so it comes last.
+                # The child on the current branch comes last, so it is pushed first.
                 child_names = reversed(children.get(name, []))
                 stack += sorted(child_names, key=lambda child: child not in current_nodes)
     return list(ordered_names)

@@ -69,7 +69,7 @@ def _make_messages(message: Mapping[str, Any]) -> Iterator[Draft]:
                 call = make_tool_call(block.get("id"), block.get("name"), block.get("input", {}))
                 body.setdefault("tool_calls", []).append(call)
             case "tool_result":
-                # The blocks before a tool result are one message, the blocks after it another.
+                # The blocks before and after a tool result become separate messages.
                 yield {**body, "content": make_content(parts)}, {}
                 body, parts = {"role": role}, []
                 result = make_tool_result(block.get("tool_use_id"), block.get("content", ""))

@@ -139,7 +139,7 @@ class _IndexedFile(Struct):
     start: str = ""
     """Time of the first record."""
     records: "array[int]" = field(default_factory=lambda: array("q"))
-    """Hashes of the uuids."""
+    """Hashes of the uuids of these records."""
 
 
 class _ProjectIndex:
@@ -159,7 +159,7 @@ class _ProjectIndex:
     def refresh(self, own_file: Path) -> None:
         """Read the new lines of the files, at least those of `own_file`. Raises OSError."""
         self._read_new_lines(own_file, self._files.setdefault(own_file.name, _IndexedFile()))
-        # An import of many files calls this method for each file.
+        # An import calls this method for each file, so other files are not read every time.
         if monotonic() - self._refreshed_at < REFRESH_SECONDS:
             return
         self._refreshed_at = monotonic()
@@ -198,7 +198,7 @@ class _ProjectIndex:
                 self._seen_records.add(record)
 
     def owner_of(self, uuid: str) -> str | None:
-        """Return the oldest file with this record; None if fewer than two files have the record."""
+        """Return the name of the oldest file with this record; None if only one file has it."""
         record = hash(uuid.encode("utf-8", "surrogatepass"))
         if record not in self._shared_records:
             return None
@@ -231,7 +231,7 @@ class _RecordTree:
         self.nodes: dict[str, _RecordNode] = {}
         self.visible: set[str] = set()
         self.usage_owners: dict[str, str] = {}
-        """Uuid of the last record of each response, whose message gets the usage."""
+        """Uuid of the last record of each response. The message of that record gets the usage."""
         self._boundary: tuple[int, dict[str, Any]] | None = None
         """Number and record of the last compaction."""
 
@@ -264,7 +264,7 @@ class _RecordTree:
             self._boundary = node.number, record
 
     def finish(self) -> None:
-        """Find the records on the current branch, after the last compaction."""
+        """Set `visible` to the records of the current branch after the last compaction."""
         branch_uuids = self._current_branches()
         self._add_parallel_calls(branch_uuids)
         boundary_number = -1 if self._boundary is None else self._boundary[0]
@@ -276,7 +276,7 @@ class _RecordTree:
             self.visible.update(uuid for uuid in preserved_uuids if uuid in self.nodes)
 
     def _current_branches(self) -> set[str]:
-        """Return the records of the current branch.
+        """Return the records of the current branch of each tree.
 
         A file may hold several trees, for example if it begins in the middle of a conversation. The
         current branch of each tree is the branch that ends at the last leaf of the tree.

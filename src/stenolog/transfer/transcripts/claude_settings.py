@@ -41,7 +41,7 @@ def settings_file() -> Path:
 
 
 def cleanup_days(path: Path) -> int:
-    """Return after how many days without a change Claude Code deletes a transcript."""
+    """Return the number of unchanged days after which Claude Code deletes a transcript."""
     try:
         days = as_dict(json.loads(path.read_text("utf-8-sig"))).get("cleanupPeriodDays")
     except (OSError, ValueError, RecursionError):
@@ -69,7 +69,7 @@ def expiring_transcripts(
 
 
 def has_hook() -> bool:
-    """Return whether sessions are imported when they end."""
+    """Return whether the settings have the hook that imports sessions when they end."""
     path = settings_file()
     try:
         return any(_stenolog_commands(_hook_entries(path.read_text("utf-8"), path)))
@@ -129,7 +129,7 @@ def replace_settings(path: Path, old_content: bytes | None, text: str) -> None:
 
     Raises OSError, and UsageError if the content of the file is no longer `old_content`.
     """
-    target = path.resolve()  # a link to the file stays a link
+    target = path.resolve()  # if `path` is a link, only its target is replaced
     mode = 0o600 if old_content is None else target.stat().st_mode & 0o7777
     with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
@@ -182,7 +182,7 @@ def _is_our_hook(hook: Any) -> bool:
 
 
 class _Item(Struct, frozen=True):
-    """Positions of an item in the text. In an object, `start` is the position of its name."""
+    """Positions of an item in the text. In an object, an item starts with its name."""
 
     start: int
     value_start: int
@@ -224,7 +224,7 @@ class _Container:
         return self._outer_space + "  " if "\n" in self._outer_space else ""
 
     def container_at(self, text: str, name_or_index: str | int) -> "_Container | None":
-        """Return the container that is the value of an item; None if there is no such item."""
+        """Return the object or array in an item; None if there is no item of this name."""
         number = (
             self.members.get(name_or_index) if isinstance(name_or_index, str) else name_or_index
         )

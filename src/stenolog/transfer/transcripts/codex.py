@@ -170,7 +170,7 @@ class _ThreadReading:
         self._has_usage_records = False
         self._finished_items: dict[str, dict[str, Any]] = {}
         self.fork_base: tuple[str, int] | None = None
-        """Parent thread of a fork, and the ordinal of its first record after the fork."""
+        """Parent thread of a fork, and the ordinal of the parent's first record after the fork."""
         self._results: dict[str, TranscriptMessage] = {}
         """Tool results by the id of their call."""
 
@@ -212,7 +212,7 @@ class _ThreadReading:
 
     def _add_meta(self, payload: dict[str, Any]) -> None:
         if self._has_own_meta:
-            # Old forks copy the records of the parent, and the first copied record is its meta.
+            # Old forks contain copies of the parent's records. The first copy is the parent's meta.
             self._is_parent_copy = payload.get("id") != self._meta.get("id")
             return
         self._has_own_meta = True
@@ -290,7 +290,7 @@ class _ThreadReading:
         self._uncounted_answers = []
 
     def _roll_back(self, turns: Any) -> None:
-        """Hide the last turns, each from its prompt on."""
+        """Hide the messages of the last turns, including the prompts."""
         turns_left = turns if isinstance(turns, int) else 0
         for message in reversed(self._transcript.messages):
             if turns_left <= 0:
@@ -330,7 +330,7 @@ class _ThreadReading:
 
 
 def _annotate_result(body: dict[str, Any], item: Mapping[str, Any]) -> None:
-    """Add whether the tool failed, and its duration, if the record or its output says so."""
+    """Add to a tool result whether the tool failed, and the duration, as far as known."""
     text = as_text(body["content"])
     status: Any = item.get("exit_code")
     if status is None:

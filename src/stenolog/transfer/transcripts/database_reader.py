@@ -17,7 +17,10 @@ class DatabaseReader(TranscriptReader):
     """Whether the file may be copied for reading. False for a file that holds credentials."""
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
-        """Yield the conversations of a database, which may be in a folder. Raises NotASession."""
+        """Yield the conversations of a database. `path` is the file or its folder.
+
+        Raises NotASession.
+        """
         path = path / self.file_name if path.is_dir() else path
         if not path.is_file():
             return

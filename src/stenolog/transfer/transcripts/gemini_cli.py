@@ -100,7 +100,7 @@ class _ChangeLog:
         self.records: dict[str, dict[str, Any]] = {}
         self.current_ids: dict[str, None] = {}
         self._ids_before_resume: dict[str, None] = {}
-        """Ids of messages from before a resume, until the program has written all of them again."""
+        """Ids of the messages before a resume; empty after the next message or `$rewindTo`."""
 
     def is_visible(self, message_id: str) -> bool:
         """Return whether the model sees the message of this id."""
@@ -137,7 +137,7 @@ class _ChangeLog:
 
 
 def _richness(record: Mapping[str, Any]) -> int:
-    """Return how many of the fields that a resume drops are present."""
+    """Return how many fields of this record a resume would drop."""
     return sum(bool(record.get(name)) for name in ("tokens", "toolCalls", "thoughts", "model"))
 
 

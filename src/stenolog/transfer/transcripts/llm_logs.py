@@ -1,14 +1,14 @@
 """Conversations of simonw/llm in its database `logs.db`, in its old and its new tables.
 
 In the new tables, threads share messages, and messages have no time. A message gets the time of the
-turn that added it. If an old conversation was continued, its thread has the whole conversation.
+turn that added it. A thread that continues an old conversation has the whole conversation.
 
 Each imported message keeps the rows from which it was made, by table. The rows leave out:
 
 - columns that are NULL, and the spaces of JSON in `payload`
-- definitions of tools and schemas, as for other programs; the rows have their ids and names
+- definitions of tools and schemas; the rows have their ids and names
 - aliases of fragments, and the tables of llm's search
-- `responses` of an old conversation that a thread continues, which repeat messages of the thread
+- rows of `responses` that repeat messages of a thread, if it continues an old conversation
 """
 
 import os
@@ -88,7 +88,7 @@ class _Database:
         self._tables = {row["name"] for row in tables}
 
     def rows(self, table: str, column: str = "1", value: Any = 1, order: str = "id") -> list[_Row]:
-        """Return the rows of a table with a value in a column; by default all rows, in order.
+        """Return the rows of a table that have this value in a column; by default all rows.
 
         Raises NotASession.
         """

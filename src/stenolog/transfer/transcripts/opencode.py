@@ -153,7 +153,7 @@ def _file_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_usage(tokens: Mapping[str, Any]) -> dict[str, int]:
     cache = as_dict(tokens.get("cache"))
-    # The input excludes tokens from the cache.
+    # The count of input tokens excludes tokens from the cache.
     return usage_counts(
         prompt=sum_counts(tokens.get("input"), cache.get("read"), cache.get("write")),
         answer=tokens.get("output"),

@@ -39,7 +39,7 @@ MAX_TRIES: Final = 20
 
 
 def usual_place(program: str) -> Path | None:
-    """Return the place of a program's transcripts, also if it cannot be read; None if missing."""
+    """Return the path of a program's transcripts, even if unreadable; None if missing."""
     try:
         return PROGRAMS[program]().default_folder()
     except PermissionError as error:

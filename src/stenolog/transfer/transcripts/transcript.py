@@ -62,7 +62,7 @@ class TranscriptMessage(Struct, kw_only=True):
     """A message of a transcript."""
 
     identity: str
-    """Identifier of the message in its session, which stays the same in a rewritten file."""
+    """Identifier of the message in its session. It stays the same if the file is rewritten."""
     message: dict[str, Any]
     at: datetime | None = None
     hidden: bool = False
@@ -123,7 +123,10 @@ class Transcript(Struct, kw_only=True):
         at: Any = None,
         hidden: bool = False,
     ) -> list[TranscriptMessage]:
-        """Add the messages of a record. The first message has identity `name` and the record."""
+        """Add the messages of a record. The first message has the identity `name`.
+
+        The first message also keeps the record.
+        """
         name = name or digest_identity(record)
         keep_record([body for body, _ in drafts], self.program, record)
         return [
@@ -407,12 +410,12 @@ def make_tool_result(call_id: Any, content: Any) -> dict[str, Any]:
 
 
 def image_part(url: str) -> dict[str, Any]:
-    """Return an image as a part of a content."""
+    """Return an image as a part of a message's content."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Return a text as a part of a content."""
+    """Return a text as a part of a message's content."""
     return {"type": "text", "text": text}
 
 
@@ -451,7 +454,10 @@ def record_field(program: str) -> str:
 
 
 def keep_record(messages: Sequence[dict[str, Any]], program: str, record: Any) -> None:
-    """Store a record in the first of its messages. References replace values of the messages."""
+    """Store a record in the first of its messages.
+
+    In the record, references replace long texts and arguments that the messages have.
+    """
     try:
         stored_record = _KnownValues(messages).add_references(record)
     except RecursionError:
@@ -482,7 +488,7 @@ def _values_of(message: Mapping[str, Any]) -> Iterator[Any]:
 
 
 class _KnownValues:
-    """The values of some messages. A stored record refers to these values."""
+    """Texts and tool arguments of a record's messages, to which the stored record can refer."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
         self._values = [value for message in messages for value in _values_of(message)]

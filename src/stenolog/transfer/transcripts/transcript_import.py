@@ -31,7 +31,7 @@ from stenolog.transfer.transcripts.transcript import (
 )
 
 META_FIELD: Final = "transcript"
-"""Meta field of an imported session: facts about the session, and the state of its file."""
+"""Meta field of an imported session: facts about the session, and size and time of its file."""
 LEASE_SECONDS: Final = 60.0
 _BODY_FIELDS: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 """Fields with the content of a message."""
@@ -248,7 +248,7 @@ class _StoredMessages:
         self._last_seq = 0
         self.visible: set[int] = set()
         self.has_own_messages = False
-        """Whether the session was continued in stenolog, so that an import hides nothing."""
+        """Whether the session was continued in stenolog. If True, an import hides nothing."""
         self._counted_responses: set[str] = set()
         if exists:
             for message in store.get_history(key, full=True):
@@ -294,7 +294,7 @@ class _StoredMessages:
             times = [at for _, _, at in batch]
             seqs = [self._last_seq + number for number in range(1, len(batch) + 1)]
             if not self._dry_run:
-                # The token includes the last seq, because the same version may come back later.
+                # The token includes the last seq, because an old version may be stored again later.
                 token = digest_of_json([self._last_seq, [content_digest(body) for body in bodies]])
                 once = f"transcript:{token}"
                 seqs = self._store.add_messages(self._key, bodies, once=once, at=times)
@@ -308,7 +308,7 @@ class _StoredMessages:
     def _split_batches(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
     ) -> Iterator[list[tuple[TranscriptMessage, dict[str, Any], datetime]]]:
-        """Yield the messages that can be stored, their bodies and times."""
+        """Yield batches of the messages that can be stored, with their bodies and times."""
         batch: list[tuple[TranscriptMessage, dict[str, Any], datetime]] = []
         size = 0
         at = datetime.fromtimestamp(file.modified / 1e9, UTC)
@@ -351,7 +351,7 @@ def content_digest(body: Mapping[str, Any]) -> str:
 def _apply_visibility(
     store: Store, stored: _StoredMessages, transcript: Transcript, summary: str
 ) -> None:
-    """Hide messages that the model of the program no longer sees, and store its summary."""
+    """Hide messages that the program's model no longer sees, and store the program's summary."""
     seqs = stored.seqs
     hidden_ids = (message.identity for message in transcript.messages if message.hidden)
     seqs_to_hide = {seqs[identity] for identity in hidden_ids if identity in seqs} & stored.visible

@@ -42,9 +42,9 @@ from stenolog.transfer.transcripts.transcript import (
 from stenolog.transfer.transcripts.transcript_import import snapshot_of
 
 MAX_CACHED_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of the files whose sessions are kept in memory."""
+"""Maximum total size, in bytes, of the files whose sessions are kept in memory."""
 LIST_SECONDS: Final = 2.0
-"""Seconds for which a listing of the folders is used before they are searched again."""
+"""Seconds for which a listing of the folders is used before the folders are searched again."""
 _POLL_SECONDS: Final = 1.0
 
 
@@ -72,7 +72,7 @@ class TranscriptStore(ReadOnlyStore):
     # --- sessions ----------------------------------------------------------------------------
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. The stamp differs after every change of the files."""
+        """Return the change stamp of each session: a text that differs after every change."""
         files = self._find_files()
         return {key: f"{file.size}-{file.modified}" for key, (_, file) in files.items()}
 
@@ -87,7 +87,7 @@ class TranscriptStore(ReadOnlyStore):
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
-        """Return the visible messages by seq; with `full` every message."""
+        """Return the visible messages in the order of their seqs; with `full`, all messages."""
         try:
             session = self._read_session(key)
         except NoSuchSession:
@@ -113,13 +113,13 @@ class TranscriptStore(ReadOnlyStore):
     def read_snapshot(
         self, mark: SnapshotMark, *, after: int = 0
     ) -> AbstractContextManager[SnapshotReading]:
-        """Read a session and its messages after a seq. Raises NoSuchSession."""
+        """Read a session and its messages with a seq above `after`. Raises NoSuchSession."""
         return self._read_session(mark.key).read_snapshot(mark, after=after)
 
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield each message with a seq greater than `after` once, as its program writes it."""
+        """Yield each message with a seq greater than `after` once, as soon as it is written."""
         read = partial(self._new_messages, key)
         return poll_messages(
             read, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL_SECONDS
