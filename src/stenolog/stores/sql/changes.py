@@ -50,7 +50,7 @@ class OpenSQLSession:
 def apply_operation(
     transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: DamageReports
 ) -> Decision[T]:
-    """Call `decide` on a session, and store the change and the messages that it returns.
+    """Call `decide` on a session, and store the change and the messages that `decide` returns.
 
     If the decision contains a change, a missing session is created.
     """

@@ -60,12 +60,13 @@ class Transaction(Protocol):
         """Raise NewerFormat if a newer stenolog has changed the tables."""
 
     def check_row_format(self, version: int | None) -> None:
-        """Raise NewerFormat if this version of a row is newer than this code knows."""
+        """Raise NewerFormat if this code does not know the version of a row."""
 
     def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, in order.
 
-        `state`: set `hidden` on the messages that this state hides. None: no message is hidden.
+        `state`: set `hidden` on the messages that this state hides. Without `state`, no message
+        is marked as hidden.
         """
 
     def intact_messages(
@@ -137,7 +138,7 @@ class Dialect(Protocol):
         """Open a transaction that reads the data of one moment."""
 
     def run_write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a write transaction. After a conflict with another writer, run it again."""
+        """Run `work` in a write transaction. After a conflict with another writer, rerun `work`."""
 
     def write_transaction(self) -> AbstractContextManager[Transaction]:
         """Open a write transaction; any error rolls it back."""
@@ -168,7 +169,10 @@ class Dialect(Protocol):
     def listen_for_changes(
         self, namespace: str, key: str, /
     ) -> AbstractContextManager[tuple[Callable[[float], object], float]]:
-        """Yield a function that waits for a change of the session, and its limit in seconds."""
+        """Listen for changes of a session.
+
+        Yields a function that waits for a change, and the maximum wait in seconds.
+        """
 
     # --- leases ------------------------------------------------------------------------------
 

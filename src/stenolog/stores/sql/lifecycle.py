@@ -34,7 +34,7 @@ from stenolog.stores.sql.session_rows import (
 
 
 def copy_marker(uid: str) -> str:
-    """Return the name of the marker that stores the version of a session just after its copy."""
+    """Return the name of the marker with the version that a session had right after its copy."""
     return f"copied:{uid}"
 
 

@@ -1,4 +1,4 @@
-"""Finds, creates and lists session rows, and reads messages. rows.py defines their values."""
+"""Finds, creates and lists session rows, and reads messages; rows.py decodes the values."""
 
 import operator
 from collections.abc import Sequence
@@ -178,8 +178,8 @@ def visible_messages(
 ) -> list[Message]:
     """Return the visible messages after the seq `after`, or only the last `last` of them.
 
-    Damaged messages are skipped and recorded in `damage`. If `damage` is None, they raise
-    MissingRows.
+    Damaged messages are skipped and recorded in `damage`. If `damage` is None, damaged
+    messages raise MissingRows.
     """
     seqs = states.visible_seqs(session.state, session.last_seq)
     if after is not None and after > session.state.floor:

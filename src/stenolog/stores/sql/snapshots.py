@@ -98,7 +98,7 @@ def read_snapshot(
 def _find_session(
     transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
 ) -> _SnapshotRow | None:
-    """Return the session with the uid of `mark`; its namespace may differ. Raises DamagedStore."""
+    """Return the session with this uid, possibly from another namespace. Raises DamagedStore."""
     try:
         for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
             key = decode_text(row[1])
