@@ -1,8 +1,8 @@
 """The connections of a database: one write connection, and a pool of read connections.
 
-On a full or read-only disk, SQLite cannot create a log next to the file. The file is then opened as
-immutable, and SQLite does not notice changes. So this module checks the file for changes, and the
-pool replaces connections that see outdated data.
+If SQLite cannot create a log next to the file (full or read-only disk), the file is opened as
+immutable. SQLite does not notice changes of an immutable file. So this module checks the file for
+changes, and the pool replaces connections that see outdated data.
 """
 
 import os
@@ -353,7 +353,7 @@ class _Permit:
     """The right to use one connection. The right ends with `release`, or when the object is freed.
 
     Ctrl-C may raise an exception between any two steps of a caller, even between acquiring a lock
-    and the `try` that follows. A permit that is lost in this way is freed, so it no
+    and the `try` that follows. A permit that is lost after Ctrl-C is freed, so it no
     longer counts. A Python lock could stay locked, so permits use no lock.
     """
 

@@ -49,7 +49,7 @@ class Database:
         self._path = database_file.DatabasePath(self.file)
         self.settings = settings
         self.damage = DamageReports()
-        """Damage that this process has found."""
+        """Damage that this process has found in the database."""
         self.closed = False
         self._create_connections()
         try:

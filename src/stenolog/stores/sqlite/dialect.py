@@ -133,7 +133,9 @@ class SQLiteDialect:
     def listen_for_changes(
         self, _namespace: str, _key: str, /
     ) -> Iterator[tuple[Callable[[float], object], float]]:
-        """Yield a function that waits for a commit of this process, and its limit in seconds.
+        """Listen for commits of this process.
+
+        Yields a function that waits for a commit, and the maximum wait in seconds.
 
         By default a commit is on the disk before readers see the commit. So a power cut cannot
         remove messages that a follower has received.

@@ -210,13 +210,13 @@ class WriteQueue:
 class ProcessLock:
     """The lock that all processes share: two empty files next to the database.
 
-    The process whose turn is next locks the second file. Only this process tries to lock the first
-    file, the gate. So a process that releases the gate and returns immediately overtakes no waiting
-    process. All other waiting processes can sleep longer.
+    The process whose turn is next locks the second file. Only the process that holds the second
+    lock tries to lock the first file, the gate. So a process that releases the gate and returns
+    immediately overtakes no waiting process. All other waiting processes can sleep longer.
 
-    If the process whose turn is next is suspended, it would block all others. Therefore a process
-    that has waited for a while takes the gate if the gate is free. Processes that have waited that
-    long may take the gate in any order.
+    A suspended process whose turn is next would block all others. Therefore a process that has
+    waited for a while takes the gate if the gate is free. Processes that have waited for long may
+    take the gate in any order.
     """
 
     def __init__(self, file: Path) -> None:
