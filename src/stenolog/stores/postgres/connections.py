@@ -131,8 +131,8 @@ class ConnectionPool:
     """A pool of connections to one server.
 
     An interrupt (Ctrl-C) may strike between any two steps of the pool. Therefore the pool keeps no
-    counter. It uses no lock whose methods are written in Python, because an interrupt could leave
-    the lock locked.
+    counter. The pool uses no lock whose methods are written in Python, because an interrupt could
+    leave the lock locked.
     """
 
     def __init__(self, settings: Settings, sql: Mapping[str, bytes]) -> None:
@@ -233,7 +233,7 @@ class ConnectionPool:
         self._wake()
 
     def connect(self, deadline: float) -> Transaction:
-        """Open a new connection. It is outside the pool unless `acquire` gives it a slot.
+        """Open a new connection, which stays outside the pool unless `acquire` gives it a slot.
 
         Retries until the deadline if the server does not answer yet. Raises psycopg.Error,
         StoreClosed, UsageError.

@@ -178,7 +178,10 @@ class PostgresDialect:
     def listen_for_changes(
         self, namespace: str, key: str
     ) -> Iterator[tuple[Callable[[float], object], float]]:
-        """Yield a function that waits for a change of the session, and its limit in seconds."""
+        """Listen for changes of a session.
+
+        Yields a function that waits for a change, and the maximum wait in seconds.
+        """
         notifications, name = self.database.notifications, _notification_name(namespace, key)
         signal = notifications.subscribe(name)
         try:

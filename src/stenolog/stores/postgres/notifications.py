@@ -73,7 +73,7 @@ class Notifications:
         self._signals: dict[str, list[ChangeSignal]] = {}
         self._unsent: deque[str] = deque()
         self._sender: Transaction | None = None
-        """Connection for sending. The pool is not used, because it may have no free connection."""
+        """Connection for sending, outside the pool, because the pool may have none free."""
         self._will_collect = False
         """Whether the sending thread will collect the session names that are queued now."""
         self._sender_thread: threading.Thread | None = None

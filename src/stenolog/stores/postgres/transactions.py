@@ -46,7 +46,7 @@ class ServerProperties(Struct, frozen=True):
     has_pooler: bool
     """Whether a pooler forwards the connection: each transaction may use another server process."""
     asynchronous_commit: bool
-    """Whether the server confirms a commit before the sync, unless the client asks for the sync."""
+    """Whether the server by default confirms a commit before the commit is synced."""
 
 
 class PoolSlot:
@@ -196,7 +196,7 @@ class Transaction:
         schema.check_version(version)
 
     def check_row_format(self, version: int | None) -> None:
-        """Raise NewerFormat if this version of a row is newer than this code knows."""
+        """Raise NewerFormat if this code does not know the version of a row."""
         if version is not None:
             schema.check_version(version)
 
