@@ -330,7 +330,7 @@ class Writer:
         """Results of the calls that returned."""
 
     def kill_during(self, number: int, randomness: random.Random) -> Self:
-        """Wait until the call with this number has started, and kill the process during it."""
+        """Wait until the call with this number starts, and kill the process during the call."""
         while self.started_count <= number and self._read_report():
             pass
         time.sleep(randomness.random() * 0.0005)

@@ -49,11 +49,11 @@ _NO_FAULTS: Final = ScriptedResponse()
 class ModelServer:
     """A model server on this machine, which runs until it is closed.
 
-    `answer`: a function from a request to the answer. `plays`: behaviour for the first requests,
-    one play each. Later requests are answered without faults, with `pause` seconds between pieces.
-    `context`: maximum estimated tokens of a request; `dialect`: the format of the error for a
-    longer request. `key`: the required API key. `rejected_fields`: request fields that the server
-    rejects as unknown. Thread-safe.
+    `answer`: a function that returns the answer to a request. `plays`: behaviour for the first
+    requests, one play each. Later requests are answered without faults, with `pause` seconds
+    between pieces. `context`: maximum estimated tokens of a request; `dialect`: the format of the
+    error for a longer request. `key`: the required API key. `rejected_fields`: request fields that
+    the server rejects as unknown. Thread-safe.
     """
 
     def __init__(

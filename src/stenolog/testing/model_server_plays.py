@@ -31,7 +31,7 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     retry_after: str = ""
     """Header `Retry-After`."""
     overflow: str = ""
-    """Reject the request as too long, with the error of this server; a key of OVERFLOWS."""
+    """Key of OVERFLOWS: reject the request as too long, with the error of this kind of server."""
     first_byte: float = 0.0
     """Delay before the first byte."""
     first_piece: float = 0.0
@@ -70,7 +70,7 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reasoning_field: str = "reasoning_content"
     """Name of the field that contains the model's reasoning."""
     answer: dict[str, Any] | str | None = None
-    """Answer that is sent to any request; None: the server's `answer` function decides."""
+    """Answer to send; None: the `answer` function of the server makes the answer."""
 
 
 OVERFLOWS: Final[Mapping[str, tuple[int, str]]] = {

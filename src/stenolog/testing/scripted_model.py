@@ -276,8 +276,8 @@ def offline_script(
     """Return the answer of `steno chat --model scripted`, which says that it is a script.
 
     The script knows the words `markdown` and `long`. If a message asks for the time, the script
-    calls the tool `now`. `call NAME {json}` calls the tool NAME, and `call A {…} and B {…}` calls
-    two tools at once.
+    calls the tool `now`, if available. `call NAME {json}` calls the tool NAME, and `call A {…} and
+    B {…}` calls two tools at once.
     """
     last_message = messages[-1] if messages else {}
     if last_message.get("role") == "tool":
