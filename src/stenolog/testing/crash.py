@@ -1,7 +1,7 @@
 """The crash contract: the content that a store must have after its writer was killed.
 
-`kill -9` proves that no data waits in the memory of the process. Only a power cut would show
-whether data was synced.
+`kill -9` shows whether stored data was still only in the memory of the process. Only a power cut
+would show whether data was synced.
 """
 # ruff: noqa: D102 - tests have names instead of docstrings
 
@@ -81,8 +81,8 @@ SCRIPT = (
 class CrashContract:
     """Tests for a store that outlives its process.
 
-    A subclass names the function that opens the store, as `module:function`. The function is called
-    with one text: the folder of the test, unless `where` is overridden.
+    A subclass sets `factory`: the function that opens the store, as `module:function`. The function
+    gets one argument: the folder of the test, unless `where` is overridden.
     """
 
     factory: ClassVar[str]
@@ -135,7 +135,7 @@ class CrashContract:
                 texts = {m.seq: m.content for m in store.get_history(KEY)}
                 assert sorted(texts) == list(texts)
                 assert acked_texts.items() <= texts.items()
-                # The interrupted message may be stored too: it was not rejected.
+                # The message of the interrupted call may be stored, too.
                 turn_texts = [text for text in texts.values() if text.startswith(f"{turn}.")]
                 assert turn_texts == [f"{turn}.{n}" for n in range(len(turn_texts))]
                 assert len(turn_texts) in (len(victim.results), victim.started_count)
@@ -330,7 +330,7 @@ class Writer:
         """Results of the calls that returned."""
 
     def kill_during(self, number: int, randomness: random.Random) -> Self:
-        """Wait for the call with this number, and kill the process during this call."""
+        """Wait until the call with this number starts, and kill the process during the call."""
         while self.started_count <= number and self._read_report():
             pass
         time.sleep(randomness.random() * 0.0005)
@@ -362,7 +362,7 @@ def _all_content(store: Store) -> tuple[Any, Any]:
 
 
 def _expected_content(count: int) -> tuple[Any, Any]:
-    """Return all sessions and the trash after the first `count` calls of the script."""
+    """Return the expected sessions and trash after the first `count` calls of the script."""
     model = InMemoryStore()
     for call in SCRIPT[:count]:
         call.make(model, KEY)

@@ -1,9 +1,9 @@
 """The process that the crash contract kills.
 
-The arguments of this program are a factory (`module:function`) and a place. The program reads calls
-from its standard input, one JSON line each. The program reports the start and the result of each
-call on its standard output. The test runs this file by its path, so that neither pytest nor
-hypothesis is imported.
+The arguments of this program are a factory (`module:function`) and the factory's argument. The
+program reads calls from its standard input, one JSON line each. The program reports the start and
+the result of each call on its standard output. The test runs this file by its path, so that neither
+pytest nor hypothesis is imported.
 """
 
 import importlib

@@ -49,11 +49,11 @@ _NO_FAULTS: Final = ScriptedResponse()
 class ModelServer:
     """A model server on this machine, which runs until it is closed.
 
-    `answer`: a function from a request to the answer. `plays`: behaviour for the first requests,
-    one play each. Later requests are answered without faults, with `pause` seconds between pieces.
-    `context`: maximum estimated tokens of a request; `dialect`: the format of the error for a
-    longer request. `key`: the required API key. `rejected_fields`: request fields that the server
-    rejects as unknown. Thread-safe.
+    `answer`: a function that returns the answer to a request. `plays`: behaviour for the first
+    requests, one play each. Later requests are answered without faults, with `pause` seconds
+    between pieces. `context`: maximum estimated tokens of a request; `dialect`: the format of the
+    error for a longer request. `key`: the required API key. `rejected_fields`: request fields that
+    the server rejects as unknown. Thread-safe.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class ModelServer:
 
     def is_allowed(self, authorization: str) -> bool:
         """Whether the API key is correct."""
-        # Compare bytes, because compare_digest accepts only ASCII text.
+        # Compare bytes, because compare_digest rejects texts that are not ASCII.
         expected_header = f"Bearer {self._key}".encode()
         return not self._key or hmac.compare_digest(authorization.encode(), expected_header)
 
@@ -210,7 +210,7 @@ class ModelServer:
         return self._closing.is_set()
 
     def counters_body(self) -> dict[str, Any]:
-        """Return the response of `/told`, for a parent process."""
+        """Return the counters and faults as the response of `/told`, for a parent process."""
         with self._lock:
             return {**self._counts, "refusals": list(self._refusals)}
 
@@ -249,7 +249,7 @@ class _HttpServer(ThreadingHTTPServer):
                 self._open.discard(request)
 
     def end_connections(self) -> None:
-        """Wake threads that wait for a client's next request."""
+        """Shut down all connections, so that threads that wait for a client's next request end."""
         with self._lock:
             for connection in self._open:
                 with suppress(OSError):
@@ -293,7 +293,7 @@ class _Connection(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            # The client was killed while sending; this is not a rejected request.
+            # The client disconnected while sending, which does not count as a rejected request.
             self.close_connection = True
             self.server.model.count("left")
             return
@@ -318,7 +318,7 @@ class _Connection(BaseHTTPRequestHandler):
         if not model.is_allowed(self.headers.get("Authorization", "")):
             self._send(401, _error_body("Incorrect API key provided.", code="invalid_api_key"))
             return
-        # Requests are checked even if a fault is played.
+        # Requests are checked even if the script plays an error.
         if (fault := model.find_fault(request)) is not None:
             model.record_fault(fault)
             self._send(400, _error_body(fault))
@@ -362,7 +362,7 @@ class _Connection(BaseHTTPRequestHandler):
                 return
             self._wait(play.pause if sent else 0.0)
             self._send_event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
-        # Faults that are due after more pieces than the answer has are played at the end.
+        # If a fault is due after more pieces than the answer has, play the fault at the end.
         self._play_faults(play, len(choices), sys.maxsize)
         if usage is not None:
             self._send_event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))

@@ -25,13 +25,13 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     status: int = 200
     """HTTP status; any status other than 200 is sent as an error."""
     body: str | None = None
-    """Body of the error, instead of the default body; with status 200, the complete body."""
+    """Body to send instead of the default error; with status 200, instead of the answer."""
     content_type: str = "application/json"
     """Content type of `body`."""
     retry_after: str = ""
     """Header `Retry-After`."""
     overflow: str = ""
-    """Reject the request as too long, in this dialect: one of OVERFLOWS."""
+    """Key of OVERFLOWS: reject the request as too long, with the error of this kind of server."""
     first_byte: float = 0.0
     """Delay before the first byte."""
     first_piece: float = 0.0
@@ -65,12 +65,12 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     whole: bool = False
     """Send the answer as one JSON body even if a stream was requested."""
     calls: Calls = "parts"
-    """How tool calls are sent: in parts, or complete; complete ones with an index, without an
-    index, without index and id, or all with index 0."""
+    """How tool calls are sent: in parts, complete with an index, complete without an index,
+    complete without index and id, or complete with index 0 for all."""
     reasoning_field: str = "reasoning_content"
-    """Name of the field for reasoning."""
+    """Name of the field that contains the model's reasoning."""
     answer: dict[str, Any] | str | None = None
-    """Answer that is sent, whatever the request."""
+    """Answer to send; None: the `answer` function of the server makes the answer."""
 
 
 OVERFLOWS: Final[Mapping[str, tuple[int, str]]] = {
@@ -148,8 +148,8 @@ def overflow_error(dialect: str, *, limit: int, asked: int) -> tuple[int, str]:
 def answer_by_rule(request: Mapping[str, Any]) -> ScriptedMessage:
     """Return the default answer of the scripted model, which a test can predict.
 
-    A user message `call NAME {json}` calls that tool, `call A {…} and B {…}` two at once; tool
-    results are quoted; any other text is repeated: `You said: …`.
+    A user message `call NAME {json}` calls the tool NAME, and `call A {…} and B {…}` calls two
+    tools at once. Tool results are quoted. Any other text is repeated: `You said: …`.
     """
     messages: Sequence[Mapping[str, Any]] = request.get("messages") or []
     tool_results = []

@@ -14,7 +14,7 @@ from stenolog.providers.chat_model import Delta, ToolCallDelta, Usage
 from stenolog.tokens import message_tokens, tools_tokens
 
 CompletionStep = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
-"""A text, an exception to raise, or a function from the messages to the text."""
+"""One answer of a script: a text, an exception to raise, or a function of the messages."""
 
 
 class ScriptedCompletion:
@@ -52,11 +52,11 @@ class ScriptedCompletion:
 ScriptedMessage = str | Mapping[str, Any]
 """A text, or an assistant message in OpenAI's chat format, optionally with tool calls."""
 ScriptStep = ScriptedMessage | Exception | Callable[[Sequence[Mapping[str, Any]]], ScriptedMessage]
-"""One answer of a script: the answer, an exception to raise, or a function from the messages."""
+"""One step of a script: an answer, an exception to raise, or a function of the messages."""
 ScriptFunction = Callable[
     [Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], ScriptedMessage
 ]
-"""A function from messages and tools to the answer, used for every request."""
+"""A function that returns the answer to each request, given its messages and tools."""
 
 
 class RecordedRequest(Struct, frozen=True, kw_only=True):
@@ -140,7 +140,10 @@ class ScriptedModel:
 
 
 def as_message(answer: ScriptedMessage) -> dict[str, Any]:
-    """Return an answer as an assistant message in OpenAI's chat format, with arguments as text."""
+    """Convert an answer to an assistant message in OpenAI's chat format.
+
+    The arguments of tool calls become JSON text.
+    """
     if isinstance(answer, str):
         return {"role": "assistant", "content": answer}
     message = {"role": "assistant", "content": None, **answer}
@@ -193,7 +196,7 @@ def _extra_fields(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_message(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
-    """Yield a message in pieces of at most `size` characters, then the reason for its end."""
+    """Yield a message in pieces of at most `size` characters, then the finish reason."""
     for piece in _split_text(message.get("reasoning_content") or "", size):
         yield Delta(reasoning=piece)
     for detail in message.get("reasoning_details") or ():
@@ -272,8 +275,9 @@ def offline_script(
 ) -> ScriptedMessage:
     """Return the answer of `steno chat --model scripted`, which says that it is a script.
 
-    The script knows `markdown`, `long`, and the time, for which it calls the tool `now` if
-    available. `call NAME {json}` calls a tool of that name, `call A {…} and B {…}` two at once.
+    The script knows the words `markdown` and `long`. If a message asks for the time, the script
+    calls the tool `now`, if available. `call NAME {json}` calls the tool NAME, and `call A {…} and
+    B {…}` calls two tools at once.
     """
     last_message = messages[-1] if messages else {}
     if last_message.get("role") == "tool":
@@ -314,7 +318,7 @@ def _tool_names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the last user message; empty without a user message."""
+    """Return the text of the last user message; an empty text if there is no user message."""
     user_messages = (m for m in reversed(messages) if m.get("role") == "user")
     return content_text(next(user_messages, {}))
 

@@ -1,4 +1,4 @@
-"""A hypothesis state machine that makes the same random calls on a store and on a model.
+"""A hypothesis state machine that makes random calls on a store and on an in-memory model.
 
 After every step the store is compared with the model. Steps include reopening, crashes and torn
 writes. Run a subclass with `hypothesis.stateful.run_state_machine_as_test`.
@@ -29,7 +29,7 @@ user_messages = st.builds(lambda text: {"role": "user", "content": text}, texts(
 
 
 class _Model(InMemoryStore):
-    """The model, which can also skip seqs that an unfinished write used."""
+    """The in-memory model, which can also skip the seqs of an unfinished write."""
 
     def skip(self, key: str, seqs: int) -> None:
         if key in self._sessions:
@@ -40,7 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
     """A state machine that compares a store with the model. Subclasses implement `open`."""
 
     persistent: ClassVar[bool] = True
-    """Whether data outlives the object, so that the store can be opened again."""
+    """Whether data outlives the store object, so that the store can be opened again."""
     can_tear: ClassVar[bool] = False
     """Whether `tear` is implemented."""
     rule_counts: ClassVar[Counter[str]]
@@ -68,13 +68,13 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.example_lengths.append(0)
-        # Use a memory file system if possible: these tests cannot show whether data was synced.
+        # Use a file system in memory if possible: these tests do not check whether data was synced.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
         self._folder = TemporaryDirectory(prefix="steno-", dir=memory)
         self._path = Path(self._folder.name)
         self._model = _Model()
         self._views: dict[str, SessionView] = {}
-        """An older view of some sessions."""
+        """Older views of some sessions, by key."""
         self._opened: list[Store] = []
         self._store = self._open()
 
@@ -111,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _compare_stores(self, *keys: str) -> None:
         assert self._store.list_sessions() == self._model.list_sessions()
-        # A killed creator may leave a stamp without a session.
+        # A writer that was killed while it created a session may leave a stamp of the session.
         assert self._store.stamps().keys() >= set(self._model.list_sessions())
         assert trash_content(self._store) == trash_content(self._model)
         for key in keys:
@@ -146,9 +146,9 @@ class StoreMachine(RuleBasedStateMachine):
     def set_history(
         self, key: str, keep: int, new: list[dict[str, Any]], unseen: int | None
     ) -> None:
-        """Set another history with the same start.
+        """Set a history of the first `keep` messages and some new messages.
 
-        `unseen`: messages that the caller has not seen.
+        `unseen`: number of stored messages that the caller has not seen.
         """
         kept_messages = self._model.get_history(key)[:keep]
         options = {} if unseen is None else {"expect_last": max(self._last_seq(key) - unseen, 0)}
@@ -238,7 +238,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.example_lengths[-1] % 4 == 3)
     @rule(key=keys)
     def purge(self, key: str) -> None:
-        """Purge all sessions of a key; not too often, or no session ever grows."""
+        """Purge all sessions of a key, but rarely, so that sessions can grow."""
         self._call_both_stores(key, Call("purge"))
 
     # --- everything else ---------------------------------------------------------------------
@@ -297,7 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.persistent)
     @rule()
     def crash(self) -> None:
-        """Open the store again without closing it. The old object is not used any more."""
+        """Open the store again without closing it first, as after a crash."""
         self._count_step("crash")
         self._store = self._open()
         self._compare_stores(*KEYS)

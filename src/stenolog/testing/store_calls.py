@@ -29,7 +29,7 @@ class Call:
         return getattr(store, self.name)(key, *self.arguments, **self.options)
 
     def outcome(self, store: Store, key: str) -> Any:
-        """Make the call and return a comparable result: for an error, its type."""
+        """Make the call and return a comparable result, or the type of the error."""
         try:
             result = self.make(store, key)
         except StenologError as error:
@@ -47,7 +47,7 @@ def comparable(result: Any) -> Any:
         case Purged():
             return result.messages, result.first, result.last
         case Compacted():
-            # Engines may archive different amounts at a time.
+            # Engines may archive different numbers of messages at a time.
             return None
         case _:
             return result

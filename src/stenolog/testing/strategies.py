@@ -31,12 +31,12 @@ NASTY_TEXTS = (
 
 
 def texts() -> SearchStrategy[str]:
-    """Return any text that can be stored, including lone surrogates and NUL."""
+    """Generate any text that can be stored, including lone surrogates and NUL."""
     return st.one_of(st.text(max_size=40), st.sampled_from(NASTY_TEXTS))
 
 
 def numbers() -> SearchStrategy[int | float]:
-    """Return integers of any size that can be stored, and finite floats."""
+    """Generate integers of any size that can be stored, and finite floats."""
     return st.one_of(
         st.integers(),
         st.sampled_from([2**53 + 1, -(2**63) - 1, 2**64, 10**4300 - 1, 1 - 10**4300]),
@@ -46,7 +46,7 @@ def numbers() -> SearchStrategy[int | float]:
 
 
 def values() -> SearchStrategy[Any]:
-    """Return any value that JSON can represent."""
+    """Generate any value that JSON can represent."""
     return st.recursive(
         st.one_of(st.none(), st.booleans(), numbers(), texts()),
         lambda inner: st.one_of(
@@ -57,7 +57,7 @@ def values() -> SearchStrategy[Any]:
 
 
 def messages() -> SearchStrategy[dict[str, Any]]:
-    """Return messages: mostly chat messages with unknown fields, but also other objects."""
+    """Generate messages: mostly chat messages with unknown fields, but also other objects."""
     roles = st.sampled_from(["system", "user", "assistant", "tool"])
     chat = st.builds(
         lambda role, content, more: {"role": role, "content": content, **more},
@@ -69,12 +69,12 @@ def messages() -> SearchStrategy[dict[str, Any]]:
 
 
 def keys() -> SearchStrategy[str]:
-    """Return session keys."""
+    """Generate session keys."""
     return st.one_of(st.text(min_size=1, max_size=60), st.sampled_from(hostile_keys()))
 
 
 def hostile_keys() -> list[str]:
-    """Return 300 different keys: separators, cases, spellings, reserved names, dots, lengths."""
+    """Return 300 different keys that a store may confuse, for example in case or separator."""
     separators = ":_/\\|-.%+~#?*&;,@=!$'\"`^<>()[]{} \t\n\r\x00\x01\x1b\x7f\u00a0\u2028\u3000"
     keys = [f"a{separator}b" for separator in separators]
     keys += [f"{separator}a" for separator in separators[:24]]
@@ -99,7 +99,7 @@ def hostile_keys() -> list[str]:
     keys += ["x\u200b", "x\u200d", "x\ufeff", "\ufeffx", "\u202ex", "x\u00ad", "\ufffd", "\uffff"]
     keys += ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764", "\u2764\ufe0f"]
     keys += ["\U0010ffff", "\u0661", "\u05d0", "\u65e5\u672c", "telegram:123", "slack:C42:U7"]
-    # Lengths around every limit of file names, and long keys that differ only at the end.
+    # Keys near every length limit of file names, and long keys that differ only at the end.
     keys += ["k" * size for size in (191, 199, 200, 201, 254, 255, 256, 900, 1023, 1024)]
     keys += ["K" * size for size in (66, 67, 85, 200, 1024)]
     keys += ["k" * 1023 + "K", "k" * 1022 + "kz", "z" + "k" * 1023, "../" * 341, "/" * 1024]
@@ -112,7 +112,7 @@ TOKENS = ("t1", "t2", "t3")
 
 
 def small_messages() -> SearchStrategy[dict[str, Any]]:
-    """Return a few messages that repeat often, so that histories share starts and keys collide."""
+    """Generate one of a few messages, so that histories often begin with the same messages."""
     return st.sampled_from(
         [
             {"role": "user", "content": "hello"},
@@ -128,12 +128,12 @@ def small_messages() -> SearchStrategy[dict[str, Any]]:
 
 
 def summaries() -> SearchStrategy[str]:
-    """Return summaries: empty, short, difficult, and too long to be repeated in each state."""
+    """Generate summaries: empty, short, difficult, or too long for the undo steps of a state."""
     return st.sampled_from(["", "so far", "so good", "\udfff \x00", "long \u00e9 " * 1000])
 
 
 def operations() -> SearchStrategy[Call]:
-    """Return any writing call on a session of about ten messages. Some calls are rejected."""
+    """Generate any call that writes to a session of about ten messages. Some calls are rejected."""
     seqs = st.integers(-1, 14)
     once = st.sampled_from([None, None, *TOKENS])
     batch = st.lists(small_messages(), max_size=3)

@@ -1,4 +1,4 @@
-"""Validation of requests as a strict provider does it, with error texts like OpenAI's.
+"""Checks requests to a model like a strict provider, with error texts like OpenAI's.
 
 This check accepts only requests that all known servers accept.
 """
@@ -105,7 +105,7 @@ def _message_faults(message: Any, path: str) -> Iterator[str]:
     content = message.get("content")
     calls = message.get("tool_calls")
     if content is None or content == "":
-        # Only an assistant message with calls may be empty.
+        # Only an assistant message with tool calls may be empty.
         if role != "assistant" or not calls:
             yield f"Invalid value for 'content' of {role} message: must not be empty. ({path})"
     elif isinstance(content, list):

@@ -1,7 +1,7 @@
 """A pool of connections to one server, opened on demand, up to a maximum number.
 
-Each caller connects itself. So the caller gets the error if connecting fails, and after a failover
-no caller waits for the next attempt of another caller.
+Each caller opens the connection that it needs, and gets the error if connecting fails. After a
+failover, no caller waits until another caller tries to connect.
 """
 
 import select
@@ -78,7 +78,7 @@ class Connection(psycopg.Connection[Row]):
     """Seconds without data from the server after which a statement fails."""
 
     def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
-        """Run an exchange with the server. Raises NoAnswer."""
+        """Run `gen`, which waits for an answer of the server. Raises NoAnswer after the timeout."""
         try:
             # The call passes no `timeout`, because psycopg 3.2 does not have that keyword.
             return super().wait(_with_timeout(gen, self.answer_timeout), *options, **named)
@@ -105,7 +105,7 @@ def _with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any,
         events = next(gen)
         while True:
             ready = yield events
-            # Data that has arrived is an answer, even if this process was stopped in between.
+            # Data that has arrived counts, even if this process was suspended past the deadline.
             events = gen.send(ready)
             if ready != waiting.READY_NONE:
                 deadline = time.monotonic() + seconds
@@ -131,7 +131,8 @@ class ConnectionPool:
     """A pool of connections to one server.
 
     An interrupt (Ctrl-C) may strike between any two steps of the pool. Therefore the pool keeps no
-    counter, and uses no lock whose methods are written in Python: such a lock can stay locked.
+    counter. The pool uses no lock whose methods are written in Python, because an interrupt could
+    leave the lock locked.
     """
 
     def __init__(self, settings: Settings, sql: Mapping[str, bytes]) -> None:
@@ -147,7 +148,7 @@ class ConnectionPool:
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._closed = False
         self.server = ServerProperties(has_pooler=False, asynchronous_commit=False)
-        """Properties of the server, from the newest connection."""
+        """Properties of the server, as the newest connection reports them."""
 
     def acquire(self, deadline: float) -> Transaction:
         """Return a connection that no other caller uses.
@@ -158,7 +159,7 @@ class ConnectionPool:
             if self._closed:
                 raise StoreClosed("the store is closed")
             try:
-                # This operation is atomic on a deque, so no lock is needed.
+                # `pop` is atomic on a deque, so no lock is needed.
                 idle = self._idle.pop()
             except IndexError:
                 slot = self._new_slot()
@@ -218,7 +219,7 @@ class ConnectionPool:
         try:
             transaction = self.connect(deadline)
         except BaseException:
-            # Free the slot immediately: the exception may keep this frame alive.
+            # Free the slot now, because the exception may keep this frame and its slot alive.
             slot.is_free = True
             self._wake()
             raise
@@ -232,7 +233,7 @@ class ConnectionPool:
         self._wake()
 
     def connect(self, deadline: float) -> Transaction:
-        """Open a new connection, outside the pool unless `acquire` gives the connection a slot.
+        """Open a new connection, which stays outside the pool unless `acquire` gives it a slot.
 
         Retries until the deadline if the server does not answer yet. Raises psycopg.Error,
         StoreClosed, UsageError.
@@ -248,7 +249,7 @@ class ConnectionPool:
             time.sleep(_RETRY_SECONDS)
 
     def _connect(self) -> Transaction:
-        # The timeout applies to each host: the first of several hosts may be unreachable.
+        # `connect_timeout` applies to each host: the first of several hosts may be unreachable.
         connection = Connection.connect(
             self._settings.conninfo,
             autocommit=True,
@@ -259,7 +260,7 @@ class ConnectionPool:
             client_encoding="UTF8",
             **self._defaults,  # type: ignore[arg-type]
         )
-        # A statement may wait for locks for busy_timeout before the server answers.
+        # The server may wait for locks, up to busy_timeout, before it answers a statement.
         connection.answer_timeout = self._settings.busy_timeout + self._settings.answer_timeout
         try:
             self.server = server = self._configure(connection)
@@ -297,18 +298,18 @@ class ConnectionPool:
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the idle connections, because another server may accept writes now."""
+        """Close the idle connections, for example because another server accepts writes now."""
         with suppress(IndexError):
             while True:
                 self._close_connection(self._idle.pop())
 
     def abandon_in_child(self, transactions: Iterable[Transaction]) -> None:
-        """In a forked child: keep the parent's connections open, which the parent still uses."""
+        """In a forked child: keep the parent's connections open, because the parent uses them."""
         _PARENT_CONNECTIONS.extend([*self._idle, *transactions])
 
 
 _PARENT_CONNECTIONS: Final[list[Transaction]] = []
-"""Connections of the parent process."""
+"""Connections of the parent process, kept open in a forked child."""
 
 
 def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
@@ -316,7 +317,7 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     try:
         parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
-        # The driver's message contains parts of the URL, perhaps of the password.
+        # The driver's message may contain parts of the URL, even of the password.
         message = " ".join(str(error).split())
         if "query parameter" in message:
             raise UsageError(f"postgresql: {message}") from None
@@ -326,7 +327,7 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     ports = str(parameters.get("port") or "").split(",")
     in_database = "@" in str(parameters.get("dbname") or "") and "%40" not in conninfo
     if in_database or not all(port.isdigit() for port in ports if port):
-        # If the password contains a /, the driver ends the host there and would print the rest.
+        # If the password contains a /, the driver reads parts of it as port and database name.
         raise UsageError(_INVALID_URL)
     defaults = {name: value for name, value in _PG_DEFAULTS.items() if parameters.get(name) is None}
     hosts = str(parameters.get("host") or parameters.get("hostaddr") or "")

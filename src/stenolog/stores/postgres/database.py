@@ -1,4 +1,4 @@
-"""One database: outcome and retry of calls when the server answers, refuses, or is unreachable.
+"""One database: runs calls, and retries them if the server refuses them or is unreachable.
 
 A call that only reads is retried on another connection. A write is retried only if it was certainly
 not stored, or if it has an idempotency key.
@@ -53,7 +53,7 @@ class Database:
         self.settings = settings
         self.sql = statements(settings.schema)
         self.damage = DamageReports()
-        """Damage that this process has found."""
+        """Damage that this process has found in the database."""
         self.store_count = 0
         """Number of stores that have this database open."""
         self._create_pool()
@@ -76,7 +76,7 @@ class Database:
     # --- reading -----------------------------------------------------------------------------
 
     def run_read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work`, which only reads, without a transaction; retry if a connection broke.
+        """Run `work`, which only reads, without a transaction. Retry after a lost connection.
 
         Raises StoreUnavailable, StoreBusy, DamagedStore, StoreClosed.
         """
@@ -236,7 +236,7 @@ class Database:
         try:
             return self._connections.acquire(deadline)
         except _DRIVER_ERRORS as error:
-            # The call was retried until the deadline, or a retry cannot help.
+            # The pool retried until the deadline, or a retry cannot help.
             raise read_failure(error, self._action_text()) from error
 
     @contextmanager
@@ -255,14 +255,14 @@ class Database:
         try:
             yield
         except psycopg.Error as error:
-            # Convert only driver errors: the caller's code inside may raise other errors.
+            # Convert only driver errors: the code inside the `with` may raise other errors.
             raise failure(error, self._action_text()) from error
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
 
     def _pause_before_retry(self, deadline: float) -> bool:
-        """Pause briefly, and return whether the deadline allows another attempt."""
+        """Pause briefly and return True; return False if the deadline allows no other attempt."""
         if time.monotonic() + _RETRY_SECONDS > deadline:
             return False
         time.sleep(_RETRY_SECONDS)
@@ -325,7 +325,7 @@ class Database:
         self._connections.close()
 
     def after_fork(self) -> None:
-        """In a forked child: start with new connections, without using the parent's."""
+        """In a forked child: use new connections instead of the parent's connections."""
         closed = self.closed
         self._connections.abandon_in_child(self.notifications.abandon_in_child())
         self._create_pool()

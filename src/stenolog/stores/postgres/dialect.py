@@ -35,7 +35,7 @@ _MAX_LEASE_SECONDS: Final = 100 * 365 * 86_400.0
 _MAX_ATTEMPTS: Final = 4
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
 _APPEND_ONE_TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
-"""Type OIDs of the values of `append_one`."""
+"""PostgreSQL type OIDs of the parameters of the statement `append_one`."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class PostgresDialect:
     # --- transactions ------------------------------------------------------------------------
 
     def run_read(self, work: Callable[["Transaction"], T]) -> T:
-        """Run `work`, which only reads, without a transaction; retry if a connection broke."""
+        """Run `work`, which only reads, without a transaction. Retry after a lost connection."""
         self.check_open()
         return self.database.run_read(work)
 
@@ -86,7 +86,7 @@ class PostgresDialect:
             yield transaction
 
     def run_write(self, work: Callable[["Transaction"], T]) -> T:
-        """Run `work` in a write transaction; retry if it was certainly not stored."""
+        """Run `work` in a write transaction. Retry if the transaction was certainly not stored."""
         self.check_open()
         return self.database.run_write(work)
 
@@ -154,7 +154,7 @@ class PostgresDialect:
 
         Adjacent batches without idempotency keys are merged, and stored completely or not at all.
         """
-        # A batch with an idempotency key is a separate group.
+        # Each batch with an idempotency key forms its own group.
         groups = groupby(group, lambda item: None if item[1].once is None else item[0])
         for adjacent in (list(items) for _, items in groups):
             try:
@@ -178,7 +178,10 @@ class PostgresDialect:
     def listen_for_changes(
         self, namespace: str, key: str
     ) -> Iterator[tuple[Callable[[float], object], float]]:
-        """Return a function that waits for a change of the session, and the maximum wait."""
+        """Listen for changes of a session.
+
+        Yields a function that waits for a change, and the maximum wait in seconds.
+        """
         notifications, name = self.database.notifications, _notification_name(namespace, key)
         signal = notifications.subscribe(name)
         try:
@@ -193,7 +196,7 @@ class PostgresDialect:
 
     @contextmanager
     def waiting_for_lease(self, namespace: str, key: str) -> Iterator[Callable[[float], object]]:
-        """Return a function that waits for a change of the session, for a short time at most."""
+        """Yield a function that waits for a change of the session, but only for a short time."""
         with self.listen_for_changes(namespace, key) as (wait, _):
             yield lambda seconds: wait(min(_LEASE_POLL_SECONDS, seconds))
 
@@ -202,7 +205,10 @@ class PostgresDialect:
         return bool(row[0])
 
     def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
-        """Acquire the lease by the server's clock and return its epoch; 0 if it is held."""
+        """Acquire the lease and return its epoch; 0 if the lease is held.
+
+        The server's clock measures the ttl.
+        """
         # The random name makes a retry safe after a lost response.
         name, seconds = os.urandom(8).hex(), min(float(ttl), _MAX_LEASE_SECONDS)
         values = namespace, key.encode(), holder_name(), name, seconds
@@ -235,7 +241,7 @@ class PostgresDialect:
     # --- purge, health, close ----------------------------------------------------------------
 
     def erase_purged_bytes(self) -> tuple[str, ...]:
-        """Vacuum the tables after a purge; return the places where bytes remain."""
+        """Vacuum the tables after a purge; return where purged bytes remain."""
         try:
             notices = self.database.vacuum()
         except StenologError as error:
@@ -250,7 +256,7 @@ class PostgresDialect:
         return Health(ok=not errors, free_bytes=None, problems=(*errors, *problems))
 
     def close(self) -> None:
-        """Release the database, which the last store closes; a second call does nothing."""
+        """Release the shared database; the last store closes it. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self.database.release()
@@ -279,7 +285,7 @@ def _merge_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:
-    """Append one message by the fast append and return its seq. Raises _SessionMissing."""
+    """Append one message on the fast path and return its seq. Raises _SessionMissing."""
     raw_key, at, size, format = key.encode(), now(), len(payload), transaction.format
     if transaction.server.has_pooler:
         for (seq,) in transaction.run(
@@ -335,7 +341,7 @@ def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, 
 def _append_new(
     transaction: "Transaction", namespace: str, key: str, batch: Batch, epoch: int
 ) -> int:
-    """Create the session, unless another writer does, and append to it."""
+    """Create the session, unless another writer creates it first, and append the batch."""
     for _ in range(_MAX_ATTEMPTS):
         try:
             return _append(transaction, namespace, key, batch, epoch)

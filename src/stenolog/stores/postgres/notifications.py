@@ -1,8 +1,8 @@
 """Notifications between processes about changed sessions (LISTEN and NOTIFY).
 
-A notification inside the storing transaction would serialize all commits of the database. Therefore
-a thread sends the notifications of many commits later, on another connection. A lost notification
-only costs time: followers also poll.
+A NOTIFY in the transaction that stores a message would serialize all commits of the database.
+Therefore a thread sends the notifications of many commits later, on another connection. A lost
+notification only costs time: followers also poll.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ FAST_POLL: Final = 0.1
 _COLLECT_SECONDS: Final = 0.01
 _TIMEOUT_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 5.0
-"""Seconds without notifications after which the sending thread ends; it restarts on demand."""
+"""Seconds after which an idle sending thread ends; the next notification starts a new thread."""
 
 
 class ChangeSignal:
     """A wake-up signal for a waiting thread.
 
-    Like `threading.Event`, but all of its locks are inside the interpreter: an interrupt (Ctrl-C)
-    in `Event.set` can leave the event locked, and then every later `set` hangs.
+    This class is like `threading.Event`, but all of its locks are inside the interpreter. An
+    interrupt (Ctrl-C) in `Event.set` can leave an Event locked, so that every later `set` hangs.
     """
 
     __slots__ = ("_queue",)
@@ -73,7 +73,7 @@ class Notifications:
         self._signals: dict[str, list[ChangeSignal]] = {}
         self._unsent: deque[str] = deque()
         self._sender: Transaction | None = None
-        """Connection for sending, outside the pool, whose connections may all be in use."""
+        """Connection for sending, outside the pool, because the pool may have none free."""
         self._will_collect = False
         """Whether the sending thread will collect the session names that are queued now."""
         self._sender_thread: threading.Thread | None = None
@@ -103,7 +103,7 @@ class Notifications:
                 thread.start()
                 self._register(thread)
         except BaseException as error:
-            # The next append starts a thread.
+            # The next call of `notify` tries again to start the thread.
             self._will_collect = False
             if not isinstance(error, RuntimeError):
                 raise
@@ -186,7 +186,7 @@ class Notifications:
     """Upper bound of `poll_interval`."""
 
     def wake(self, name: str | None) -> None:
-        """Set the signals of one session, or of all sessions after missed notifications."""
+        """Set the signals of one session, or of all sessions if `name` is None."""
         with self._mutex:
             names = self._signals.keys() if name is None else [name]
             for signal in chain.from_iterable(self._signals.get(name, ()) for name in names):
@@ -206,7 +206,7 @@ class Notifications:
         self.wake(None)
 
     def abandon_in_child(self) -> list[Transaction]:
-        """Return the connections of the parent process, for a forked child."""
+        """In a forked child: return the parent's connections, which must stay open."""
         return [] if self._sender is None else [self._sender]
 
 
@@ -249,7 +249,7 @@ class _Listener:
         try:
             connection.execute(f"LISTEN {quote_name(self._notifications.channel)}".encode())
             self.is_listening = True
-            # Notifications that were sent before LISTEN are lost.
+            # Notifications that were sent before LISTEN are lost, so wake all followers.
             self._notifications.wake(None)
             while not self._closed:
                 _wait_readable([connection.fileno(), self._wake_reader], None)
@@ -269,7 +269,7 @@ class _Listener:
 
 
 def _wait_readable(files: list[int], seconds: float | None) -> None:
-    """Wait until one of the files is readable. `select` is limited to 1,024 descriptors."""
+    """Wait until a file is readable, with `poll`: `select` is limited to 1,024 descriptors."""
     poll = select.poll()
     for file in files:
         poll.register(file, select.POLLIN)

@@ -28,7 +28,7 @@ _SQLSTATE_ADVICE: Final[dict[str, str]] = {
     "57P03": "the server is starting or stopping",
     "25006": _READ_ONLY_SERVER,
 }
-"""Advice by SQLSTATE, or by its first two characters."""
+"""Advice for the user, by SQLSTATE or by the first two characters of the SQLSTATE."""
 
 
 _REFUSAL_ADVICE: Final[dict[str, str]] = {
@@ -41,7 +41,7 @@ _REFUSAL_ADVICE: Final[dict[str, str]] = {
     "sslmode": "check sslmode",
     "certificate": "check sslmode, sslrootcert and the server's certificate",
 }
-"""Advice by the text of a refused connection, which has no SQLSTATE."""
+"""Advice for the user, by a phrase in the error of a refused connection, which has no SQLSTATE."""
 
 
 class FailedBeforeCommit(Exception):
@@ -52,7 +52,7 @@ class FailedBeforeCommit(Exception):
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Return whether the connection was lost, so that the outcome of its work is unknown."""
+    """Return whether the connection was lost, so that the outcome of its statement is unknown."""
     if isinstance(error, OSError):
         return True  # after an I/O error, the progress of the statement is unknown
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
@@ -61,7 +61,10 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def is_read_only_server(error: BaseException) -> bool:
-    """Return whether another server may accept the statement, after a failover."""
+    """Return whether the server rejected a write because it accepts only reads.
+
+    After a failover, another server may accept the write.
+    """
     return isinstance(error, errors.ReadOnlySqlTransaction)
 
 
@@ -71,7 +74,7 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Return whether a refused connection may work later, for example while a server restarts."""
+    """Return whether a failed connection may work later, for example after a server restart."""
     return isinstance(error, psycopg.OperationalError) and not _is_refused(error)
 
 
@@ -110,12 +113,12 @@ def read_failure(error: Exception, action: str) -> StenologError:
 
 
 def write_failure(error: Exception, action: str) -> StenologError:
-    """Return the error for a failure before the commit: nothing was stored."""
+    """Return the error for a write that failed before its commit, so that nothing was stored."""
     return not_stored(read_failure(error, action))
 
 
 def commit_failure(error: Exception, action: str) -> StenologError:
-    """Return the error for a failure after which the commit may have happened."""
+    """Return the error for a failed commit: MaybeStored if the connection was lost."""
     if is_connection_lost(error):
         return MaybeStored(f"{action}: {describe_error(error)}. {RETRY_ADVICE}")
     return write_failure(error, action)

@@ -1,4 +1,4 @@
-"""The tables, migrated by the numbered files in schema/, and the statements of queries.sql."""
+"""Creates and migrates the tables with the files in schema/, and loads queries.sql."""
 
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ _FOLDER: Final = Path(__file__).parent
 
 @cache
 def statements(schema: str) -> dict[str, bytes]:
-    """Return every statement as bytes, because the driver sends bytes."""
+    """Return the statements of queries.sql by name, as bytes, because the driver sends bytes."""
     text = (_FOLDER / "queries.sql").read_text(encoding="utf-8")
     named = named_statements(text.replace("{schema}", quote_name(schema)))
     return {name: parts[0].encode() for name, parts in named.items()}
@@ -31,7 +31,7 @@ def quote_name(name: str) -> str:
 
 _MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
-# Read the system catalogs: to_regclass may return the state at the start of the transaction.
+# Read the system catalogs: to_regclass may miss tables created since the transaction began.
 _TABLES_QUERY: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
     SELECT typname
@@ -46,20 +46,20 @@ _HAS_SCHEMA_QUERY: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """Return the migration scripts in order; the last number is the version of the tables."""
+    """Return the migration scripts in order. The last script makes the newest version."""
     return tuple(numbered_scripts(_FOLDER / "schema").values())
 
 
 def newest_version() -> int:
-    """Return the version of the tables that this code knows."""
+    """Return the newest version of the tables that this code knows."""
     return len(migrations())
 
 
 def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
     """Create or migrate the tables.
 
-    Return True if the tables keep an older version, because the store is read-only. A concurrent
-    caller waits until the tables are ready. Raises NewerFormat, DamagedStore, EmptyStore.
+    Return True if the tables keep an older version, because the store is read-only. The call waits
+    while another process changes the tables. Raises NewerFormat, DamagedStore, EmptyStore.
     """
     version = version_of(connection, settings.schema)
     if version is not None and version == newest_version():
@@ -90,7 +90,7 @@ def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
 
 
 def set_version(connection: "psycopg.Connection[Any]", schema: str, number: int) -> None:
-    """Set the version of the tables and of each session, so that older code rejects both."""
+    """Set the version of the tables and of each session, so that an older stenolog rejects both."""
     for table, column in (("about", "version"), ("session", "format")):
         statement = f"UPDATE {quote_name(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
         connection.execute(statement.encode(), (number,))
@@ -118,7 +118,7 @@ def version_of(connection: "Connection", schema: str) -> int | None:
 
 
 def check_version(version: int) -> int:
-    """Return the version of the tables if this code knows it. Raises NewerFormat."""
+    """Return `version` if this code knows this version of the tables. Raises NewerFormat."""
     if version > newest_version():
         raise NewerFormat(
             f"the tables have version {version}, but this stenolog supports up to "

@@ -32,8 +32,8 @@ class PostgresStore(SQLStore):
     StoreUnavailable, NotStored or MaybeStored. `read_only`: change no data; a standby server is
     enough.
 
-    Purged rows are deleted and vacuumed. The server's log, standbys and backups, and unused parts
-    of its files, may contain purged rows for some time.
+    Purged rows are deleted and vacuumed. For some time, the server's log, unused parts of its
+    files, standbys and backups may still contain purged rows.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PostgresStore(SQLStore):
             connections=connections,
             answer_timeout=answer_timeout,
         )
-        """The shared database, for code that has its own tables there."""
+        """The open database, for code that keeps its own tables in the database."""
         super().__init__(namespace, PostgresDialect(self.database))
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class PostgresStore(SQLStore):
         """Return whether another store keeps its sessions in the same tables.
 
         The check acquires a lock through one store and looks for the lock through the other store.
-        Locks belong to a running server, so a restored backup of the same files is another place.
+        Locks belong to a running server, so a server with a restored backup is another place.
         """
         if self.database.settings.schema != other.database.settings.schema:
             return False
@@ -81,7 +81,7 @@ class PostgresStore(SQLStore):
 
 
 def _open_database(**settings: Any) -> "Database":
-    """Return the database of these settings. Raises UsageError if the driver is not installed."""
+    """Open the database with these settings. Raises UsageError if the driver is not installed."""
     try:
         from stenolog.stores.postgres import database
         from stenolog.stores.postgres.connections import Settings

@@ -26,9 +26,9 @@ _STATUS_OPEN: Final = psycopg.pq.ConnStatus.OK
 _STATUS_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 _COMMAND_OK: Final = ExecStatus.COMMAND_OK
 _TUPLES_OK: Final = ExecStatus.TUPLES_OK
-_MANY_ROWS: Final = 100  # from this number on, COPY is faster than a list of values
+_MANY_ROWS: Final = 100  # with this many rows, COPY is faster than one statement
 _PAGE_SIZE: Final = 2_000
-"""Number of messages per fetch, so that a session need not fit in memory."""
+"""Number of messages per fetch. A session is read in pages, because it may not fit in memory."""
 _RETRYABLE_CONSTRAINTS: Final = (
     "token_pkey",
     "session_live",
@@ -46,7 +46,7 @@ class ServerProperties(Struct, frozen=True):
     has_pooler: bool
     """Whether a pooler forwards the connection: each transaction may use another server process."""
     asynchronous_commit: bool
-    """Whether the server syncs a commit only on request."""
+    """Whether the server by default confirms a commit before the commit is synced."""
 
 
 class PoolSlot:
@@ -99,7 +99,7 @@ class Transaction:
     ) -> bytes | None:
         """Execute the statement of this name with encoded values and return its single value.
 
-        The most frequent statement bypasses the cursor, which takes as long as half a round trip.
+        The most frequent statement avoids a cursor, which takes as long as half a round trip.
         Raises FailedBeforeCommit if the statement could not be prepared.
         """
         if name in self._prepared:
@@ -139,7 +139,7 @@ class Transaction:
             self.executemany(self.sql[name], values)
 
     def commit(self) -> None:
-        """Commit the transaction. Raises NotStored if a statement has failed."""
+        """Commit the transaction. Raises NotStored if one of its statements has failed."""
         cursor = self._cursor.execute(b"COMMIT")
         if cursor.statusmessage != "COMMIT":
             raise NotStored("an error inside the transaction was ignored: nothing was stored")
@@ -167,7 +167,7 @@ class Transaction:
         """Mark the connection as in use while a call uses it.
 
         After an interrupt the connection stays marked and is not used again, because driver and
-        server may disagree about its state.
+        server may disagree about the state of the connection.
         """
         self.in_use = True
         try:
@@ -179,11 +179,11 @@ class Transaction:
 
     @property
     def format(self) -> int:
-        """Version of the tables that this code knows; every session row has a version."""
+        """Newest version of the tables that this code knows. Every session row has a version."""
         return schema.newest_version()
 
     def key(self, key: str) -> bytes:
-        """Return the bytes of the key: a text column cannot contain a zero byte."""
+        """Return the key as bytes, because a text column cannot contain a zero byte."""
         return key.encode()
 
     def body(self, body: bytes) -> str:
@@ -191,12 +191,12 @@ class Transaction:
         return body.decode()
 
     def check_format(self) -> None:
-        """Raise NewerFormat if newer code has changed the tables."""
+        """Raise NewerFormat if a newer stenolog has changed the tables."""
         [(version,)] = self.run("format")
         schema.check_version(version)
 
     def check_row_format(self, version: int | None) -> None:
-        """Raise NewerFormat if newer code has written a row with this version."""
+        """Raise NewerFormat if this code does not know the version of a row."""
         if version is not None:
             schema.check_version(version)
 
@@ -228,7 +228,7 @@ class Transaction:
                     yield seq, at, body.encode()
 
     def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
-        """Yield the seq of each message row, and whether it is intact."""
+        """Yield the seq of each message row, and whether the message is intact."""
         after = -MAX_SEQ
         while rows := self.run("some_messages", session, after, _PAGE_SIZE):
             after = rows[-1][0]

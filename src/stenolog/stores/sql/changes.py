@@ -1,4 +1,4 @@
-"""Store the changes of sessions; stores/state.py decides which changes."""
+"""Stores the changes of sessions in a database; stores/state.py decides the changes."""
 
 import os
 
@@ -43,16 +43,16 @@ class OpenSQLSession:
         )
 
     def complete_undo_step(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state omits. Raises DamagedStore."""
+        """Return the undo step with the long parts that the state omits. Raises DamagedStore."""
         return complete_undo_step(self._transaction, self._session, step)
 
 
 def apply_operation(
     transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: DamageReports
 ) -> Decision[T]:
-    """Call `decide` on a session, and store the change with its messages.
+    """Call `decide` on a session, and store the change and the messages that `decide` returns.
 
-    A session that does not exist is created if the decision contains a change.
+    If the decision contains a change, a missing session is created.
     """
     while True:
         session = find_session(transaction, namespace, key, lock=True)
@@ -110,9 +110,9 @@ def add_change(transaction: Transaction, session: Session, change: Change) -> No
 
 
 def complete_undo_step(transaction: Transaction, session: Session, entry: Undo) -> Undo:
-    """Return the complete undo step; a step too long for the state is read from its change.
+    """Return the complete undo step. Raises DamagedStore.
 
-    Raises DamagedStore.
+    A step that is too long for the state is read from its change record.
     """
     if not entry.elsewhere:
         return entry
@@ -121,7 +121,7 @@ def complete_undo_step(transaction: Transaction, session: Session, entry: Undo) 
 
 
 def compact(transaction: Transaction, session: Session) -> tuple[int, int]:
-    """Mark messages up to the floor as archived; return their number and size."""
+    """Mark the messages up to the floor as archived; return their number and size in bytes."""
     state = states.copy_state(session.state)
     first, last = states.archived_upto(state) + 1, state.floor
     if last < first:

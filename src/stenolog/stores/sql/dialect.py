@@ -1,7 +1,8 @@
 """The interface between SQLStore and a database.
 
-The file `queries.sql` of each engine contains the statements, with the same names, values and
-columns. These protocols declare the operations that one named statement cannot express.
+Each engine has a file `queries.sql`. Both files define statements with the same names, parameters
+and result columns. The protocols in this module declare the operations that need more than one
+named statement.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same onc
 
 
 def not_stored(failure: StenologError) -> StenologError:
-    """Convert StoreUnavailable before the commit to NotStored; return other errors unchanged."""
+    """Convert a StoreUnavailable from before the commit to NotStored; return other errors as is."""
     if type(failure) is StoreUnavailable:
         return NotStored(f"{failure}. Nothing of it was stored")
     return failure
@@ -34,37 +35,38 @@ class UniqueConflict(Exception):
 
 
 class Transaction(Protocol):
-    """Statements that are committed together, or that read from one connection."""
+    """Statements on one connection. A write transaction commits its statements together."""
 
     @property
     def format(self) -> int:
-        """Version of the tables that this code knows; 0 if rows do not carry a version."""
+        """Newest version of the tables that this code knows; 0 if rows contain no version."""
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
         """Execute the statement of this name and return its rows. Raises UniqueConflict.
 
-        A text column is returned as str or bytes, as stored: see `decode_text` in session_rows.py.
+        A text column may be str or bytes: `decode_text` in session_rows.py accepts both.
         """
 
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute the statement of this name once for each row of values."""
 
     def key(self, key: str) -> Any:
-        """Return a session key as a value for a statement."""
+        """Convert a session key to a parameter of a statement."""
 
     def body(self, body: bytes) -> Any:
-        """Return JSON as a value for a statement."""
+        """Convert a JSON body to a parameter of a statement."""
 
     def check_format(self) -> None:
-        """Raise NewerFormat if newer code has changed the tables."""
+        """Raise NewerFormat if a newer stenolog has changed the tables."""
 
     def check_row_format(self, version: int | None) -> None:
-        """Raise NewerFormat if newer code has written a row with this version."""
+        """Raise NewerFormat if this code does not know the version of a row."""
 
     def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, in order.
 
-        `state`: mark the messages that this state hides. Without a state, all messages are visible.
+        `state`: set `hidden` on the messages that this state hides. Without `state`, no message
+        is marked as hidden.
         """
 
     def intact_messages(
@@ -82,7 +84,7 @@ class Transaction(Protocol):
         """Return a context manager that, after an error, rolls back only the statements inside."""
 
     def erasing(self) -> AbstractContextManager[object]:
-        """Return a context manager for deletions that `Dialect.erase_purged_bytes` completes."""
+        """Return a context manager for purges; `Dialect.erase_purged_bytes` erases bytes later."""
 
     def unfinished_purges(self) -> list[str | bytes]:
         """Return the start times of purges whose bytes are not yet erased."""
@@ -105,7 +107,7 @@ class Dialect(Protocol):
 
     @property
     def damage(self) -> DamageReports:
-        """Damage that this process has found."""
+        """Damage that this process has found in the database."""
 
     @property
     def settings(self) -> Settings:
@@ -128,7 +130,7 @@ class Dialect(Protocol):
     def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on the data of one moment.
 
-        If `work` gets None instead of DamageReports, it must raise MissingRows for missing
+        If `work` gets None instead of DamageReports, `work` must raise MissingRows for missing
         messages. After MissingRows, `work` runs again.
         """
 
@@ -136,7 +138,7 @@ class Dialect(Protocol):
         """Open a transaction that reads the data of one moment."""
 
     def run_write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a write transaction, and again after a conflict with another writer."""
+        """Run `work` in a write transaction. After a conflict with another writer, rerun `work`."""
 
     def write_transaction(self) -> AbstractContextManager[Transaction]:
         """Open a write transaction; any error rolls it back."""
@@ -144,7 +146,7 @@ class Dialect(Protocol):
     # --- appends -----------------------------------------------------------------------------
 
     def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message by the fast append and return its seq."""
+        """Append one message on the fast path and return its seq."""
 
     def append(self, namespace: str, key: str, batch: Batch, lease: "SQLLease[Any] | None") -> int:
         """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
@@ -162,22 +164,25 @@ class Dialect(Protocol):
     # --- notification ------------------------------------------------------------------------
 
     def notify(self, namespace: str, key: str, /) -> None:
-        """Notify followers of a changed session, unless the commit has notified them."""
+        """Tell followers that a session has changed, unless the commit has already told them."""
 
     def listen_for_changes(
         self, namespace: str, key: str, /
     ) -> AbstractContextManager[tuple[Callable[[float], object], float]]:
-        """Return a function that waits for a change of the session, and the maximum wait."""
+        """Listen for changes of a session.
+
+        Yields a function that waits for a change, and the maximum wait in seconds.
+        """
 
     # --- leases ------------------------------------------------------------------------------
 
     def waiting_for_lease(
         self, namespace: str, key: str, /
     ) -> AbstractContextManager[Callable[[float], object]]:
-        """Return a function that waits until a lease may be free, or the given seconds."""
+        """Yield a function that waits until the lease may be free, at most the given seconds."""
 
     def is_lease_held(self, row: Row) -> bool:
-        """Return whether the lease of this row (`lease_in_force`) is held."""
+        """Return whether the lease is held; `row` is a row of the statement `lease_in_force`."""
 
     def acquire_lease(self, leases: "StoreLeases", namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease and return its epoch; 0 if another holder was faster."""
@@ -191,7 +196,7 @@ class Dialect(Protocol):
     # --- purge, health, close ----------------------------------------------------------------
 
     def erase_purged_bytes(self) -> tuple[str, ...]:
-        """Erase the bytes of purged rows; return the places where such bytes remain."""
+        """Erase the bytes of purged rows; return sentences about the places where bytes remain."""
 
     def health(self) -> Health:
         """Return whether writes are expected to work."""

@@ -1,4 +1,4 @@
-"""Leases as rows: one row per session, with an epoch that each new holder replaces."""
+"""Leases as rows: one row per session. Each new holder gets a new epoch."""
 
 import os
 import socket
@@ -32,11 +32,11 @@ class StoreLeases:
         self._abandoned: set[int] = set()
         """Epochs of leases whose release failed."""
         self.is_closed = False
-        """Whether the store accepts no more leases."""
+        """Whether the store is closed and accepts no new leases."""
         LEASES_BY_STORE[self.name] = self
 
     def add_lease(self, key: str, epoch: int) -> None:
-        """Remember a lease before its commit, so that `close` can release it.
+        """Record a lease before the lease is committed, so that `close` can release it.
 
         Raises StoreClosed.
         """
@@ -78,7 +78,7 @@ class StoreLeases:
             self._abandoned.discard(epoch)
 
     def close(self) -> list[int]:
-        """Accept no more leases, and return the epochs that this process has not released."""
+        """Accept no new leases, and return the epochs of this process's unreleased leases."""
         with self._mutex:
             self.is_closed = True
             epochs = [epoch for epoch, process in self._epochs.values() if process == os.getpid()]
@@ -133,7 +133,7 @@ def find_holder(transaction: Transaction, dialect: Dialect, namespace: str, key:
 
 
 class SQLLease(Generic[S]):
-    """A lease on one session. Writes are rejected after another holder took over.
+    """A lease on one session. Writes are rejected after another holder took over the lease.
 
     A lease belongs to the process that acquired it. In a forked child the lease counts as lost.
     """
@@ -150,9 +150,9 @@ class SQLLease(Generic[S]):
         self.key = key
         """Key of the session."""
         self.epoch = epoch
-        """Fencing token: grows with each lease of the key."""
+        """Fencing token: each new lease of the key has a greater epoch."""
         self.store: S = store.fenced_by(self)
-        """The store; its writes raise LeaseLost after a release or takeover."""
+        """Store whose writes raise LeaseLost after the lease was released or taken over."""
 
     @property
     def lost(self) -> bool:
@@ -184,10 +184,10 @@ class SQLLease(Generic[S]):
 
     @contextmanager
     def fenced(self, transaction: Transaction) -> Iterator[None]:
-        """Check the lease before the statements inside, and lock the lease after them.
+        """Check the lease before the statements inside the `with`, and lock the lease after them.
 
-        The lock prevents a takeover before the transaction ends. The lease is locked after the
-        sessions, in the same order as in a purge. The opposite order would deadlock.
+        The lock prevents a takeover before the transaction ends. As in a purge, the sessions are
+        locked before the lease: the opposite order could deadlock with a purge.
         """
         self.check_held(transaction)
         try:
@@ -219,7 +219,7 @@ class SQLLease(Generic[S]):
             with suppress(StoreClosed):
                 self._dialect.release_leases([self.epoch])
                 self._dialect.notify(self._namespace, self.key)
-            # Forget the lease last: until then, a `close` in another thread releases the lease.
+            # Forget the lease last, so that a concurrent `close` still releases the lease.
             self._leases.forget_lease(self.key, self.epoch)
         except BaseException:
             self._leases.abandon_lease(self.epoch)

@@ -34,7 +34,7 @@ from stenolog.stores.sql.session_rows import (
 
 
 def copy_marker(uid: str) -> str:
-    """Return the name of the marker that stores the version at which a copy was written."""
+    """Return the name of the marker with the version that a session had right after its copy."""
     return f"copied:{uid}"
 
 
@@ -111,7 +111,7 @@ def restore(
 def list_trash(
     transaction: Transaction, namespace: str, damage: DamageReports | None = None
 ) -> list[Trashed]:
-    """Return the deleted sessions, the last deleted first. Report and skip damaged rows."""
+    """Return the deleted sessions, the most recent first. Report and skip damaged rows."""
     trashed = []
     for raw_key, raw_uid, deleted, last_seq, body, number in transaction.run(
         "list_deleted", namespace
@@ -141,7 +141,7 @@ class RemovedMessages(Struct, frozen=True):
 
 
 def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedMessages | None:
-    """Remove all sessions of a key and its lease; return None if no session has the key."""
+    """Remove all sessions of a key and the key's lease; return None if no session has the key."""
     rows = transaction.run("sessions_of_key", namespace, transaction.key(key))
     if not rows:
         return None
@@ -208,7 +208,10 @@ def _remove_sessions(
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
 ) -> RemovedMessages | None:
-    """Remove the messages below a seq and their undo steps; return None without a session."""
+    """Remove the messages with seqs below `before`, and their undo steps.
+
+    Return None if the session does not exist.
+    """
     session = find_session(transaction, namespace, key, lock=True)
     if session is None:
         return None
@@ -233,7 +236,7 @@ def purge_before(
         with transaction.erasing():
             transaction.run("remove_messages", session.id, upto)
             transaction.run("remove_tokens", session.id, upto)
-            # Older summaries may describe removed messages: keep only the data that undo needs.
+            # Summaries in older changes may describe removed messages: keep only what undo needs.
             transaction.run("remove_changes", session.id)
             for change in states.changes_for_state(
                 state, [by_number[entry.number] for entry in state.undo]

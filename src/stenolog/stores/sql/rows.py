@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 T = TypeVar("T", State, Change)
 
 _reported_damage = DamageReports()
-"""Damaged states that this process has already reported."""
+"""Damaged session states that this process has already reported."""
 
 
 class Session(Struct):
@@ -39,11 +39,11 @@ class Session(Struct):
     state: State
 
 
-_last_second = 0, ""  # cache: most appends fall into the same second
+_last_second = 0, ""  # cached: the next append is usually in the same second
 
 
 def now() -> str:
-    """Return the current time in its stored form."""
+    """Return the current time as the text that is stored in rows."""
     global _last_second
     seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
     cached_seconds, text = _last_second
@@ -63,7 +63,7 @@ def encode(value: State | Change) -> bytes:
     try:
         return _encode(value)
     except (UnicodeEncodeError, TypeError):
-        # The fast codec rejects lone surrogates and subclasses of str.
+        # The encoder of msgspec rejects lone surrogates and subclasses of str.
         return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
 
 
@@ -72,7 +72,7 @@ def read_state(
 ) -> State:
     """Return the state of a session; rebuild a damaged state from the session's changes.
 
-    `changes` returns number and body of each recorded change, by number.
+    `changes` returns number and body of each recorded change, in order of the numbers.
     """
     stored_state = _intact_state(body, key)
     if stored_state is not None:
@@ -98,7 +98,10 @@ def rebuilt_state(key: str, changes: Iterable[tuple[int, bytes]]) -> State:
 
 
 def _intact_state(body: bytes | None, key: str) -> State | None:
-    """Return the state without the values in columns; None if it is missing or damaged."""
+    """Return the decoded state; None if the body is missing or damaged.
+
+    Values that have their own columns are not set, except the key.
+    """
     if body is not None:
         with suppress(DamagedStore):
             state = _decode(body, State, key)
@@ -120,7 +123,7 @@ class StateCheck(Struct, frozen=True):
 def check_state(
     body: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> StateCheck:
-    """Examine the state of a session; `changes` is the same as in `read_state`."""
+    """Examine the state of a session. `read_state` describes the argument `changes`."""
     stored_state = _intact_state(body, key)
     bodies_by_number: dict[int, bytes] = {}
     if stored_state is None or any(entry.elsewhere for entry in stored_state.undo):
@@ -220,7 +223,7 @@ def message_count(state: State, last_seq: int) -> int:
 # --- times and keys ---------------------------------------------------------------------------
 
 # `parse_iso(at).tzinfo` checks a stored time without another Python call per message.
-# For a damaged time, the attribute is None or the call raises ValueError.
+# For a damaged time, `tzinfo` is None or `parse_iso` raises ValueError.
 parse_iso = datetime.fromisoformat
 """Function that parses an ISO time."""
 
@@ -264,9 +267,9 @@ def prefix_end(prefix: str) -> str | None:
 
 
 def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
-    """Return the info of a session with these damaged seqs. Raises DamagedStore."""
+    """Return the SessionInfo of a session with these damaged messages. Raises DamagedStore."""
     end = session.last_seq
-    # Lost seqs are those that were lost before a copy and those that are damaged in this database.
+    # A message counts as lost if it was lost before a copy, or is damaged in this database.
     lost = spans.union(session.state.lost, damaged_seqs)
     state = session.state if not damaged_seqs else msgspec.structs.replace(session.state, lost=lost)
     try:

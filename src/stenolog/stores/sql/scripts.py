@@ -10,7 +10,7 @@ _STATEMENT_NAMES: Final = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILIN
 def named_statements(text: str) -> dict[str, list[str]]:
     """Return the statements of each name. Several names may share statements.
 
-    A semicolon in a comment after the last statement adds a part that is no statement.
+    A comment after the last statement must not contain a semicolon: it would become a statement.
     """
     _, *parts = _STATEMENT_NAMES.split(text)
     return {

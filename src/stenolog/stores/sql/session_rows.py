@@ -1,4 +1,4 @@
-"""Find, create and list session rows, and read messages; sql/rows.py defines the values."""
+"""Finds, creates and lists session rows, and reads messages; rows.py decodes the values."""
 
 import operator
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def session_from_row(transaction: Transaction, row: Row, *, key: str, uid: str) 
 
 
 def find_current(transaction: Transaction, namespace: str, key: str) -> tuple[str, int] | None:
-    """Return uid and last seq of the session with this key, without its state.
+    """Return uid and last seq of the session with this key, without reading its state.
 
     Raises NewerFormat.
     """
@@ -110,7 +110,7 @@ def session_state(
 
 
 def recorded_changes(transaction: Transaction, session: int) -> list[tuple[int, bytes]]:
-    """Return number and body of each change, by number."""
+    """Return number and body of each change, in order of the numbers."""
     return [(number, to_bytes(body)) for number, body in transaction.run("changes", session)]
 
 
@@ -145,7 +145,7 @@ def list_keys(
 def session_stamps(
     transaction: Transaction, namespace: str, damage: DamageReports
 ) -> dict[str, str]:
-    """Return for each session a stamp that differs after every change."""
+    """Return a stamp for each session: a text that differs after every change."""
     stamps: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
@@ -162,7 +162,7 @@ _WIDEN_FACTOR = 4
 
 
 class MissingRows(Exception):
-    """The state counts messages for which the table has no row.
+    """The state of a session counts messages that have no row in the table.
 
     The missing messages were purged during the read, or their rows are damaged.
     """
@@ -178,7 +178,8 @@ def visible_messages(
 ) -> list[Message]:
     """Return the visible messages after the seq `after`, or only the last `last` of them.
 
-    Damaged messages are skipped and recorded in `damage`. If `damage` is None, raises MissingRows.
+    Damaged messages are skipped and recorded in `damage`. If `damage` is None, damaged
+    messages raise MissingRows.
     """
     seqs = states.visible_seqs(session.state, session.last_seq)
     if after is not None and after > session.state.floor:
@@ -194,7 +195,10 @@ def all_messages(
     last: int | None,
     after: int,
 ) -> list[Message]:
-    """Return all messages after the seq `after`, or only the last `last`, with `hidden` set."""
+    """Return all messages after the seq `after`, or only the last `last` of them.
+
+    `hidden` is set on the messages that the state of the session hides.
+    """
     seqs = spans.clipped(states.present_seqs(session.state, session.last_seq), after + 1, MAX_SEQ)
     return _read_messages(transaction, session, damage, seqs, last=last, state=session.state)
 
@@ -224,5 +228,5 @@ def _read_messages(
             return messages
         if len(messages) >= last or selected_seqs == seqs:
             return messages[-last:]
-        # Read earlier messages instead of the skipped messages.
+        # Damaged messages were skipped: read more messages to replace them.
         count *= _WIDEN_FACTOR

@@ -39,13 +39,13 @@ class _SnapshotRow(Session):
 
 
 def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
-    """Return every session in a namespace, deleted sessions first."""
+    """Return the SnapshotMark of every session in a namespace, deleted sessions first."""
     marks = []
     for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
         mark = SnapshotMark(
             key=printable_text(key), uid="", stamp=printable_text(stamp), last_seq=last_seq
         )
-        # A session whose texts are damaged has no uid.
+        # If a text of the row is damaged, the uid stays empty.
         with suppress(UnicodeDecodeError):
             time = None if deleted is None else decode_text(deleted)
             mark = replace(mark, key=decode_text(key), uid=decode_text(uid), deleted=time)
@@ -61,7 +61,7 @@ def read_snapshot(
     after: int = 0,
     lock: bool = False,
 ) -> SnapshotReading:
-    """Read one session; the result is valid until the transaction ends. Raises NoSuchSession.
+    """Read one session. The result is valid until the transaction ends. Raises NoSuchSession.
 
     `lock`: prevent other writers from changing the session until the transaction ends.
     """
@@ -98,7 +98,7 @@ def read_snapshot(
 def _find_session(
     transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
 ) -> _SnapshotRow | None:
-    """Return the session with this uid, possibly of another namespace. Raises DamagedStore."""
+    """Return the session with this uid, possibly from another namespace. Raises DamagedStore."""
     try:
         for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
             key = decode_text(row[1])
@@ -127,7 +127,7 @@ def _snapshot_messages(
 
 
 class SQLSnapshotWriter:
-    """Writer of sessions in one transaction."""
+    """Writer of complete sessions in one transaction."""
 
     def __init__(self, transaction: Transaction, namespace: str) -> None:
         self._transaction = transaction

@@ -1,4 +1,4 @@
-"""SQLStore: all calls of a store, independent of the database."""
+"""SQLStore: the methods of a store that SQLite and PostgreSQL share."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -201,7 +201,7 @@ class SQLStore(SessionOperations):
         return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in start_times]
 
     def finish_purge(self, uid: str) -> Purged:
-        """Finish the interrupted purges of this database; their uids are unknown."""
+        """Finish all interrupted purges of this database. `uid` must be empty."""
         if uid or not self._run_write(lambda transaction, _: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "it has no interrupted purge")
         return self._purge_result(RemovedMessages(0, 0, 0, ()))
@@ -227,7 +227,7 @@ class SQLStore(SessionOperations):
         return SQLLease(self, self._dialect, self._leases, key, epoch, ttl)
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return the subset of `keys` whose sessions any process has leased now."""
+        """Return those of `keys` whose sessions are leased now, by any process."""
         return self._dialect.run_read(
             lambda transaction: {
                 decode_text(key)
@@ -283,7 +283,7 @@ class SQLStore(SessionOperations):
         return self._view(key, last, None)
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return the messages since a view was taken, or a full view."""
+        """Return a view with only the messages after `view`, or a full view after other changes."""
         return self._view(view.key, view.last, view)
 
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
@@ -321,7 +321,7 @@ class SQLStore(SessionOperations):
         )
 
     def stamps(self) -> dict[str, str]:
-        """Return for each session a stamp that differs after every change."""
+        """Return a stamp for each session: a text that differs after every change."""
         return self._run_read(session_rows.session_stamps, self._dialect.damage)
 
     def read_marker(self, name: str) -> str:
@@ -376,7 +376,7 @@ class SQLStore(SessionOperations):
         )
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return every session of this namespace, deleted sessions first."""
+        """Return the SnapshotMark of every session of this namespace, deleted sessions first."""
         return self._run_read(snapshots.list_snapshots)
 
     @contextmanager
@@ -431,7 +431,7 @@ class SQLStore(SessionOperations):
         )
 
     def _run_write(self, work: _Work[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call `work` with a write transaction, fenced by the lease of this store, if any."""
+        """Call `work` with a write transaction. If this store has a lease, the lease is checked."""
         lease = self._lease
         if lease is not None:
             self._dialect.check_open()

@@ -31,7 +31,7 @@ from stenolog.stores.sql.session_rows import decode_text, printable_text, record
 
 _TEXT_COLUMNS: Final = ("key", "uid", "namespace", "fork_of")
 _TIME_COLUMNS: Final = ("created", "updated", "deleted")
-"""Text columns of a session in the order of the statement; columns with times are last."""
+"""Text columns that the statement `every_session` returns, in order; times come last."""
 
 
 def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
@@ -104,7 +104,7 @@ def _examine_session(
 def repair_sessions(
     change: Callable[[Callable[[Transaction], str]], str], findings: Iterable[Finding]
 ) -> list[RepairResult]:
-    """Store rebuilt states and remove damaged undo steps; `change` runs each transaction."""
+    """Store rebuilt states and remove damaged undo steps; `change` runs each repair."""
     results = []
     for finding in findings:
         if finding.repairable:

@@ -1,8 +1,8 @@
 """The connections of a database: one write connection, and a pool of read connections.
 
-If SQLite cannot create a log next to the file (full or read-only disk), it reads the file as
-immutable and does not notice changes. So this module checks the file for changes, and the pool
-replaces connections that see outdated data.
+If SQLite cannot create a log next to the file (full or read-only disk), the file is opened as
+immutable. SQLite does not notice changes of an immutable file. So this module checks the file for
+changes, and the pool replaces connections that see outdated data.
 """
 
 import os
@@ -38,7 +38,7 @@ from stenolog.stores.sqlite.sqlite_errors import (
 from stenolog.stores.sqlite.transactions import Transaction
 
 SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
-"""Values of `synchronous`. NORMAL may lose the last commits in a power cut, but no other data."""
+"""SQLite's levels. With NORMAL, a power cut may lose the last commits, but no other data."""
 
 _CHECKPOINT_PAGES: Final = 1_000
 _LOG_RESTART_PAGES: Final = 16_000
@@ -56,7 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     synchronous: str = "full"
     cache_kb: int = 2048
     sqlite_version: str = apsw.sqlite_lib_version()
-    """Version of the linked library, to look up its known bugs."""
+    """Version of the linked SQLite library, to look up its known bugs."""
 
 
 class WriteConnection:
@@ -71,7 +71,7 @@ class WriteConnection:
         self.is_entered = False
         """Whether a thread has called `enter` and not yet `leave`."""
         self.lock_waits = 0
-        """Number of times that SQLite itself had to wait, although the gate admits one writer."""
+        """Number of times that SQLite itself had to wait for a lock of another program."""
         self.deadline = 0.0
         """Time until which the current thread may wait for other programs."""
         self.commit_attempted = False
@@ -129,12 +129,12 @@ class WriteConnection:
 
     @property
     def is_committed(self) -> bool:
-        """Whether the last transaction is durable, unless an error was raised."""
+        """Whether the last transaction was committed, provided that SQLite raised no error."""
         connection = self._connection
         return self.commit_attempted and connection is not None and not connection.in_transaction
 
     def convert_error(self, error: Exception) -> StenologError:
-        """Return the error for a failed transaction; a StenologError is returned unchanged."""
+        """Return the StenologError to raise for a failed transaction."""
         action = f"writing {self._file}"
         connection = self._connection
         if (
@@ -270,7 +270,7 @@ class ReadConnection:
         self._file = file
         self._version = schema.newest_version()
         self._opened_state: _FileState | None = None
-        """State of a file that was opened as immutable; None if SQLite notices changes."""
+        """Inode, size and mtime of a file opened as immutable; None if SQLite notices changes."""
         if settings.read_only:
             self.connection = self._connect_read_only(settings)
         else:
@@ -298,7 +298,7 @@ class ReadConnection:
                     f"{self._file} has a write-ahead log that cannot be read here; open it "
                     "where the folder is writable, or close the process that writes to it"
                 ) from error
-        # No log exists and SQLite cannot create a log, so the file contains all stored data.
+        # There is no log with data, so the file contains all stored data.
         self._opened_state = opened_state
         address = f"file:{quote(str(self._file))}?immutable=1"
         return connect(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
@@ -353,8 +353,8 @@ class _Permit:
     """The right to use one connection. The right ends with `release`, or when the object is freed.
 
     Ctrl-C may raise an exception between any two steps of a caller, even between acquiring a lock
-    and the `try` that follows. A lost permit has no reference left, so it no longer counts. A
-    Python lock could stay locked, so permits use no lock.
+    and the `try` that follows. A permit that is lost after Ctrl-C is freed, so it no
+    longer counts. A Python lock could stay locked, so permits use no lock.
     """
 
     __slots__ = ("__weakref__", "_active")

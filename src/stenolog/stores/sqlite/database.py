@@ -49,7 +49,7 @@ class Database:
         self._path = database_file.DatabasePath(self.file)
         self.settings = settings
         self.damage = DamageReports()
-        """Damage that this process has found."""
+        """Damage that this process has found in the database."""
         self.closed = False
         self._create_connections()
         try:
@@ -62,7 +62,7 @@ class Database:
         _databases.add(self)
 
     def _create_connections(self) -> None:
-        """Create the locks and connections of this process, also after a fork in the child."""
+        """Create the locks and connections of this process, and again in a forked child."""
         self.commit_events: list[threading.Event] = []
         """Events that are set after every commit of this process, and on close."""
         self._queue = WriteQueue()
@@ -184,7 +184,7 @@ class Database:
                 self._after_turn()
 
     def _run_alone(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` without other callers: the fast path, with the fewest steps."""
+        """Run `work` in its own transaction: the fast path, with the fewest steps."""
         writer = self._writer
         try:
             try:
@@ -212,7 +212,7 @@ class Database:
         return caller.result
 
     def _run_group(self, group: list[QueuedWrite]) -> None:
-        """Do the work of all callers. Unfinished callers have stored nothing."""
+        """Do the work of all callers. A caller that is not finished has stored nothing."""
         if not self._try_group(group):
             # Perhaps only one session is damaged, which must not affect the other callers.
             for caller in group:
@@ -227,7 +227,7 @@ class Database:
             return self._run_transaction(group)
         finally:
             if self._writer.commit_attempted:
-                # Only an interruption leaves callers unfinished, and then the outcome is unknown.
+                # A caller is unfinished only after an interruption, and its outcome is unknown.
                 _finish_group(group, MaybeStored("its transaction was interrupted"))
 
     def _run_transaction(self, group: list[QueuedWrite]) -> bool:
@@ -306,7 +306,10 @@ class Database:
 
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
-        """Open a read transaction on one moment's data. Raises StoreUnavailable, DamagedStore."""
+        """Open a transaction that reads the data of one moment.
+
+        Raises StoreUnavailable, DamagedStore.
+        """
         self.check_open()
         try:
             with self._readers.lend_reader() as reader:
@@ -329,7 +332,7 @@ class Database:
     # --- close and fork ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Reject new calls; the last running call releases everything."""
+        """Reject new calls. The last running call closes the connections."""
         if not self.closed:
             self.closed = True
             _databases.discard(self)
@@ -345,10 +348,10 @@ class Database:
                 self._queue.lock.release()
 
     def before_fork(self) -> bool:
-        """Wait until no thread is inside SQLite, whose locks would stay locked in the child.
+        """Wait until no thread is inside SQLite: its locks would stay locked in the child.
 
-        Return whether the writers' queue was stopped. A thread that forks within its own
-        transaction does not stop the queue, because it would wait for itself.
+        Return whether the writers' queue was stopped. If a thread forks inside its own transaction,
+        the queue is not stopped, because the thread would wait for itself.
         """
         self._readers.pause_lending(_FORK_WAIT_SECONDS)
         return self._queue.lock.acquire(timeout=_FORK_WAIT_SECONDS)

@@ -97,9 +97,9 @@ def read_header(file: Path) -> bytes | None:
 
 
 def rename_orphaned_log(file: Path) -> None:
-    """Rename the log of a removed database, because the log would damage the new database.
+    """Rename the log of a removed database, because the log would damage a new database.
 
-    The caller holds the gate. Raises OSError.
+    The caller must hold the gate, the lock between processes. Raises OSError.
     """
     log = file.with_name(f"{file.name}-wal")
     if log.exists():
@@ -114,7 +114,7 @@ def rename_orphaned_log(file: Path) -> None:
 def create_file(file: Path, image: bytes) -> None:
     """Create a complete, synced database if the file is missing or empty.
 
-    The caller holds the gate. Raises OSError.
+    The caller must hold the gate, the lock between processes. Raises OSError.
     """
     folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -124,7 +124,7 @@ def create_file(file: Path, image: bytes) -> None:
 
 
 class DatabasePath:
-    """A path, and the identity of the file that was first found there."""
+    """A path, and the identity of the first file that was found at the path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,7 +132,7 @@ class DatabasePath:
         self._identity: tuple[int, int] | None = None
 
     def check_same_file(self) -> None:
-        """Raise StoreUnavailable if the path is another file now, OSError if the file is missing.
+        """Raise StoreUnavailable if the file was replaced, OSError if the file is missing.
 
         Writes to the removed file would be lost, and the log next to the new file belongs to the
         old file.

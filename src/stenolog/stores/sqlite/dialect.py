@@ -75,7 +75,7 @@ class SQLiteDialect:
     # --- appends -----------------------------------------------------------------------------
 
     def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message by the fast append and return its seq."""
+        """Append one message on the fast path and return its seq."""
 
         def work(transaction: Transaction) -> int:
             at = now()
@@ -133,10 +133,12 @@ class SQLiteDialect:
     def listen_for_changes(
         self, _namespace: str, _key: str, /
     ) -> Iterator[tuple[Callable[[float], object], float]]:
-        """Return a function that waits for a commit of this process, and the maximum wait.
+        """Listen for commits of this process.
 
-        By default a commit is on the disk before readers see it, so a power cut cannot remove
-        messages that were yielded.
+        Yields a function that waits for a commit, and the maximum wait in seconds.
+
+        By default a commit is on the disk before readers see the commit. So a power cut cannot
+        remove messages that a follower has received.
         """
         signal, events = threading.Event(), self.database.commit_events
         events.append(signal)
@@ -157,7 +159,7 @@ class SQLiteDialect:
     def waiting_for_lease(
         self, _namespace: str, _key: str, /
     ) -> Iterator[Callable[[float], object]]:
-        """Return a function that waits for a few milliseconds."""
+        """Yield a function that waits for a few milliseconds."""
         yield lambda seconds: time.sleep(min(_LEASE_POLL_SECONDS, seconds))
 
     def is_lease_held(self, row: Row) -> bool:
@@ -184,7 +186,7 @@ class SQLiteDialect:
                 )
                 leases.add_lease(key, epoch)
         except BaseException:
-            # The lease was not committed, and another lease may get its epoch.
+            # The lease was not committed, and another lease may get the same epoch.
             leases.forget_lease(key, epoch)
             raise
         return int(epoch)
@@ -205,7 +207,7 @@ class SQLiteDialect:
     # --- purge and health --------------------------------------------------------------------
 
     def erase_purged_bytes(self) -> tuple[str, ...]:
-        """Rewrite the file and empty its log after a purge; return where bytes remain."""
+        """Rewrite the file and empty its log after a purge; return where purged bytes remain."""
         database = self.database
         try:
             with database.read_transaction() as transaction:
@@ -213,7 +215,7 @@ class SQLiteDialect:
             if last_purge is None:
                 return ()
             try:
-                # Keep the row of the purge: if the rewrite fails, a later purge repeats it.
+                # Keep the row of the purge: after a failure, a later purge repeats all steps.
                 # guard: sqlite-purge-drops-catalog
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
@@ -239,7 +241,7 @@ class SQLiteDialect:
 
 
 def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:
-    """Append a batch and return its first seq. Raises OnceConflict before it writes."""
+    """Append a batch and return its first seq. Raises OnceConflict before anything is written."""
     once, payloads = batch.once, batch.payloads
     if once is not None:
         stored_seq = _find_stored(transaction, namespace, key, once, payloads)
@@ -293,7 +295,7 @@ class _LeaseHolder(Struct, frozen=True):
 
     process: processes.Process
     name: str
-    """Name of the store in that process."""
+    """Name of the store in the holder's process (`StoreLeases.name`)."""
     until: float | None
     """Expiry by the monotonic clock of the machine; None in rows of older versions."""
 
@@ -311,7 +313,7 @@ def _parse_holder(text: bytes) -> _LeaseHolder | None:
 
 
 def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
-    """Return whether the holder certainly no longer uses an unexpired lease."""
+    """Return whether the holder of an unexpired lease certainly no longer uses the lease."""
     current = processes.current_process()
     if holder is None or current is None or not current.can_check(holder.process):
         return False
@@ -324,8 +326,8 @@ def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
 def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> bool:
     """Return whether a lease that was acquired or renewed at `since` has not expired.
 
-    If the lease was acquired on this machine since its last boot, the monotonic clock decides, so
-    that setting the clock has no effect. Otherwise the wall clock decides.
+    If the lease was acquired on this machine since its last boot, the monotonic clock decides:
+    setting the wall clock has no effect. Otherwise the wall clock decides.
     """
     if isinstance(expires, float) and expires <= 0:
         return False  # the lease was released
@@ -336,7 +338,7 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
         return time.monotonic() < until
     wall_time = time.time()
     try:
-        # A time in the future means that the clock was ahead, perhaps by years.
+        # If `since` is in the future, the clock was ahead, perhaps by years.
         acquired_at = datetime.fromisoformat(since.decode()).timestamp()
         return acquired_at - _CLOCK_TOLERANCE_SECONDS < wall_time < expires
     except (ValueError, TypeError):  # the row is damaged

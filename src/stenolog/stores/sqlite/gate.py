@@ -1,9 +1,9 @@
 """The gate: a queue of writer threads in each process, and file locks between processes.
 
-SQLite itself waits by sleeping, longer each time. A writer that returns immediately always wins,
-and the other writers wait for seconds. Therefore the threads of a process form a queue, and the
-first thread polls for a file lock at short intervals. The thread whose turn it is executes the
-waiting appends of the next threads in its own transaction.
+SQLite itself waits for a lock by sleeping, longer each time. A writer that asks again immediately
+always gets the lock, and the other writers wait for seconds. Therefore the threads of a process
+form a queue, and the first thread polls for a file lock at short intervals. The thread whose turn
+it is executes the waiting appends of the next threads in its own transaction.
 
 There is no background thread. No thread blocks on the lock of the queue, because another writer may
 hold the lock for long. A thread acquires the lock by `(taken,) = map(lock.acquire, (False,))`
@@ -32,11 +32,11 @@ _MAX_GROUP_SIZE: Final = 256
 _GATE_POLL_SECONDS: Final = 0.0001
 _NEXT_POLL_SECONDS: Final = 0.001
 _OVERTAKE_SECONDS: Final = 0.2
-"""Seconds after which a process overtakes the first in the queue, which may be suspended."""
+"""Seconds after which a process overtakes the first waiting process, which may be suspended."""
 
 
 class QueuedWrite:
-    """A thread that waits for a turn, or for another thread to do its work."""
+    """A thread that waits for its turn to write, or for another thread that writes its data."""
 
     __slots__ = ("_wakeup", "deadline", "done", "error", "result", "work")
 
@@ -44,7 +44,7 @@ class QueuedWrite:
         self.work = work
         """Work that another thread may do; None if the caller needs its own turn."""
         self.deadline = math.inf
-        """Time until which the thread may wait."""
+        """Value of `time.monotonic` until which the thread may wait."""
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -52,7 +52,7 @@ class QueuedWrite:
         self._wakeup.acquire()
 
     def run_work(self, transaction: Any) -> None:
-        """Do the work of this caller. An error concerns only this caller."""
+        """Do the work of this caller, and keep a StenologError for this caller only."""
         self.error = None
         if self.work is not None:
             try:
@@ -66,7 +66,7 @@ class QueuedWrite:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the caller, so that the caller checks its state."""
+        """Wake the caller, so that it checks whether it is done or first in the queue."""
         with suppress(RuntimeError):  # the caller is already awake
             self._wakeup.release()
 
@@ -82,7 +82,7 @@ class WriteQueue:
         self.lock = threading.Lock()
         self.waiting: list[QueuedWrite] = []
         self._group: list[QueuedWrite] = []
-        """Callers whose work a thread is doing now."""
+        """Callers whose work one thread is doing now."""
 
     def wait_for_turn(
         self, caller: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None], deadline: float
@@ -99,13 +99,13 @@ class WriteQueue:
                     caller.wait()
                     self._check_deadline(caller, deadline)
         finally:
-            # This code is inline: Ctrl-C could strike in a call and leave `caller` in the queue.
+            # This code is inline: Ctrl-C during a function call could leave `caller` in the queue.
             if not caller.done and caller in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(caller)
                 except ValueError:
                     pass
-            caller.done = True  # no thread does the work of a caller that has left
+            caller.done = True  # so that no thread does the work of a caller that has left
             self.wake_next()
 
     def _try_to_run_group(
@@ -175,9 +175,9 @@ class WriteQueue:
         return self.waiting[:1] == [caller] and not self.lock.locked()
 
     def _form_group(self, caller: QueuedWrite) -> None:
-        """Take `caller` and the next callers whose work can be shared.
+        """Move `caller` and the next callers whose work can be shared from the queue to the group.
 
-        Each caller is recorded before it leaves the queue, so that Ctrl-C cannot lose a caller.
+        Each caller joins the group before it leaves the queue, so Ctrl-C cannot lose a caller.
         """
         self._group = [caller]
         self.withdraw(caller)
@@ -210,13 +210,13 @@ class WriteQueue:
 class ProcessLock:
     """The lock that all processes share: two empty files next to the database.
 
-    The next process holds the lock of the second file. Only the next process tries to lock the
-    first file, the gate. So a process that leaves and returns immediately does not overtake waiting
-    processes, and all other waiting processes can sleep longer.
+    The process whose turn is next locks the second file. Only the process that holds the second
+    lock tries to lock the first file, the gate. So a process that releases the gate and returns
+    immediately overtakes no waiting process. All other waiting processes can sleep longer.
 
-    A stopped process that is next would block all other processes. Therefore a process that has
-    waited for a while takes the gate if the gate is free. The order among processes that have
-    waited long is then lost.
+    A suspended process whose turn is next would block all others. Therefore a process that has
+    waited for a while takes the gate if the gate is free. Processes that have waited for long may
+    take the gate in any order.
     """
 
     def __init__(self, file: Path) -> None:
@@ -227,7 +227,7 @@ class ProcessLock:
     def lock(self, deadline: float) -> None:
         """Acquire the lock, unless this process holds it already. Raises StoreBusy, OSError."""
         if self._is_locked:
-            return  # do not queue again: the next process waits for this process
+            return  # waiting again would deadlock with the process whose turn is next
         try:
             if self._become_next(deadline):
                 self._gate.acquire(_GATE_POLL_SECONDS, deadline)  # guard: sqlite-gate
@@ -236,9 +236,9 @@ class ProcessLock:
             self._next.release()
 
     def _become_next(self, deadline: float) -> bool:
-        """Return True if this process is next, False if it already holds the gate.
+        """Wait until this process is next, and return True. Raises the errors of `lock`.
 
-        Raises the errors of `lock`.
+        Return False if this process has overtaken the others and already holds the gate.
         """
         start_time = time.monotonic()
         overtake_at = start_time + min(_OVERTAKE_SECONDS, (deadline - start_time) / 2)

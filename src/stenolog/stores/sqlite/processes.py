@@ -1,4 +1,4 @@
-"""Identity of a process, with which other processes of the machine check whether it has ended.
+"""Identity of a process, for other processes that check whether the process has ended.
 
 A process counts as ended only if its end is certain. If the system does not provide enough
 information, no process counts as ended.
@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 _PROC_FOLDER: Final = Path("/proc")
 _NAMESPACE_PIDS: Final = re.compile(r"^NSpid:\t(.*)$", re.MULTILINE)
 _ENDED_STATES: Final = ("Z", "X", "x")
-"""States in /proc of a process that has ended, even if its parent has not collected it yet."""
+"""State letters in /proc of a process that has ended; Z: its parent has not collected it yet."""
 
 
 class Process(Struct, frozen=True):
@@ -84,7 +84,7 @@ def _time_namespace() -> str:
 
 
 def parse_process(text: str) -> Process | None:
-    """Parse the text form of a process; None if it is invalid."""
+    """Parse the result of `str(process)`; return None if the text is invalid."""
     try:
         boot, pid_namespace, time_namespace, pid, start_time = text.split(" ")
         return Process(boot, pid_namespace, time_namespace, int(pid), int(start_time))
@@ -93,7 +93,7 @@ def parse_process(text: str) -> Process | None:
 
 
 def has_ended(process: Process) -> bool:
-    """Return whether a process that the current process can check has certainly ended."""
+    """Return whether the process has certainly ended; `can_check` must be true for the process."""
     try:
         os.kill(process.pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Creates the tables from schema.sql, or migrates them by the numbered files in schema/.
+"""Creates the tables with schema.sql, or migrates older tables with the files in schema/.
 
 A read-only connection migrates nothing. Instead, the files in older/ with the same numbers define
 temporary views that show older tables in the newest form. Only the read-only connection sees the
@@ -19,28 +19,28 @@ from stenolog.stores.sqlite.database_file import APPLICATION_ID
 _FOLDER: Final = Path(__file__).parent
 _WAL_FORMAT: Final = b"\2\2"
 _FORMAT_BYTES: Final = slice(18, 20)
-"""Position of the two format bytes in a header; both are 2 for a write-ahead log."""
+"""Position of two bytes in the file header. Both bytes are 2 if the file has a write-ahead log."""
 _CATALOG_FILE_VERSION: Final = 6
-"""Number of the schema that moved the catalog to a file; its script returns DROP statements."""
+"""Schema version that moved the catalog to a file; its migration returns DROP statements."""
 _LIST_VIEWS_SQL: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
 @cache
 def migrations() -> Sequence[str]:
-    """Return the migration scripts in order; the last number is the schema version."""
+    """Return the migration scripts in order. The last script makes the newest schema version."""
     return list(numbered_scripts(_FOLDER / "schema").values())
 
 
 @cache
 def views() -> Mapping[int, str]:
-    """Return, for each schema number except the first, the views that replace its migration."""
+    """Return, for each schema version from 2 on, the views that replace its migration."""
     scripts = numbered_scripts(_FOLDER / "older", first=2)
     assert max(scripts) == newest_version(), "a number is missing"
     return scripts
 
 
 def newest_version() -> int:
-    """Return the schema number that this code knows."""
+    """Return the newest schema version that this code knows."""
     return len(migrations())
 
 
@@ -64,7 +64,7 @@ def empty_database() -> bytes:
 
 
 def migrate(connection: apsw.Connection, version: int) -> None:
-    """Migrate older tables inside the open transaction."""
+    """Migrate tables of this older schema version inside the open transaction."""
     for script in migrations()[version:]:  # guard: sqlite-migrations
         run_script(connection, script)
     run_script(connection, f"PRAGMA user_version = {newest_version()}")
@@ -103,7 +103,7 @@ def show_as_newest(connection: apsw.Connection, version: int) -> None:
 def run_script(connection: apsw.Connection, script: str) -> None:
     """Execute all statements of a script.
 
-    The rows are read, because apsw runs a statement only as its rows are read.
+    apsw runs a statement only while its rows are read, so all rows are read.
     """
     for _ in connection.execute(script):
         pass

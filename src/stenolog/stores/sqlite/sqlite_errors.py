@@ -34,7 +34,7 @@ def read_failure(error: Exception, action: str) -> StenologError:
 
 
 def write_failure(error: Exception, action: str) -> StenologError:
-    """Return the error for a failure before the commit, which stored nothing."""
+    """Return the error for a write that failed before its commit, so that nothing was stored."""
     return not_stored(read_failure(error, action))
 
 

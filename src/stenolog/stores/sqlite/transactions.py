@@ -33,15 +33,15 @@ _STATEMENTS: Final = named_statements(
     Path(__file__).with_name("queries.sql").read_text(encoding="utf-8")
 )
 SQL: Final = {name: statements[0] for name, statements in _STATEMENTS.items()}
-"""The first statement of each name."""
+"""First SQL statement of each name in queries.sql."""
 FURTHER_SQL: Final = {name: sql[1:] for name, sql in _STATEMENTS.items() if sql[1:]}
-"""Further statements of the names that have several statements."""
+"""Statements after the first, for each name in queries.sql that has several statements."""
 PARAMETER_COUNTS: Final = {
     statement: max(map(int, _PARAMETER.findall(statement)), default=0)
     for statements in _STATEMENTS.values()
     for statement in statements
 }
-"""Number of values that each statement takes."""
+"""Number of parameters of each SQL statement."""
 
 
 Row = tuple[Any, ...]
@@ -60,7 +60,7 @@ class Transaction:
     __slots__ = ("_connection", "execute")
 
     format = 0
-    """Always 0, because only the file has a version, which `begin` of the connections checks."""
+    """Always 0, because rows contain no version. Each transaction checks the file's version."""
 
     def __init__(self, connection: "apsw.Connection") -> None:
         self._connection = connection
@@ -113,7 +113,7 @@ class Transaction:
         try:
             return build(self._message_rows(_MESSAGES, session, seqs))
         except (ValueError, TypeError):  # guard: sqlite-bad-time
-            # A damaged row cannot be read as text.
+            # A row is damaged: read the columns as bytes, and skip damaged rows.
             return build(readable_rows(self._message_rows(_RAW_MESSAGES, session, seqs)))
 
     def _message_rows(self, sql: str, session: int, seqs: Sequence[Span]) -> Iterable[Row]:
@@ -130,7 +130,7 @@ class Transaction:
                 yield seq, at, body
 
     def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
-        """Yield the seq of each message row, and whether it is intact."""
+        """Yield the seq of each message row, and whether the message is intact."""
         for row in self.execute(_RAW_MESSAGES, (session, -MAX_SEQ, MAX_SEQ)):
             yield row[0], _is_intact(row)
 
@@ -176,7 +176,7 @@ class Transaction:
 
 
 def readable_rows(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | None]]:
-    """Yield the message rows whose columns have the right types; times are given as bytes."""
+    """Yield the message rows whose columns have the right types. Times in `rows` are bytes."""
     for seq, at, body, crc in rows:
         if isinstance(seq, int) and isinstance(body, bytes) and isinstance(crc, int | None):
             with suppress(ValueError, AttributeError):

@@ -1,8 +1,8 @@
-"""The API contract: the meaning of each call, on every engine.
+"""The store contract: tests of the promises P1 to P13 in stores/base.py, for every engine.
 
-P1 (power loss), P9, P11 and P13 cannot be observed through the API of one process: the crash
-contract and the tests of each engine cover them. P3 has a separate contract, because only the
-engine knows how to damage a record.
+The promises P1 (power loss), P9, P11 and P13 cannot be observed through the API of one process: the
+crash contract and the tests of each engine cover them. Promise P3 (damage) has a separate contract,
+because only the engine knows how to damage a record.
 """
 
 from stenolog.testing.contract.append_contract import Appends, IdempotencyKeys, UnknownKeys

@@ -1,4 +1,4 @@
-"""Appends: results, rejected messages, unknown keys (P1, P2, P8) and idempotency keys (P12)."""
+"""Tests of appends, unknown keys (promises P1, P2, P8) and idempotency keys (P12)."""
 
 # ruff: noqa: D102 - tests have names instead of docstrings
 
@@ -155,7 +155,7 @@ _CREATING_CALLS = [
 
 
 class UnknownKeys(ContractPart):
-    """A key that was never used."""
+    """Calls on a key that was never used."""
 
     def test_reads_of_an_unknown_key_return_empty_results(self, store: Store) -> None:
         assert store.get_history("nobody") == []

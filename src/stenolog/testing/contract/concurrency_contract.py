@@ -1,4 +1,4 @@
-"""P7: many threads that write, read, archive and follow one session."""
+"""Tests of promise P7: many threads write, read, archive and follow one session."""
 
 # ruff: noqa: D102 - tests have names instead of docstrings
 
@@ -158,7 +158,7 @@ class Writers(ContractPart):
 class _Follower:
     """A thread that follows a session until it has received `count` messages.
 
-    The thread is a daemon, so that a hanging thread fails its test and not the complete run.
+    The thread is a daemon: a hanging thread fails its test, but does not block the test run.
     """
 
     def __init__(self, store: Store, key: str, count: int | None = None, *, after: int = 0) -> None:

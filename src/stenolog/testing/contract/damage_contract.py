@@ -1,4 +1,4 @@
-"""Damaged records: P3 and P8."""
+"""Tests of damaged records (promises P3 and P8)."""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 from abc import abstractmethod
@@ -21,18 +21,21 @@ from stenolog.testing.contract.open_store_base import (
 )
 
 DamagedRecord = Literal["state", "change", "trash", "message"]
-"""The damaged record: the state of a session, the change that `undo` needs next, the state of a
+"""Record to damage: the state of a session, the change that `undo` needs next, the state of a
 deleted session, or message 2."""
 
 
 class DamageContract(ContractPart):
-    """Tests that a damaged record affects only itself, and is reported, deletable and purgeable."""
+    """Tests that a damaged record affects no other record.
+
+    The damage is reported, and a damaged session can be deleted and purged.
+    """
 
     @abstractmethod
     def damage(self, store: Store, record: DamagedRecord, key: str) -> Store:
         """Make this record of a session unreadable; return the store, opened again.
 
-        If the engine keeps copies of a record, all of them are damaged.
+        If the engine keeps copies of the record, this method must damage all copies.
         """
 
     def _make_damaged_store(self, store: Store, record: DamagedRecord) -> Store:
@@ -41,7 +44,7 @@ class DamageContract(ContractPart):
         store.set_meta("a", title="A talk")
         store.set_summary("a", "long " * 2_000)
         store.hide("a", 2, 3)
-        # The previous summary is too long for the state, so undo needs the change itself.
+        # The previous summary is too long for the state, so undo needs the change record.
         store.set_summary("a", "so far")
         if record == "trash":
             store.delete("b")
@@ -166,7 +169,7 @@ class DamageContract(ContractPart):
     # --- trash -------------------------------------------------------------------------------
 
     def _damaged_entry(self, damaged: Store) -> Trashed:
-        """Return the entry of the damaged session, which is listed by its key or its uid."""
+        """Return the trash entry of the damaged session, which is listed by its key or its uid."""
         [entry] = [trashed for trashed in damaged.list_trash() if trashed.key != "b"]
         assert entry.key in ("a", entry.uid)
         assert entry.count == 5

@@ -1,4 +1,4 @@
-"""P4: the result of `get_history`, and visibility after hiding, replacing and checkpoints."""
+"""Tests of `get_history`, and of visibility after hiding, replacing and checkpoints (P4)."""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
@@ -246,7 +246,7 @@ class Replacing(ContractPart):
 
 
 class Checkpoints(ContractPart):
-    """Summaries, checkpoints, and P5: messages that arrive while a summary is written."""
+    """Summaries, checkpoints, and messages that arrive while a summary is written (P5)."""
 
     def test_set_summary_replaces_only_the_previous_summary(self, store: Store) -> None:
         append(store, "a", "1", "2")

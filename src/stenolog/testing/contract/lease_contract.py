@@ -1,4 +1,4 @@
-"""Leases of sessions: one holder at a time, and no damage by a holder that stalled."""
+"""Tests of leases: one holder at a time, and no writes by a holder that lost its lease."""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 import os
@@ -24,11 +24,11 @@ from stenolog.testing.contract.open_store_base import (
 from stenolog.testing.store_calls import Call
 
 STUCK_SECONDS = 20.0
-"""Seconds after which a lease that is not granted counts as stuck."""
+"""Maximum seconds that a test waits until it acquires a lease, or until a lease expires."""
 
 
 def wait_for_expiry(lease: Lease) -> bool:
-    """Wait until a lease has expired; return whether it did."""
+    """Wait for a lease to expire; return False if the lease has not expired in time."""
     deadline = time.monotonic() + STUCK_SECONDS
     while not lease.lost and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -90,7 +90,7 @@ class Leases(ExpiredLeases):
     """`lease`."""
 
     leases_expire: ClassVar[bool] = True
-    """Whether a lease expires while its holder lives; otherwise it ends with its process."""
+    """Whether a lease expires while its process runs; otherwise it ends with the process."""
 
     @pytest.mark.parametrize("seconds", [-3600, -3, 61, 3600])
     def test_p7_setting_the_system_clock_does_not_end_a_lease(

@@ -1,4 +1,4 @@
-"""Lifecycle of a session: `fork`, and `delete`, `restore` and the trash (P4)."""
+"""Tests of `fork`, `delete`, `restore` and the trash (promise P4)."""
 
 # ruff: noqa: D102 - tests have names instead of docstrings
 

@@ -1,4 +1,4 @@
-"""P10: messages are returned as stored, and a rejected message names its field."""
+"""Tests of promise P10: messages are returned as stored, and errors name the invalid field."""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 import json

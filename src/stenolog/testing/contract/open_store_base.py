@@ -36,7 +36,7 @@ class ContractPart(ABC):
 
 @contextmanager
 def shifted_clock(seconds: float) -> Iterator[None]:
-    """Set the wall clock of this process ahead by this many seconds, or back if negative."""
+    """Set the wall clock of this process ahead by `seconds`, or back if `seconds` is negative."""
     seconds_now, nanoseconds_now = time.time, time.time_ns
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: seconds_now() + seconds)
@@ -46,7 +46,7 @@ def shifted_clock(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool with a very short switch interval."""
+    """Yield a thread pool, and make the interpreter switch threads very often."""
     old_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -58,7 +58,7 @@ def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
 
 @contextmanager
 def repeating(*actions: Callable[[], object]) -> Iterator[None]:
-    """Repeat each action in a thread until the block ends, at least once.
+    """Repeat each action in its own thread until the `with` ends, at least once.
 
     Raises the errors of the actions.
     """
@@ -92,7 +92,7 @@ def assert_raises(
 
 
 def user_message(text: str) -> dict[str, Any]:
-    """Return the message that `append` appends."""
+    """Return a user message with this text, as `append` stores it."""
     return {"role": "user", "content": text}
 
 
@@ -118,7 +118,7 @@ WRITES = [
     Call("purge"),
     Call("fork", "late"),
 ]
-"""Every call that writes, with arguments for a session of one message."""
+"""All calls that write, each with arguments for a session that has one message."""
 
 
 def append(store: Store, key: str, *texts: str) -> list[int]:
@@ -157,7 +157,7 @@ def append_conversation(store: Store, key: str) -> None:
 
 
 def assert_session(store: Store, key: str, **expected: object) -> None:
-    """Assert facts of a session: `visible` texts, `hidden` seqs, or fields of its info."""
+    """Compare a session with `expected`: `visible` texts, `hidden` seqs, or fields of its info."""
     __tracebackhide__ = True
     readers: dict[str, Callable[[Store, str], object]] = {
         "visible": visible_texts,

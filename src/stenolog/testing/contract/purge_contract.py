@@ -1,4 +1,4 @@
-"""`purge`, the only call that destroys data, and the data that it keeps."""
+"""Tests of `purge`, the only call that destroys data: which data it removes and keeps."""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Keys and `list_sessions` (P6), `info`, `set_meta`, `compact`, and closing a store."""
+"""Tests of keys and `list_sessions` (promise P6), `info`, `set_meta`, `compact` and `close`."""
 
 # ruff: noqa: D102 - tests have names instead of docstrings
 
@@ -172,7 +172,7 @@ _CHANGING_CALLS = [
 
 
 class Stamps(ContractPart):
-    """`stamps`, by which an index detects changes."""
+    """`stamps`, with which an index detects changed sessions."""
 
     def test_stamp_of_a_session_differs_after_each_change(self, store: Store) -> None:
         assert store.stamps() == {}

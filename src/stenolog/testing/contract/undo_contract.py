@@ -1,4 +1,4 @@
-"""P4: hiding, replacing and summarizing can be undone, eight steps deep."""
+"""Tests of `undo`: the last eight hiding, replacing or summarizing calls can be undone (P4)."""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable

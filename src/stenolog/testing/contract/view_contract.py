@@ -1,4 +1,4 @@
-"""`view` and `refresh`: info, summary and visible messages of one moment."""
+"""Tests of `view` and `refresh`: info, summary and visible messages of one moment."""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ CHANGES: dict[str, Callable[[Store], object]] = {
     "undo": lambda store: store.undo("a"),
     "purge": lambda store: store.purge("a", before=4),
 }
-"""Every call that changes visibility, summary or meta, and leaves the session in place."""
+"""Calls that change visibility, summary or meta, but do not remove the session."""
 
 
 class Views(ContractPart):
@@ -126,7 +126,7 @@ class Views(ContractPart):
         assert (newer.generation, newer.change) >= (view.generation, view.change)
 
     def test_a_view_can_be_refreshed_after_messages_were_archived(self, store: Store) -> None:
-        """Archiving changes nothing visible, so an engine may return a tail or a full view."""
+        """After archiving, `refresh` may return a full view or only the new messages."""
         append_conversation(store, "a")
         store.checkpoint("a", summary="more", upto=5)
         view = store.view("a")
