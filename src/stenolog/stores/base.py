@@ -281,8 +281,8 @@ class Store(Protocol):
 
         With `before`: purge the messages below this seq, in the live storage and in archives. The
         idempotency keys and void records of these messages are purged, too. Undo steps that would
-        bring these messages back are also purged. The session stays and records only the seqs of
-        the purged messages.
+        bring these messages back are also purged. The session stays. Of the purged messages, the
+        session keeps only the seqs.
 
         If a purge is interrupted, call `purge` again. If the session itself is purged, a running
         turn loses its lease, and later writes of the lease holder do not create the session again.

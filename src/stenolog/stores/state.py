@@ -155,7 +155,7 @@ def decide_hide(
     summary: str | None = None,
     added: Span | None = None,
 ) -> Change | None:
-    """Return the change that hides these seqs and replaces the summary; None if nothing changes."""
+    """Return the change that hides these seqs and sets `summary`, if given; None if no change."""
     if summary is not None and summary == state.summary:
         summary = None
     hidden_before = _all_hidden(state)

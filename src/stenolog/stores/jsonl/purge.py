@@ -103,7 +103,8 @@ class Purger:
     def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, vacant: bool) -> Purged:
         """Delete hidden sessions.
 
-        `vacant` means that no other session has the key: files named by the key are deleted too.
+        `vacant` means that no other session has the key. In that case, files named after the key
+        are deleted, too.
         """
         with _errors_after_effect(key):
             vacant = vacant or self._is_vacant(key)
@@ -155,7 +156,7 @@ class Purger:
         """Lock the live log of a key; create an empty log if the key has none.
 
         While the lock is held, no session of the key can be created, deleted or restored. Yields
-        None if another program's log has the name.
+        None if another program has a log for the key.
         """
         try:
             log = self._logs.lock(key, create=True)
@@ -267,7 +268,7 @@ class Purger:
     def _remaining_data(
         self, key: str, summary: str = "", trashed: int = 0, copies: Iterable[str] = ()
     ) -> list[str]:
-        """Return sentences about data that may contain purged messages."""
+        """Return sentences about remaining data that may contain purged messages."""
         forks, unreadable = self._find_forks(key)
         sentences = describe_remaining(key, forks=forks, summary=summary, trashed=trashed)
         return [*sentences, *unreadable, *copies, *self._unknown_entries(key)]
@@ -313,13 +314,13 @@ class Purger:
 
 
 def _errors_before_effect(key: str) -> AbstractContextManager[None]:
-    """Translate errors before the first effect. Raises StoreUnavailable, DamagedStore."""
+    """Translate errors before a purge has any effect. Raises StoreUnavailable, DamagedStore."""
     return system_errors(f"purging {key!r}")
 
 
 @contextmanager
 def _errors_after_effect(key: str) -> Iterator[None]:
-    """Translate errors after the first effect.
+    """Translate errors after the first effect of a purge into MaybeStored.
 
     Part of the purge is done, and a repeated call completes the purge.
     """
