@@ -99,7 +99,7 @@ class LogLookup(Struct, frozen=True):
     requested_spans: list[Span] | None = None
     """Seqs to return from archives; None for all messages, with the hidden ones marked."""
     state: State | None = None
-    """Copy of the state that names the archives; a copy, because a thread may reload the log."""
+    """Copy of the state that names the archives, valid even if another thread reloads the log."""
 
 
 # --- idempotency keys (tokens), for at least the newest thousand messages (P12) ----------------
@@ -220,7 +220,7 @@ class Log:
         self.ends_line = True
         self.tail: Tail | None = None
         self.is_suspect = False
-        """Whether a sync failed, so that the content of the disk is unknown until a rewrite."""
+        """Whether a sync failed; the content of the disk is unknown until the log is rewritten."""
         self.synced_offset = -1
         """Offset up to which this process has synced the file; -1 before the first sync."""
 

@@ -282,7 +282,8 @@ class JSONLStore(operations.SessionOperations):
                     # A purge may have removed the folder.
                     if folder is not None and os.fstat(folder).st_nlink:
                         prepared = rewrite.prepare_archive(log_and_uid[0], folder)
-                        # If a lock cannot be released, only closing the file ends it.
+                        # Drop this reference, so that the log can be closed.
+                        # If a lock cannot be released, only closing the file ends the lock.
                         log_and_uid = None
                         return (
                             rewrite.NOTHING_ARCHIVED
