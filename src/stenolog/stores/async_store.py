@@ -47,8 +47,8 @@ def _async_method(
 ) -> Callable[Concatenate["AsyncStore", P], Coroutine[Any, Any, T]]:
     """Return the AsyncStore method for this Store method, with its signature and docstring.
 
-    If `implementation` is None, the returned method runs the Store method on a thread. Otherwise
-    the returned method is `implementation`.
+    If `implementation` is None, the returned method runs the Store method on a thread. If
+    `implementation` is given, the returned method is `implementation`.
     """
     name = method.__name__
 

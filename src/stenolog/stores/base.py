@@ -51,8 +51,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
     `change` grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
     `set_summary`, `set_meta` and `undo`. Calls that change nothing do not increase `change`.
 
-    If a session is deleted and restored under the same key, `uid`, `generation` and `change` may
-    stay the same. In that case, the content has not changed either.
+    If a session is deleted and restored under the same key, its content stays the same, and `uid`,
+    `generation` and `change` may stay the same.
     """
 
     info: SessionInfo
@@ -102,7 +102,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
-        """Return the full view at the time of `newer`, the result of `Store.refresh(self)`."""
+        """Return the full view at the time of `newer`; `Store.refresh(self)` returned `newer`."""
         if newer.after is None:
             return newer
         messages = self.messages + newer.messages
@@ -250,12 +250,12 @@ class Store(Protocol):
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a session `new_key` from the visible messages up to the seq `at`, inclusive.
 
-        The fork has the same messages, byte for byte, with the same seqs and times. Its summary and
-        meta are the same, too, except the meta fields in NOT_FORKED. `forked_from` names the
-        source, and the field `forked_at` in the fork's meta is the last copied seq. A fork has no
-        hidden messages, no undo steps and no idempotency keys. Raises NoSuchSession; SessionExists;
-        UsageError if `at` is greater than the last seq or below the floor. Below the floor, the
-        summary would describe messages that the fork should not have.
+        The fork has the same messages, byte for byte, with the same seqs and times. The summary and
+        the meta of the fork are the same, too, except the meta fields in NOT_FORKED. `forked_from`
+        names the source, and the field `forked_at` in the fork's meta is the last copied seq. A
+        fork has no hidden messages, no undo steps and no idempotency keys. Raises NoSuchSession;
+        SessionExists; UsageError if `at` is greater than the last seq or below the floor. Below the
+        floor, the summary would describe messages that the fork should not have.
         """
 
     def delete(self, key: str) -> Trashed:
@@ -315,7 +315,7 @@ class Store(Protocol):
     def refresh(self, view: SessionView) -> SessionView:
         """Return a view of what changed since `view` was taken. Raises NoSuchSession.
 
-        If uid, generation and change number equal those of `view`, the result is a tail: the
+        If uid, generation and change number equal those of `view`, the result is a tail view: the
         current info, and the messages that were appended after `view`. If uid, generation or change
         number differs, the result is a full view with the same `last`, possibly of another session
         with this key. `view.merged(result)` returns the full view in both cases.

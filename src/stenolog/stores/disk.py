@@ -26,8 +26,8 @@ READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or 
 class Descriptor(int):
     """A file descriptor, closed by `close` or when its last reference is dropped.
 
-    Ctrl-C may strike after `os.open` returns and before the result is stored in a variable. In that
-    case, a plain integer would be lost, and its file would stay open.
+    If Ctrl-C strikes after `os.open` returns and before a variable holds the result, a plain
+    integer would be lost, and its file would stay open.
     """
 
     _closed = False

@@ -21,11 +21,11 @@ CHECK_SECONDS: Final = 0.5
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
 
-# `checkpoint` means that the oldest messages were hidden.
-# `hide` means that other messages were hidden.
-# `undo` means that hidden messages are visible again.
-# `summary` means that the summary changed, but no message was hidden or shown.
-# `meta` means that the meta changed.
+# The kind `checkpoint` means that the oldest messages were hidden.
+# The kind `hide` means that other messages were hidden.
+# The kind `undo` means that hidden messages are visible again.
+# The kind `summary` means that the summary changed, but no message was hidden or shown.
+# The kind `meta` means that the meta of the session changed.
 ChangeKind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
 
 

@@ -386,7 +386,7 @@ class InMemoryStore:
             return [trashed for trashed, _ in self._trash]
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete permanently: all sessions of the key, or the messages below a seq."""
+        """Delete all sessions of the key, or its messages below a seq, permanently."""
         check_optional_int(before=before)
         with self._session_to_change(key) as live:
             trashed = [session for entry, session in self._trash if entry.key == key]

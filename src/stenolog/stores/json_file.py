@@ -23,7 +23,7 @@ SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
 """Suffix of metadata files of picoclaw's newer store, which are not sessions."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""Times up to this one mean "no time": Go writes 1 January of year 1 for a missing time."""
+"""Times up to this one mean "no time", because Go writes year 1 for a missing time."""
 
 
 class NotASession(ValueError):

@@ -19,9 +19,9 @@ else:
 class ThreadLock(RLock):  # type: ignore[misc]  # final only for type checkers
     """A reentrant lock, used only with `with`.
 
-    This lock is written in C, so `with` acquires it in one step. In an `__enter__` written in
-    Python, Ctrl-C could strike after the acquire, and the lock would stay locked for all other
-    threads.
+    The `__enter__` of this lock is written in C, so `with` acquires the lock in one step. In an
+    `__enter__` written in Python, Ctrl-C could strike after the acquire, and the lock would stay
+    locked for all other threads.
 
     All locks are free in a forked child. A thread of the parent that held a lock at the fork does
     not exist in the child and would never release the lock.

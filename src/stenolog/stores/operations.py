@@ -55,7 +55,7 @@ Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
 class SessionOperations(ABC):
     """The Store calls that change visibility, summary or meta; the base class of the engines.
 
-    Each method checks its arguments. Then the method passes `_change` a function that decides the
+    Each method checks its arguments. Each method passes `_change` a function that decides the
     change of the open session.
     """
 

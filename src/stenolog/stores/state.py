@@ -68,7 +68,7 @@ def apply_void(state: State, void: Void) -> None:
 
 
 def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State:
-    """Return the state after one more record."""
+    """Return the state after applying this record."""
     match record:
         case StateRecord():
             # The new state keeps damage that was found earlier.
@@ -191,8 +191,8 @@ def decide_replace(
 ) -> tuple[Change | None, Sequence[bytes]]:
     """Return the change that makes exactly these payloads visible, and the payloads to append.
 
-    Visible messages that equal the first payloads are not touched; the others are hidden. Raises
-    StaleHistory if the last seq differs from `expect_last`.
+    Visible messages that equal the first payloads are not touched; all other visible messages are
+    hidden. Raises StaleHistory if the last seq differs from `expect_last`.
     """
     if expect_last is not None and expect_last != last_seq:  # guard: replace-unseen-message
         raise StaleHistory(state.key, expect_last, last_seq)

@@ -42,7 +42,7 @@ class Lifecycle:
     # --- fork --------------------------------------------------------------------------------
 
     def fork(self, key: str, new_key: str, at: int | None) -> None:
-        """Fork a session, as `Store.fork`."""
+        """Fork a session, as `Store.fork` describes."""
         deadline = self._logs.deadline()
         while True:
             source, messages = self._read_source(key, new_key, at)
@@ -130,7 +130,7 @@ class Lifecycle:
     # --- trash -------------------------------------------------------------------------------
 
     def delete(self, key: str) -> Trashed:
-        """Delete a session, as `Store.delete`."""
+        """Delete a session, as `Store.delete` describes."""
 
         def move(log: Log) -> Trashed:
             return trash.trashed_session(log, trash.move_to_trash(log, writer.now()))
@@ -155,7 +155,7 @@ class Lifecycle:
         return self._queue.run_exclusive(key, work)
 
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
-        """Restore a session, as `Store.restore`."""
+        """Restore a session, as `Store.restore` describes."""
         target = key if as_key is None else as_key
         for entry, deleted_key in trash.entries_with_keys(self._directory):
             if deleted_key == key and uid in (None, entry.uid):

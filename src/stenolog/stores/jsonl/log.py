@@ -168,7 +168,7 @@ def _first_seq(token: Token) -> int:
 
 
 def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
-    """Return the tokens in these records."""
+    """Return the idempotency keys (tokens) in these records."""
     tokens = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:

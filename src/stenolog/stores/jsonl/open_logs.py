@@ -174,7 +174,7 @@ class OpenLogCache:
     ) -> tuple[T, list[Message]] | None:
         """Return the result of `work` and all its messages; None if the session does not exist.
 
-        Archives are read without holding the mutex. If a purge deletes an archive during that time,
+        Archives are read without holding the mutex. If a purge deletes an archive during the read,
         the whole read is repeated. Raises StoreBusy after the timeout.
         """
         deadline = self.deadline()

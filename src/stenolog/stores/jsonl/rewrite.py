@@ -157,8 +157,8 @@ def replace_log(log: Log, text: bytes) -> None:
 
 # --- compaction ------------------------------------------------------------------------------
 # A compaction moves the hidden first lines of a log into an archive while writers keep writing.
-# The first step writes the archive under a separate lock.
-# The second step replaces the live file under the append lock.
+# The first step of a compaction writes the archive under a separate lock.
+# The second step of a compaction replaces the live file under the append lock.
 # The second step does nothing if the log was replaced after the first step.
 # The second step also does nothing if the floor no longer covers the archived messages.
 # A crash between the two steps leaves the log unchanged, and an archive that no state names.

@@ -221,7 +221,7 @@ _EVENT_STRUCT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024
 
 # These file systems change only through the kernel of this machine, which reports every change.
-# They are ext2 to ext4, xfs, btrfs, f2fs, zfs and tmpfs.
+# The file systems with these numbers are ext2 to ext4, xfs, btrfs, f2fs, zfs and tmpfs.
 # Each number is the f_type of a file system, the first `long` of statfs(2).
 _WATCHABLE_TYPES: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
 

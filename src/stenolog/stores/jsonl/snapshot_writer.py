@@ -136,7 +136,7 @@ class JSONLSnapshotWriter:
     def _publish_all(self) -> None:
         """Sync the new sessions, many at a time, and move each to its final path."""
         try:
-            # This module is slow to import, and only copies need it.
+            # `concurrent.futures` is slow to import, and only copies of sessions need the module.
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(_MAX_PARALLEL_SYNCS) as pool:

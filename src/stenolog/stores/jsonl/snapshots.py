@@ -275,7 +275,7 @@ def is_untouched(log: Log) -> bool:
     """Return whether the log is a copy that was not changed or moved since it was written.
 
     The last change of a copy has no effect and contains a hash of the place where the copy was
-    written. If the log is now in another place, the session was moved.
+    written. If the key or the time of deletion has changed since, the session was moved.
     """
     entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)

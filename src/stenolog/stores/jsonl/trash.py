@@ -300,7 +300,7 @@ def head_state(descriptor: int) -> State | None:
 
 
 def read_head_state(directory: Directory, path: str) -> State | None:
-    """Return the first state of a log; None also if the file does not exist.
+    """Return the first state of a log; None if no state is intact or the file does not exist.
 
     `path` is relative to the folder. Raises StoreUnavailable, DamagedStore.
     """

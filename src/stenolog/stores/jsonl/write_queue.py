@@ -10,8 +10,8 @@ thread's append.
 
 No thread blocks on the gate's lock. A thread takes the lock by `(taken,) = map(lock.acquire,
 (False,))` inside a `try`. The interpreter checks for Ctrl-C after each call in bytecode, so a plain
-`lock.acquire` could lose its result. The interpreter does not check between a call that `map` makes
-and the assignment.
+`lock.acquire` could lose its result. The interpreter does not check for Ctrl-C between a call that
+`map` makes and the assignment.
 """
 
 import fcntl
