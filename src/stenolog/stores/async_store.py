@@ -5,7 +5,7 @@ still runs to its end, and then raises CancelledError. So a task never continues
 writes is still running.
 
 Appends to one session are grouped: while the store writes one group, further appends wait in the
-loop and then form the next group. A `GroupStore` syncs once for a whole group.
+event loop and form the next group. A `GroupStore` syncs once for a whole group.
 """
 
 import asyncio
@@ -47,7 +47,8 @@ def _async_method(
 ) -> Callable[Concatenate["AsyncStore", P], Coroutine[Any, Any, T]]:
     """Return the AsyncStore method for this Store method, with its signature and docstring.
 
-    The method runs the Store method on a thread, or is `implementation` if that is given.
+    If `implementation` is None, the returned method runs the Store method on a thread. If
+    `implementation` is given, the returned method is `implementation`.
     """
     name = method.__name__
 
@@ -125,16 +126,17 @@ class AsyncStore:
     async def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "AsyncLease":
         """Acquire the lease for a turn in this session: one holder at a time, across all processes.
 
-        The lease guards turns, not appends: calls on the store itself always work. Waits up to
+        The lease guards turns, not appends: calls on the store itself need no lease. Waits up to
         `wait` seconds for the current holder [default: the store's busy_timeout]. A call that is
-        cancelled during the wait does not hold the lease. Raises NoSuchSession, also if the session
-        is deleted during the wait; StoreBusy.
+        cancelled during the wait does not hold the lease. Raises StoreBusy; NoSuchSession, also if
+        the session is deleted during the wait.
         """
         check_lease_times(ttl, wait)
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, BusyTimeoutStore) else LEASE_WAIT_SECONDS
-        # Wait in the loop: waiting threads could use up the pool, and the holder could not finish.
+        # Wait in the event loop, not on a thread: waiting calls could use up the thread pool.
+        # The holder of the lease needs a free thread to finish.
         deadline = monotonic() + wait
         while True:
             try:
@@ -157,7 +159,7 @@ class AsyncStore:
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> AsyncGenerator[Message, None]:
-        """Yield each message after seq `after` once, by seq, as any process stores it.
+        """Yield each message after seq `after` once, in order; wait for new ones of any process.
 
         Ends when no message arrives for `timeout` seconds, when the store is closed, or immediately
         when its task is cancelled. With `uid`, follows only the session with that
@@ -190,9 +192,9 @@ class AsyncStore:
         await self.close()
 
     def _fenced_by(self, store: Store) -> "AsyncStore":
-        """Return an AsyncStore for `store`, a view that rejects writes once a lease is lost.
+        """Return an AsyncStore for `store`, which rejects writes once a lease is lost.
 
-        Both stores use the same threads.
+        Both AsyncStores use the same threads.
         """
         if store is self._store:
             return self
@@ -271,7 +273,7 @@ class AsyncStore:
     ) -> None:
         for pending, outcome in zip(group, outcomes, strict=True):
             pending.set_outcome(outcome)
-        # Run after the tasks that were just woken, so that their next appends join the group.
+        # Start the next group after the woken tasks have run, so that their next appends join it.
         loop.call_soon(self._submit_group, loop, key)
 
 
@@ -416,7 +418,7 @@ class _Follower:
         try:
             self._follow(loop)
         except StoreClosed as error:
-            # The store was closed before the first call: end as if it was closed later.
+            # If the store was closed before the first call, end as if it was closed later.
             self._put_item(loop, None if was_open and self._closing.is_set() else error)
         except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
             self._put_item(loop, error)
@@ -429,7 +431,7 @@ class _Follower:
         has_started = False
         while True:
             try:
-                # The session may be deleted and created again between two rounds.
+                # The session may be deleted and created again between two rounds of this loop.
                 if uid is None and (info := find_info(self._store, self._key)) is not None:
                     uid = info.uid
                 arrivals = self._store.follow(

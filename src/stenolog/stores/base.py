@@ -1,4 +1,4 @@
-"""The `Store` interface, its promises P1 to P13, and the values that its calls use.
+"""The `Store` interface, its promises P1 to P13, and the types that its methods use.
 
 The other protocols here (`GroupStore`, `PurgingStore` …) are optional abilities of a store.
 """
@@ -15,9 +15,10 @@ from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
 
 FORKED_AT: Final = "forked_at"
-"""Field of a fork's meta: the last seq that was copied from the source."""
-# The fields record deliveries, answered requests, resumes, and where a chat continues.
-# Seqs in these fields may belong to other messages in the fork.
+"""Field of a fork's meta: the last seq that was copied from the source session."""
+# The fields in NOT_FORKED record deliveries, answered requests and resumes.
+# The field `goes_on_in` names the session in which a chat continues.
+# A seq in one of these fields may belong to another message in the fork.
 NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
 """Fields of a session's meta that `fork` does not copy, because they describe only the source."""
 
@@ -37,31 +38,34 @@ def forked_at(info: SessionInfo) -> int:
 class SessionView(Struct, frozen=True, kw_only=True):
     """Info, summary and visible messages of a session at one moment.
 
-    If these three numbers are unchanged, an earlier view is still valid, apart from appended
-    messages:
+    If `uid`, `generation` and `change` are unchanged, an earlier view lacks only messages that
+    were appended later.
 
-    - `uid`: differs if the key was deleted and created again, or purged.
-    - `generation`: grows with every step that moves or destroys messages: `compact` and
-      `purge(before=)` on all engines, a copy written over the session on the database and file
-      engines, and on JSONL every replacement of the log file, for example after a failed sync.
-    - `change`: grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
-      `set_summary`, `set_meta` and `undo`. Calls that change nothing do not increase `change`.
+    `uid` differs if the session was deleted or purged and the key was created again.
 
-    Deleting and restoring a session under the same key may leave `uid`, `generation` and `change`
-    unchanged; the content is then unchanged, too.
+    `generation` grows with every step that moves or destroys messages. On all engines, `compact`
+    and `purge(before=)` increase `generation`. On the database and file engines, a copy that is
+    written over the session increases `generation`, too. On JSONL, every replacement of the log
+    file increases `generation`, for example after a failed sync.
+
+    `change` grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
+    `set_summary`, `set_meta` and `undo`. Calls that change nothing do not increase `change`.
+
+    If a session is deleted and restored under the same key, its content stays the same, and `uid`,
+    `generation` and `change` may stay the same.
     """
 
     info: SessionInfo
     messages: tuple[Message, ...]
-    """Visible messages by seq; a tail has only the new messages."""
+    """Visible messages by seq; a tail view has only the messages after the earlier view."""
     # On JSONL, `info` already counts the seqs of a write that another process has not finished.
-    # The messages of such a write cannot be read yet.
+    # The messages of an unfinished write cannot be read yet.
     upto: int
-    """Seq up to which messages were read: `info.last_seq`, or less during a write on JSONL."""
+    """Seq up to which messages were read; below `info.last_seq` only during a write on JSONL."""
     last: int | None = None
     """Maximum number of messages that the caller requested; None for all."""
     after: int | None = None
-    """`upto` of the earlier view that a tail continues; None in a full view."""
+    """`upto` of the earlier view that this tail view continues; None in a full view."""
 
     @property
     def key(self) -> str:
@@ -85,7 +89,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """Summary of the messages up to the floor; may be empty."""
+        """Summary of the hidden messages at the start of the session; may be empty."""
         return self.info.summary
 
     @property
@@ -94,11 +98,11 @@ class SessionView(Struct, frozen=True, kw_only=True):
         return self.after is not None
 
     def matches(self, uid: str, generation: int, change: int) -> bool:
-        """Return whether a session with these numbers differs from this view only by appends."""
+        """Return whether the uid, generation and change number of this view equal these values."""
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
-        """Return the full view at the time of `newer`, the result of `Store.refresh(self)`."""
+        """Return the full view at the time of `newer`; `Store.refresh(self)` returned `newer`."""
         if newer.after is None:
             return newer
         messages = self.messages + newer.messages
@@ -114,26 +118,26 @@ class Store(Protocol):
     P1 Durable: when an append returns, the message survives `kill -9` and power loss. P2 Atomic:
     after any crash, a message, a batch, a summary, a checkpoint or a replaced history is stored
     completely or not at all. P3 Damage is contained and reported: an incomplete last line is
-    skipped and reported, and the next append starts on a new line. Damage in the middle affects
-    only the damaged records. P4 Nothing is destroyed: messages that were truncated, cleared,
-    hidden, summarized, replaced or compacted stay readable with `full=True`, and `undo` makes them
-    visible again. P5 Summaries do not race with appends: a checkpoint hides the messages up to the
-    seq that it names, never a later message. P6 Keys are independent: any non-empty
-    text of up to 1,024 bytes of UTF-8 is a key, and no two keys share data. P7 Many writers:
-    threads, tasks and processes append at the same time. Each acknowledged message is stored
-    exactly once, each writer's order is kept, and readers never wait. P8 Errors are typed, and
-    grouped by the party that must act (see errors.py). After `NotStored` the message is certainly
-    not stored; after `MaybeStored` the message may or may not be stored. P9 Bounded cost: the cost
-    of an append does not depend on the length of the session; the cost of a read depends on the
-    number of visible messages. P10 Lossless: messages are returned exactly as they were given. A
-    message that cannot be stored exactly is rejected, and nothing is written. P11 Private: files
-    have mode 0600, directories 0700; symlinks below the workspace are not followed. P12 Idempotent:
-    an append is not stored again if the session already has its idempotency key (`once`). P13
+    skipped and reported, and the next append starts on a new line. Damage in the middle of the data
+    affects only the damaged records. P4 Nothing is destroyed: messages that were truncated,
+    cleared, hidden, summarized, replaced or compacted stay readable with `full=True`, and `undo`
+    makes them visible again. P5 Summaries do not race with appends: a checkpoint hides the messages
+    up to the seq that it names, never a later message. P6 Keys are independent: any non-empty text
+    of up to 1,024 bytes of UTF-8 is a key, and no two keys share data. P7 Many writers: threads,
+    tasks and processes may append at the same time. Each acknowledged message is stored exactly
+    once, each writer's order is kept, and readers never wait. P8 Errors are typed, and grouped by
+    the party that must act (see errors.py). After `NotStored` the message is certainly not stored;
+    after `MaybeStored` the message may or may not be stored. P9 Bounded cost: the cost of an append
+    does not depend on the length of the session; the cost of a read depends on the number of
+    visible messages. P10 Lossless: messages are returned exactly as they were given. A message that
+    cannot be stored exactly is rejected, and nothing is written. P11 Private: files have mode 0600,
+    directories 0700; symlinks below the workspace are not followed. P12 Idempotent: if the session
+    already has the idempotency key (`once`) of an append, the append is not stored again. P13
     Readable in all later versions: every released format stays readable. A newer format is rejected
-    with an error that names it.
+    with an error that names the format.
 
-    Unknown key: reads return `[]` and `""`; `pop` returns None. `info`, `view`, `refresh`,
-    `delete`, `fork`, `restore`, `purge` and `lease` raise NoSuchSession, `undo` raises
+    For an unknown key, reads return `[]` or `""`, and `pop` returns None. `info`, `view`,
+    `refresh`, `delete`, `fork`, `restore`, `purge` and `lease` raise NoSuchSession, `undo` raises
     NothingToUndo. `truncate_history`, `clear`, `hide` and `compact` do nothing and create nothing.
     Appends, `set_summary`, `set_history` and `set_meta` create the session.
     """
@@ -182,7 +186,7 @@ class Store(Protocol):
         """
 
     def get_summary(self, key: str) -> str:
-        """Return the summary of the messages up to the floor; may be empty."""
+        """Return the summary of the hidden messages at the start; may be empty."""
 
     def set_summary(self, key: str, text: str) -> None:
         """Replace the summary and nothing else. Raises the same errors as `add_full_message`."""
@@ -195,7 +199,7 @@ class Store(Protocol):
         """
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
-        """Hide all messages and empty the summary, as one operation for `undo`.
+        """Hide all messages and empty the summary; one `undo` reverts both.
 
         `upto`: hide only messages up to this seq.
         """
@@ -209,10 +213,10 @@ class Store(Protocol):
     ) -> None:
         """Make exactly these messages visible; the summary stays.
 
-        The common prefix is not touched, the other visible messages are hidden, and only the new
-        tail is appended. `expect_last`: raise StaleHistory and change nothing if the last seq of
-        the session differs, because a message was appended since the caller read the session.
-        `expect_last=0` expects a session without messages.
+        Visible messages that equal the first of `messages` are not touched. All other visible
+        messages are hidden, and only the rest of `messages` is appended. `expect_last`: last seq
+        that the caller has read. If the session has another last seq, raise StaleHistory and change
+        nothing. `expect_last=0` expects a session without messages.
         """
 
     def hide(self, key: str, first: int, last: int) -> None:
@@ -224,34 +228,34 @@ class Store(Protocol):
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
-        """Replace the summary and hide everything up to the seq `upto`, in one step.
+        """Replace the summary and hide all messages up to the seq `upto`, in one step.
 
-        If `upto` is not above the floor, only the summary changes. `expect_floor`: raise
-        StaleCheckpoint if the floor differs. Raises UsageError if `upto` is greater than the last
-        seq.
+        The floor is the seq up to which every message is hidden. If `upto` is not above the floor,
+        only the summary changes. `expect_floor`: raise StaleCheckpoint if the session has another
+        floor. Raises UsageError if `upto` is greater than the last seq.
         """
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
-        Messages that were appended after that operation stay visible. `answered`: first and last
-        seq of the answer to a replaced history. If the newest operation is that replace, `undo`
-        hides the answer in the same step. The last eight operations can be undone; there is no
-        redo. Raises NothingToUndo.
+        Messages that were appended after the undone operation stay visible. `answered`: first and
+        last seq of the answer to a replaced history. If the newest operation replaced this history,
+        `undo` also hides the answer. The last eight operations can be undone; there is no redo.
+        Raises NothingToUndo.
         """
 
     def compact(self, key: str) -> Compacted:
-        """Move the messages up to the floor out of the live storage, into an archive."""
+        """Move the hidden messages at the start of the session into an archive."""
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
-        """Create a session `new_key` from the visible messages up to `at`, inclusive.
+        """Create a session `new_key` from the visible messages up to the seq `at`, inclusive.
 
-        The fork has the same messages byte for byte, with the same seqs, times, summary and meta,
-        except the fields in NOT_FORKED. `forked_from` names the source, and the field `forked_at`
-        in the fork's meta is the last copied seq. A fork has no hidden messages, no undo steps and
-        no idempotency keys. Raises NoSuchSession; SessionExists; UsageError if `at` is greater than
-        the last seq, or below the floor: the summary would describe messages that the fork should
-        not have.
+        The fork has the same messages, byte for byte, with the same seqs and times. The summary and
+        the meta of the fork are the same, too, except the meta fields in NOT_FORKED. `forked_from`
+        names the source, and the field `forked_at` in the fork's meta is the last copied seq. A
+        fork has no hidden messages, no undo steps and no idempotency keys. Raises NoSuchSession;
+        SessionExists; UsageError if `at` is greater than the last seq or below the floor. Below the
+        floor, the summary would describe messages that the fork should not have.
         """
 
     def delete(self, key: str) -> Trashed:
@@ -275,25 +279,26 @@ class Store(Protocol):
         Without `before`: purge the session with its archives, and every deleted session of this
         key, so that no trace of the key remains.
 
-        With `before`: purge the messages below this seq, in the live storage and in archives. Their
-        idempotency keys and voids, and undo steps that would bring these messages back, are purged,
-        too. The session stays, and records only which seqs were purged.
+        With `before`: purge the messages below this seq, in the live storage and in archives. The
+        idempotency keys and void records of these messages are purged, too. Undo steps that would
+        bring these messages back are also purged. The session stays. Of the purged messages, the
+        session keeps only the seqs.
 
-        After an interruption, call `purge` again. If the session itself is purged, a running turn
-        loses its lease, and later writes of the lease holder do not create the session again. If
-        the purge fails without effect, the turn continues.
+        If a purge is interrupted, call `purge` again. If the session itself is purged, a running
+        turn loses its lease, and later writes of the lease holder do not create the session again.
+        If the purge fails without effect, the running turn continues.
         """
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "Lease":
         """Acquire the lease for a turn in this session: one holder at a time, across all processes.
 
-        The lease guards turns, not appends: calls on the store itself always work. Waits up to
-        `wait` seconds for the current holder [default: the store's busy_timeout]. Raises
-        NoSuchSession, also if the session is deleted during the wait; StoreBusy.
+        The lease guards turns, not appends: calls on the store itself need no lease. Waits up to
+        `wait` seconds for the current holder [default: the store's busy_timeout]. Raises StoreBusy;
+        NoSuchSession, also if the session is deleted during the wait.
         """
 
     def stamps(self) -> dict[str, str]:
-        """Return for each session a stamp that differs after every change by any process.
+        """Return a stamp for each session: a text that differs after every change by any process.
 
         An index compares stamps to find the sessions that changed.
         """
@@ -302,18 +307,18 @@ class Store(Protocol):
         """Return the info of the session. Raises NoSuchSession."""
 
     def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages of one moment. Raises NoSuchSession.
+        """Return info, summary and visible messages as of one moment. Raises NoSuchSession.
 
-        `last`: return at most this number of messages, the newest.
+        `last`: return at most this number of messages, the newest ones.
         """
 
     def refresh(self, view: SessionView) -> SessionView:
         """Return a view of what changed since `view` was taken. Raises NoSuchSession.
 
-        If uid, generation and change number equal those of `view`, the result is a tail: the
-        current info, and the messages appended since the view. If uid, generation or change number
-        differs, the result is a full view with the same `last`, possibly of another session with
-        this key. `view.merged(result)` returns the full view in both cases.
+        If uid, generation and change number equal those of `view`, the result is a tail view: the
+        current info, and the messages that were appended after `view`. If uid, generation or change
+        number differs, the result is a full view with the same `last`, possibly of another session
+        with this key. `view.merged(result)` returns the full view in both cases.
         """
 
     def list_sessions(
@@ -327,7 +332,7 @@ class Store(Protocol):
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield each message after seq `after` once, by seq, as any process stores it.
+        """Yield each message after seq `after` once, in order; wait for new ones of any process.
 
         Ends when no message arrives for `timeout` seconds, or when the store is closed. With `uid`,
         follows only the session with that `SessionInfo.uid`. Raises SessionDeleted if the key has
@@ -360,8 +365,8 @@ class Lease(Protocol):
     """The right to run a turn in a session, until `release`, or until ttl passes without `renew`.
 
     Used as a context manager, a lease is released on exit. On the JSONL store the operating system
-    releases the lease when the holder's process ends. On that store, `steno doctor` reports a
-    holder as stalled after ttl.
+    releases the lease when the holder's process ends. On the JSONL store, `steno doctor` reports a
+    holder as stalled when ttl has passed.
     """
 
     @property
@@ -372,13 +377,12 @@ class Lease(Protocol):
     def epoch(self) -> int:
         """Fencing token: a number that grows with each lease of the key.
 
-        The number also grows if the session was deleted or purged and another session has the key
-        now.
+        The number grows even if the session was deleted or purged and another session has the key.
         """
 
     @property
     def store(self) -> Store:
-        """The store, with writes that are fenced by the lease.
+        """The store, whose writes fail once the lease is lost.
 
         Writes raise LeaseLost after a release, after another holder took over, and after the
         session was purged. Writes still work if only the ttl has passed, and if the session is
@@ -406,7 +410,7 @@ class Lease(Protocol):
 
 
 class Append(Struct, frozen=True, kw_only=True):
-    """One append of a caller, as a member of a group."""
+    """One append of one caller, stored in a group with other appends."""
 
     messages: Sequence[Message | Mapping[str, Any]]
     once: str | None = None
@@ -427,7 +431,7 @@ class GroupStore(Protocol):
     """A store that can store appends of several callers to one session in one write."""
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Store each append completely or not at all; return its seqs or its error."""
+        """Store each append completely or not at all; return the seqs or the error of each."""
 
 
 DeletedSession = tuple[str, datetime]
@@ -436,20 +440,20 @@ DeletedSession = tuple[str, datetime]
 
 @runtime_checkable
 class PurgingStore(Protocol):
-    """A store that can purge selected sessions and finish interrupted purges."""
+    """A store that can purge selected deleted sessions and finish interrupted purges."""
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
         """Purge exactly these deleted sessions of a key.
 
-        Sessions that were restored, deleted again or created after `entries` was read stay. Raises
-        NoSuchSession, and changes nothing, if one of the `entries` is not in the trash.
+        Sessions that were restored, deleted again or created after `entries` was read are kept.
+        Raises NoSuchSession, and changes nothing, if one of the `entries` is not in the trash.
         """
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the sessions that an interrupted purge hid permanently but did not yet delete.
 
         A key or uid that is unknown is returned as an empty text. `finish_purge`, or another purge
-        of the key, finishes the purge.
+        of the key, finishes an interrupted purge.
         """
 
     def finish_purge(self, uid: str) -> Purged:
@@ -504,10 +508,10 @@ def conversation_times(
 ) -> tuple[datetime, datetime]:
     """Return the times at which a conversation started and was last continued.
 
-    The meta of an imported session contains receipts (`imported`) with the times of the
-    conversation in the other program. The conversation started at the time in the receipts. The
-    conversation was last continued at the time in the receipts, unless a message was added in this
-    store.
+    The meta of an imported session has a field `imported`: import receipts with the times of the
+    conversation in the other program. The conversation started at the earliest time in the receipts
+    or in this store. If no message was added after the import, the conversation was last continued
+    at the last time in the receipt.
     """
     if "imported" not in meta:
         return created, updated

@@ -1,8 +1,8 @@
 """The catalog file of a store: its name, and its deletion by a purge.
 
-The package `catalog` reads and writes the file. A writer holds the flock of the catalog's lock
-file. The catalog quotes messages, so a store deletes the catalog with every purge. The next reader
-builds the catalog again.
+The package `catalog` reads and writes the file. A process that writes the catalog holds the flock
+of the catalog's lock file. The catalog quotes messages, so a store deletes the catalog with every
+purge. The next reader builds the catalog again.
 """
 
 import os
@@ -44,7 +44,7 @@ def catalog_path(file: Path, namespace: str) -> Path:
     """Return the path of the catalog of a namespace in this database file."""
     name = namespace
     if not _PLAIN_NAMESPACE.fullmatch(namespace):
-        # This module is slow to import and rarely needed.
+        # `hashlib` is slow to import and rarely needed.
         from hashlib import blake2b
 
         name = f"~{blake2b(namespace.encode(), digest_size=16).hexdigest()}"
@@ -52,7 +52,7 @@ def catalog_path(file: Path, namespace: str) -> Path:
 
 
 def find_catalogs(file: Path) -> list[Path]:
-    """Return the catalog files of all namespaces of a database, even if only a journal exists.
+    """Return the paths of all catalogs of a database, even if only the journal of a catalog exists.
 
     Raises OSError.
     """

@@ -26,8 +26,8 @@ READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or 
 class Descriptor(int):
     """A file descriptor, closed by `close` or when its last reference is dropped.
 
-    A plain integer would be lost, and its file would stay open, if Ctrl-C strikes after `os.open`
-    returns and before the integer is stored in a variable.
+    If Ctrl-C strikes after `os.open` returns and before a variable holds the result, a plain
+    integer would be lost, and its file would stay open.
     """
 
     _closed = False
@@ -39,7 +39,7 @@ class Descriptor(int):
         """
         if self >= 0 and not self._closed:
             self._closed = True
-            # Close with the very next call: Ctrl-C could strike after any other call.
+            # `os.close` must be the very next call: Ctrl-C could strike after any other call.
             try:  # noqa: SIM105
                 os.close(self)
             except OSError:
@@ -69,7 +69,7 @@ def open_descriptor(
     path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Descriptor:
     """Open a file or a folder. Raises OSError."""
-    # Ctrl-C must not strike between the two calls, or the descriptor would be lost.
+    # If Ctrl-C struck between `os.open` and `Descriptor`, the descriptor would be lost.
     # The interpreter handles signals between bytecode instructions, not between calls in `map`.
     descriptors = map(partial(os.open, dir_fd=dir_fd), (path,), (flags,), (mode,))
     (descriptor,) = map(Descriptor, descriptors)
@@ -83,7 +83,7 @@ def duplicate_descriptor(descriptor: int) -> Descriptor:
 
 
 def read_all(descriptor: int, start: int, stop: int) -> bytes:
-    """Read the bytes from start to stop, fewer if the file ends before. Raises OSError."""
+    """Read the bytes from start to stop, fewer if the file ends earlier. Raises OSError."""
     parts = []
     while start < stop:
         part = os.pread(descriptor, stop - start, start)
@@ -110,7 +110,7 @@ def sync_file(descriptor: int) -> None:
 
 
 def overwrite_lines(path: Path, replace_line: Callable[[bytes], bytes]) -> int:
-    """Overwrite lines of a file by lines of the same length; return how many lines changed.
+    """Overwrite lines of a file with lines of the same length; return how many lines changed.
 
     Other processes may append at the same time, and descriptors of the file stay valid. Raises
     OSError; FileNotFoundError if the file does not exist.
@@ -141,7 +141,7 @@ def sync_folder(descriptor: int) -> None:
         if sys.platform == "darwin":
             sync_file(descriptor)
     except OSError as error:
-        # File systems that cannot sync a folder report EINVAL, and keep entries in order.
+        # A file system that cannot sync folders reports EINVAL and keeps folder entries in order.
         if error.errno != errno.EINVAL:
             raise
 
@@ -190,9 +190,9 @@ def create_private_file(folder: int, name: str) -> Descriptor:
 
 @contextmanager
 def temporary_file(folder: int, name: str) -> Iterator[Descriptor]:
-    """Create a private file to be renamed inside the `with`. Raises OSError.
+    """Create a private file that the caller renames inside the `with`. Raises OSError.
 
-    If the `with` fails, the file is deleted: for example, it must not outlive a purge.
+    If the `with` block fails, the file is deleted, so that its content cannot outlive a purge.
     """
     descriptor = create_private_file(folder, name)
     try:
@@ -216,7 +216,7 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
         write_all(descriptor, text)
         sync_file(descriptor)  # guard: fallback-store-sync
         # Closing a descriptor drops all locks of this process on the file.
-        # A thread may open the new file, for example a database, once the file has its name.
+        # Close the file before the rename: a thread may open and lock the renamed file at once.
         descriptor.close()  # guard: closed-before-rename
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
@@ -256,7 +256,7 @@ _MOUNT_TABLE: Final = "/proc/self/mounts"
 _OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
 _filesystem_types: dict[int, str] = {}
-"""File system type by device number, cached: the lookup takes longer than opening a store."""
+"""Cache of file system types by device number: a lookup takes longer than opening a store."""
 
 
 def network_filesystem(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""File names of sessions: a reversible mapping from keys, and the names other programs use.
+"""File names of sessions: a reversible mapping from keys, and names that other programs use.
 
 The mapping is reversible even on file systems that ignore case or normalise Unicode.
 """
@@ -55,7 +55,7 @@ def key_of_log(name: str) -> str | None:
 
 
 def has_long_key(name: str) -> bool:
-    """Return whether a log name contains only a hash of its key; the file then has the key."""
+    """Return whether a log name contains only a hash of its key, so that the key is in the file."""
     return bool(re.fullmatch(r"[a-z0-9_.%A-F-]{120}~[0-9a-f]{64}\.jsonl", name))
 
 

@@ -13,7 +13,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One problem that `steno doctor` found."""
 
     kind: str
-    """Kind of the problem: a `Kind` for a log; databases have other kinds."""
+    """Kind of the problem: a value of `Kind` for logs, another text for databases."""
     key: str | None = None
     """Key of the session; None if the session is unknown or the problem belongs to no session."""
     path: str = ""

@@ -1,7 +1,7 @@
 """Following a session: new messages as they arrive, and changes of visibility, summary and meta.
 
 `poll_messages` is shared by the engines. `follow_changes` uses only calls that every store has, so
-it behaves the same on all stores: it compares `info()` between messages. The follower reports a
+it behaves the same on all stores: it compares `info()` between messages. `follow_changes` reports a
 message immediately and a change within half a second.
 """
 
@@ -21,10 +21,11 @@ CHECK_SECONDS: Final = 0.5
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
 
-# checkpoint: the oldest messages were hidden
-# hide: other messages were hidden
-# undo: hidden messages are visible again
-# summary, meta: nothing else changed
+# The kind `checkpoint` means that the oldest messages were hidden.
+# The kind `hide` means that other messages were hidden.
+# The kind `undo` means that hidden messages are visible again.
+# The kind `summary` means that the summary changed, but no message was hidden or shown.
+# The kind `meta` means that the meta of the session changed.
 ChangeKind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
 
 
@@ -38,7 +39,7 @@ def poll_messages(
     timeout: float | None,
     poll: float,
 ) -> Iterator[Message]:
-    """Poll for messages after a seq, until the store closes or no message arrives for `timeout`.
+    """Poll for messages after a seq until the store closes or none arrives for `timeout` seconds.
 
     `fetch` returns None if the session does not exist. `wait` returns after the given seconds, or
     earlier. `uid`: follow only the session with this uid; None follows the first session that
@@ -93,7 +94,7 @@ def follow_changes(
         if wait_seconds <= 0:
             return
         if last_info is None:
-            # Wait for the session; its messages are read once its uid is known.
+            # Wait until the session exists; its messages are read once its uid is known.
             first_message = next(store.follow(key, after=after, timeout=wait_seconds), None)
             try:
                 last_info = find_info(store, key)
@@ -127,7 +128,7 @@ def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list
     """
     if before is None or now is None or before.uid != now.uid:
         return []
-    # New messages are reported separately.
+    # Compare only the old messages: new messages are reported separately.
     old_visible, new_visible = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
     kinds: list[ChangeKind] = []
     if spans.minus(new_visible, old_visible):

@@ -1,6 +1,6 @@
 """A store in the memory of this process: sessions as sets and dicts.
 
-Tests compare every other store with this store. So the store implements each operation in the
+Tests compare every other store with this store. So this store implements each operation in the
 simplest way and shares only basic modules with the other stores. The content is lost when the
 process ends.
 """
@@ -134,7 +134,7 @@ class _Session(Struct):
         self.undo_steps.append(_Step(self.change_number, op, newly, set(self.append(append)), was))
 
     def fork(self, key: str, upto: int) -> "_Session":
-        """Return a new session with the visible messages, sharing nothing mutable."""
+        """Return a new session with the visible messages; the sessions share no mutable data."""
         if not self.floor() <= upto <= self.last_seq:
             raise errors.UsageError(
                 f"at must be from {self.floor()} to {self.last_seq}, not {upto}"
@@ -164,7 +164,7 @@ class _Session(Struct):
         for step in steps:
             self.undo_steps.append(step)
             if step.summary_before or purged_seqs & (step.newly_hidden | step.added_seqs):
-                # Drop earlier steps, too: undoing only these would restore no former state.
+                # Drop earlier steps, too: without this step, they would restore no former state.
                 self.undo_steps.clear()
         self.tokens = {
             once: (seqs, payloads)
@@ -305,7 +305,7 @@ class InMemoryStore:
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
-        """Replace the summary and hide everything up to this seq, in one step."""
+        """Replace the summary and hide all messages up to the seq `upto`, in one step."""
         check_int(upto=upto)
         check_optional_int(expect_floor=expect_floor)
         with self._session_to_change(key) as session:
@@ -316,7 +316,7 @@ class InMemoryStore:
             session.change("checkpoint", hide=range(1, upto + 1), summary=_check_summary(summary))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Undo the newest operation: show the messages it hid, hide the messages it appended."""
+        """Undo the newest operation: show messages that it hid, hide messages that it appended."""
         with self._session_to_change(key) as session:
             if not session.undo_steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
@@ -340,7 +340,7 @@ class InMemoryStore:
             )
 
     def compact(self, key: str) -> Compacted:
-        """Mark the messages up to the floor as archived, without moving them."""
+        """Mark the hidden messages at the start as archived, without moving them."""
         with self._session_to_change(key) as session:
             old_upto, size = session.archived_upto, session.live_bytes()
             session.archived_upto = max(old_upto, session.floor())
@@ -386,7 +386,7 @@ class InMemoryStore:
             return [trashed for trashed, _ in self._trash]
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete permanently: all sessions of the key, or the messages below a seq."""
+        """Delete all sessions of the key, or its messages below a seq, permanently."""
         check_optional_int(before=before)
         with self._session_to_change(key) as live:
             trashed = [session for entry, session in self._trash if entry.key == key]
@@ -467,7 +467,7 @@ class InMemoryStore:
             return self._leases[key]
 
     def stamps(self) -> dict[str, str]:
-        """Return for each session a stamp that differs after every change."""
+        """Return a stamp for each session: a text that differs after every change."""
         with self._locked_store():
             return {
                 key: f"{session.uid}:{session.version}" for key, session in self._sessions.items()
@@ -520,14 +520,14 @@ class InMemoryStore:
             )
 
     def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages of one moment."""
+        """Return info, summary and visible messages as of one moment."""
         with self._locked_store():
             info = self.info(key)
             messages = self.get_history(key, last=last)
             return SessionView(info=info, messages=tuple(messages), upto=info.last_seq, last=last)
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return the messages since a view was taken, or a full view."""
+        """Return the messages after `view`, or a full view if more than appends happened."""
         with self._locked_store():
             new_view = self.view(view.key, view.last)
             if not view.matches(new_view.uid, new_view.generation, new_view.change):
@@ -559,7 +559,7 @@ class InMemoryStore:
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield each message after seq `after` once, by seq, as it arrives."""
+        """Yield each message after seq `after` once, in order, and wait for new messages."""
         check_int(after=after)
         with self._locked_session(key):
             return self._new_messages(key, after, uid, timeout)
@@ -705,7 +705,8 @@ class InMemoryStore:
 class InMemoryLease:
     """A lease in memory.
 
-    The lease ends when it is released, or when another holder takes over after it expired.
+    The lease ends when it is released, or when another holder takes over after the lease has
+    expired.
     """
 
     def __init__(self, store: InMemoryStore, key: str, epoch: int, ttl: float) -> None:
@@ -723,7 +724,7 @@ class InMemoryLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ended or expired, or its session or store is gone."""
+        """Whether the lease ended or expired, its session was purged, or the store was closed."""
         is_over = self.store._closed.is_set() or self.expires <= monotonic()
         return is_over or self.taken_over
 
@@ -757,7 +758,7 @@ def _check_summary(summary: str) -> str:
 
 
 class _SnapshotWriter:
-    """Writer of snapshots into the store, while its lock is held."""
+    """Writer of snapshots into the store; the caller holds the lock of the store."""
 
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store

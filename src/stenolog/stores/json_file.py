@@ -23,11 +23,11 @@ SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
 """Suffix of metadata files of picoclaw's newer store, which are not sessions."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""An earlier time means "no time": Go writes the first day of year 1."""
+"""Times up to this one mean "no time", because Go writes year 1 for a missing time."""
 
 
 class NotASession(ValueError):
-    """The file does not contain a session; the text has the reason."""
+    """The file does not contain a session; the text of the error is the reason."""
 
     def __init__(self, reason: str, *, is_other_json: bool = False) -> None:
         self.is_other_json = is_other_json
@@ -36,7 +36,7 @@ class NotASession(ValueError):
 
 
 class JSONMessage(Struct, frozen=True):
-    """One message of a file.
+    """One message of a session file.
 
     The seq of a message is its position among all messages, including hidden ones.
     """
@@ -62,7 +62,7 @@ class JSONSession(Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Number of messages in the file that could not be read or stored."""
     problems: tuple[str, ...] = ()
-    """Parts of the file that could not be read, as sentences."""
+    """Sentences about the parts of the file that could not be read."""
 
     def visible(self) -> list[int]:
         """Return the seqs of the visible messages."""
@@ -167,7 +167,7 @@ def _parse_message(value: object, place: str, problems: list[str]) -> JSONMessag
 
 
 def _add_stenolog_field(session: JSONSession, extra: object) -> JSONSession:
-    """Add the content of the field `stenolog`. A malformed field only adds a problem."""
+    """Add the content of the field `stenolog`. If the field is malformed, only add a problem."""
     try:
         return _add_hidden_messages(session, extra)
     except (KeyError, TypeError, ValueError, StopIteration, UsageError):

@@ -19,8 +19,9 @@ else:
 class ThreadLock(RLock):  # type: ignore[misc]  # final only for type checkers
     """A reentrant lock, used only with `with`.
 
-    A lock written in C is acquired by `with` in one step. In a Python `__enter__`, Ctrl-C could
-    strike after the acquire, and the lock would stay locked for all other threads.
+    The `__enter__` of this lock is written in C, so `with` acquires the lock in one step. In an
+    `__enter__` written in Python, Ctrl-C could strike after the acquire, and the lock would stay
+    locked for all other threads.
 
     All locks are free in a forked child. A thread of the parent that held a lock at the fork does
     not exist in the child and would never release the lock.
@@ -46,9 +47,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class InUseCounter:
     """Counter of the calls that use a store, so that no file is closed during a call.
 
-    `with counter.entry:` surrounds each call. After `end`, entering raises StoreClosed. `release`
-    runs after `end`, when no call is inside: from `end` itself, or from the last call that leaves.
-    `release` may run twice.
+    `with counter.entry:` surrounds each call. After `end`, entering raises StoreClosed. After
+    `end`, `release` runs as soon as no call is inside: in `end` itself, or when the last call
+    leaves. `release` may run twice.
 
     The interpreter does the counting: `with` keeps a reference to the entry until the block ends,
     normally or with an exception. Ctrl-C could strike between any two steps of a counter written in
@@ -116,7 +117,7 @@ _CLOSED = _Closed()
 
 
 class _Immortal(Struct, gc=False):
-    """Holder of an object until the process ends.
+    """Holder that keeps an object alive until the process ends.
 
     A forked child must not close a connection of its parent, not even at interpreter exit: closing
     would change the parent's files and locks. This object refers to itself and is hidden from the

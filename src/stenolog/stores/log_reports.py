@@ -1,6 +1,7 @@
 """Log messages for the logger `stenolog`.
 
-`logging` is imported with the first log message. Most processes log nothing and start faster.
+`logging` is imported only with the first log message. Most processes log nothing, so they start
+faster.
 """
 
 import sys
@@ -16,7 +17,7 @@ def warning(text: str, *values: object) -> None:
     try:
         import logging
     except (ImportError, OSError):
-        # A process without free file descriptors cannot import modules, but needs the warning.
+        # A process without free file descriptors cannot import modules, but must show the warning.
         # A program that configured logging has already imported `logging`.
         sys.stderr.write(f"{text % values}\n")
         return

@@ -38,8 +38,8 @@ def open_store(
 ) -> Store:
     """Open the store at a folder, `jsonl:FOLDER`, `sqlite:FILE`, `postgresql://…` or `memory:`.
 
-    `sqlite:FILE?synchronous=normal&cache_kb=512` sets options of SQLiteStore,
-    `postgresql://…?schema=NAME&connections=32` options of PostgresStore. No data is migrated.
+    `sqlite:FILE?synchronous=normal&cache_kb=512` sets options of SQLiteStore.
+    `postgresql://…?schema=NAME&connections=32` sets options of PostgresStore. No data is migrated.
     Raises StoreUnavailable if the store cannot be opened, UsageError if the address is invalid.
     """
     parsed = parse_address(where)
@@ -100,7 +100,7 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
             "postgresql://USER@HOST/DATABASE"
         )
     if scheme and _is_scheme(scheme, rest):
-        # A misspelt engine would become a folder, and the sessions would seem lost.
+        # Without this error, a misspelt engine would become a folder, and sessions would seem lost.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
         raise UsageError(
             f"unknown engine '{scheme}:'; use jsonl:, sqlite:, postgresql: or memory:{advice}"

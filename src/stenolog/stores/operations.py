@@ -1,4 +1,4 @@
-"""Operations that change visibility, summary or meta, for engines that decide inside a transaction.
+"""Operations that change visibility, summary or meta, shared by the file and database engines.
 
 The engine opens the session and stores the change; stores/state.py computes the change.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class OpenSession(Protocol):
-    """A session while no other writer can change it."""
+    """An open session, which no other writer can change."""
 
     @property
     def state(self) -> State:
@@ -55,8 +55,8 @@ Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
 class SessionOperations(ABC):
     """The Store calls that change visibility, summary or meta; the base class of the engines.
 
-    Each method checks its arguments and passes a function to `_change` that decides on the open
-    session.
+    Each method checks its arguments. Each method passes `_change` a function that decides the
+    change of the open session.
     """
 
     @abstractmethod
@@ -99,7 +99,7 @@ class SessionOperations(ABC):
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
-        """Replace the summary and hide everything up to this seq."""
+        """Replace the summary and hide all messages up to the seq `upto`."""
         states.check_summary(summary)
         check_int(upto=upto)
         check_optional_int(expect_floor=expect_floor)

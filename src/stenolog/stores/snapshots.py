@@ -25,7 +25,7 @@ class EmptyStore(StoreUnavailable):
 
 
 class SnapshotMark(Struct, frozen=True, kw_only=True):
-    """A session in a listing, possibly deleted."""
+    """A session in a list of snapshots; the session may be in the trash."""
 
     key: str
     uid: str
@@ -33,11 +33,11 @@ class SnapshotMark(Struct, frozen=True, kw_only=True):
     deleted: str | None = None
     """Deletion time in stored form; None if the session is not in the trash."""
     stamp: str
-    """Stamp that differs after every change by any process; comparable only within one store."""
+    """Text that differs after every change by any process; comparable only within one store."""
     last_seq: int | None = None
     """Last assigned seq, as in `Snapshot.last_seq`; None if the listing has no seqs."""
     problem: str = ""
-    """Reason why the session cannot be opened; empty if the session opens or is damaged."""
+    """Reason why the session cannot be opened; empty if the session can be opened or is damaged."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     undo: list[Undo] = []
     """Undo steps, oldest first, each with all of its data (`Undo.elsewhere` is False)."""
     lost: list[Span] = []
-    """Seqs of lost messages: a read lists the known ones, a write needs all lost seqs."""
+    """Seqs of lost messages: a read returns the known ones, a write needs all lost seqs."""
     void: list[Span] = []
     purged: list[Span] = []
     archived: int = 0
@@ -79,10 +79,10 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 class SnapshotReading(Struct, frozen=True, kw_only=True):
     """The content of a session at one moment; valid only inside the `with` that returned it.
 
-    `messages` can be iterated once, and skips damaged messages. A seq without a message that is
-    neither void nor purged is lost. The first message of an idempotency key (P12) has `_once`, and
-    `_part` is `(1, count)` if the key covers more than one message: see `token_of`. Other values of
-    `_part`, and `_joined` and `hidden`, have no meaning here.
+    `messages` can be iterated once, and skips damaged messages. If a seq has no message and is
+    neither void nor purged, its message is lost. The first message of an idempotency key (P12) has
+    `_once`. If the key covers more than one message, `_part` of this first message is `(1, count)`
+    (see `token_of`). Other values of `_part`, and `_joined` and `hidden`, have no meaning here.
     """
 
     snapshot: Snapshot

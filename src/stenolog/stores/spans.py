@@ -1,4 +1,4 @@
-"""Sets of seqs as sorted, disjoint spans `(first, last)`. Pure."""
+"""Sets of sequence numbers (seqs) as sorted, disjoint spans `(first, last)`. Pure."""
 
 import sys
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""State of a session: applying records to it, and deciding operations on it. Pure.
+"""State of a session: functions that apply records to a state or decide operations on it. Pure.
 
 `apply_…` functions apply a record to a State. `decide_…` functions turn a call into one Change, or
 None if the call changes nothing. This module reads and writes no files.
@@ -59,7 +59,7 @@ def apply_change(state: State, change: Change) -> None:
 
 
 def apply_void(state: State, void: Void) -> None:
-    """Apply a void: bytes and records that a writer invalidated."""
+    """Apply a void, which lists bytes and records that a writer invalidated."""
     state.void_bytes += void.bytes
     state.void = spans.union(state.void, void.seqs)
     state.lost = spans.union(state.lost, void.lost)
@@ -68,7 +68,7 @@ def apply_void(state: State, void: Void) -> None:
 
 
 def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State:
-    """Return the state after one more record."""
+    """Return the state after applying this record."""
     match record:
         case StateRecord():
             # The new state keeps damage that was found earlier.
@@ -85,8 +85,8 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
 def replay_changes(state: State, changes: Iterable[Change]) -> None:
     """Apply changes, in the order of their numbers, to a blank state.
 
-    The changes that a purge or a copy leaves may lack the floor. So every message that a remaining
-    change hid, and that no later change undid, is hidden in the resulting state.
+    After a purge or a copy, the remaining changes may not contain the floor. So a message is hidden
+    in the resulting state if a remaining change hid the message and was not undone.
     """
     hidden: dict[int, list[Span]] = {}
     for change in changes:
@@ -133,7 +133,7 @@ def visible_seqs(state: State, last_seq: int) -> list[Span]:
 
 
 def _split_floor(hidden: Sequence[Span]) -> tuple[int, list[Span]]:
-    """Return the floor and the spans above it: a span that starts at 1 becomes the floor."""
+    """Return the floor and the spans above the floor; a span that starts at 1 becomes the floor."""
     if hidden and hidden[0][0] <= 1:
         return hidden[0][1], list(hidden[1:])
     return 0, list(hidden)
@@ -155,7 +155,7 @@ def decide_hide(
     summary: str | None = None,
     added: Span | None = None,
 ) -> Change | None:
-    """Hide these seqs, and replace the summary if `summary` is given."""
+    """Return the change that hides these seqs and sets `summary`, if given; None if no change."""
     if summary is not None and summary == state.summary:
         summary = None
     hidden_before = _all_hidden(state)
@@ -189,10 +189,10 @@ def decide_replace(
     *,
     expect_last: int | None = None,
 ) -> tuple[Change | None, Sequence[bytes]]:
-    """Make exactly these payloads visible; return the change and the payloads to append.
+    """Return the change that makes exactly these payloads visible, and the payloads to append.
 
-    The common prefix is not touched; the other visible messages are hidden. Raises StaleHistory if
-    the last seq differs from `expect_last`.
+    Visible messages that equal the first payloads are not touched; all other visible messages are
+    hidden. Raises StaleHistory if the last seq differs from `expect_last`.
     """
     if expect_last is not None and expect_last != last_seq:  # guard: replace-unseen-message
         raise StaleHistory(state.key, expect_last, last_seq)
@@ -213,7 +213,7 @@ def decide_replace(
 
 
 def decide_truncate(state: State, last_seq: int, keep_last: int) -> Change | None:
-    """Hide all visible messages except the last `keep_last`."""
+    """Return the change that hides all visible messages except the last `keep_last`."""
     kept = spans.last_seqs(visible_seqs(state, last_seq), keep_last)
     return decide_hide(state, last_seq, [(1, kept[0][0] - 1 if kept else last_seq)], op="truncate")
 
@@ -227,7 +227,10 @@ def decide_checkpoint(
     expect_floor: int | None = None,
     op: str = "checkpoint",
 ) -> Change | None:
-    """Move the floor and replace the summary in one change. Raises UsageError, StaleCheckpoint."""
+    """Return the change that moves the floor up to `upto` and replaces the summary.
+
+    Raises UsageError, StaleCheckpoint.
+    """
     if upto > last_seq:
         raise UsageError(
             f"{state.key!r}: upto must be at most {last_seq}, the last seq, not {upto}"
@@ -240,7 +243,10 @@ def decide_checkpoint(
 
 
 def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
-    """Set or remove fields of the session's meta. Raises UsageError if the meta is too large."""
+    """Return the change that sets or removes fields of the session's meta.
+
+    Raises UsageError if the meta is too large.
+    """
     meta = {name: value for name, value in {**state.meta, **fields}.items() if value is not None}
     payload = encode_object(meta)
     if len(payload) > MAX_META_BYTES:
@@ -253,10 +259,10 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
 
 
 def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
-    """Undo exactly the operation of this undo step.
+    """Return the change that undoes exactly the operation of this undo step.
 
-    If the operation is a replace, also hide the messages `answered`, because the undo hides the
-    user message that they answer.
+    If the operation is a replace, the change also hides the messages `answered`, because the undo
+    hides the user message that they answer.
     """
     hidden_after = spans.minus(_all_hidden(state), entry.newly)
     hidden_after = spans.union(hidden_after, _seqs_hidden_by_undo(entry, answered))
@@ -285,7 +291,7 @@ class Fork(Struct, frozen=True):
 def decide_fork(
     state: State, last_seq: int, *, new_key: str, at: int | None, uid: str, now: str
 ) -> Fork:
-    """Fork a session from its visible messages up to `at`. Raises UsageError."""
+    """Return a fork of the session with its visible messages up to `at`. Raises UsageError."""
     upto = last_seq if at is None else at
     if upto > last_seq:
         raise UsageError(f"{state.key!r}: at must be at most {last_seq}, the last seq, not {upto}")
@@ -352,7 +358,7 @@ def present_seqs(state: State, last_seq: int) -> list[Span]:
 def describe_remaining(
     key: str, *, forks: Sequence[str], summary: str = "", trashed: int = 0
 ) -> tuple[str, ...]:
-    """Return sentences about data that a purge keeps although they may describe purged messages."""
+    """Return sentences about kept data that may still describe purged messages."""
     sentences = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
     if summary:
         sentences.append(f"the summary of {key!r} is kept; replace it and purge again")
@@ -391,7 +397,7 @@ def archived_upto(state: State) -> int:
 
 
 def change_of_step(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
-    """Return a change with the data to undo it, and the current floor and hidden messages."""
+    """Return the change of an undo step, with this floor and these hidden spans."""
     return Change(
         op=entry.op,
         number=entry.number,
@@ -406,7 +412,8 @@ def change_of_step(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) 
 def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
     """Return changes that lead to this state, for a session whose changes are missing.
 
-    `steps` are the complete undo steps of the session. Without changes, the result is empty.
+    `steps` are the complete undo steps of the session. For a session that was never changed, the
+    result is empty.
     """
     changes = [change_of_step(step, floor=state.floor, hidden=state.hidden) for step in steps]
     if state.number > max((change.number for change in changes), default=0):
@@ -419,7 +426,7 @@ def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
 
 
 def undo_result(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:
-    """Return the result of an undo, for the caller."""
+    """Return the value that `Store.undo` returns for this change."""
     hidden_again = spans.minus(_seqs_hidden_by_undo(entry, answered), missing_seqs(state))
     return Undone(
         op=entry.op,
@@ -430,7 +437,7 @@ def undo_result(state: State, entry: Undo, change: Change, answered: Span | None
 
 
 def _seqs_hidden_by_undo(entry: Undo, answered: Span | None) -> list[Span]:
-    """Return the seqs that undoing this entry hides."""
+    """Return the seqs that become hidden when this undo step is undone."""
     added = [entry.added] if entry.added is not None else []
     if entry.op != "replace" or answered is None:
         return added
@@ -455,5 +462,5 @@ def blank_state(key: str, uid: str, generation: int, created: str) -> State:
 
 
 def copy_state(state: State) -> State:
-    """Return a shallow copy: fields are replaced, never changed in place."""
+    """Return a shallow copy, which suffices because fields are never changed in place."""
     return msgspec.structs.replace(state)

@@ -27,7 +27,7 @@ from stenolog.stores.jsonl.scan import DamagedBytes, read_records
 
 FOLDER: Final = "archive"
 
-_GZIP_WINDOW_BITS: Final = 31  # window bits that make zlib read a gzip header and trailer
+_GZIP_WINDOW_BITS: Final = 31  # with this value, zlib reads and writes gzip files
 _BLOCK_BYTES: Final = 1024 * 1024
 
 
@@ -77,7 +77,7 @@ def read_archive(directory: Directory, uid: str, reference: Archive) -> ArchiveC
 
 
 def read_archive_text(directory: Directory, uid: str, reference: Archive) -> bytes:
-    """Return all lines of one archive, decompressed. Raises DamagedStore if a line is missing."""
+    """Return all lines of one archive, decompressed. Raises DamagedStore if it is incomplete."""
     path = f"{FOLDER}/{uid}/{reference.name}"
     packed = _read_file(directory, path)
     text, is_complete = decompress(packed) if packed is not None else (b"", False)
@@ -131,7 +131,7 @@ def write_archive(folder: int, name: str, blocks: Iterable[bytes], *, level: int
 def locked_folder(
     directory: Directory, uid: str, deadline: float, *, create: bool
 ) -> Iterator[int | None]:
-    """Lock the folder of a session's archives, so that no other process changes the folder.
+    """Lock the folder of a session's archives, so that no other process changes the archives.
 
     Yields None if the folder does not exist. A purge removes the folder while holding this lock, so
     the folder may be gone when the lock is acquired. Raises OSError, StoreBusy.

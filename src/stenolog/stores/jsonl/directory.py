@@ -183,7 +183,7 @@ class Directory:
             raise store_error(error, f"looking at {self.path / name}") from error
 
     def import_advice(self, name: str = "") -> str:
-        """Return advice on the command that imports this log, or all logs, of another program."""
+        """Return advice on how to import this log, or all logs, of another program."""
         import shlex  # only error messages need this import
 
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
@@ -194,7 +194,7 @@ class Directory:
     def list_names(self) -> list[str]:
         """Return the names of all entries, unsorted."""
         with system_errors(f"listing {self.path}"):
-            # Threads that share a descriptor would each get only part of the entries.
+            # Open the folder again: threads that share a descriptor would each miss entries.
             folder = open_descriptor(".", _FOLDER_FLAGS, dir_fd=self.descriptor)
             try:
                 return names_in(folder)
@@ -204,7 +204,7 @@ class Directory:
     def sync_entries(self) -> None:
         """Sync the folder: wait until its entries are on the disk. Raises OSError."""
         if not self._parents_synced:
-            # The creator of this folder or its parent may have died before syncing the entry.
+            # A process may have created this folder or its parent and died before the sync.
             for parent in (self.path.parent, self.path.parent.parent):
                 sync_entries(parent)
             for problem in self.network_warning():
@@ -244,7 +244,7 @@ class Directory:
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=parent)
-                    # Sync even if the folder exists: its creator may have died before this sync.
+                    # Sync even if the folder exists: its creator may have died before its own sync.
                     sync_folder(parent)
                 try:
                     child = open_descriptor(name, _FOLDER_FLAGS, dir_fd=parent)
@@ -311,7 +311,7 @@ def has_logs(folder: Path, *, by_name: bool = False) -> bool:
 
 
 def log_files(folder: Path) -> Iterator[str]:
-    """Yield the files named like a log; other programs use such names too. Raises OSError."""
+    """Yield the files named like a log, including files of other programs. Raises OSError."""
     if folder.is_dir() and not folder.is_symlink():
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -321,7 +321,7 @@ def log_files(folder: Path) -> Iterator[str]:
 
 def is_log(path: str) -> bool:
     """Return whether a readable file begins like a log of stenolog."""
-    # A Python file object takes twice as long, and other programs have thousands of files.
+    # Use `os.open`: a Python file object is half as fast, and there may be thousands of files.
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not wait
     except OSError:

@@ -3,12 +3,12 @@
 One line in the lock file describes the holder, for users and `steno doctor`, and counts the leases
 of the session. The operating system releases the lock when the process ends, so no process ever
 takes over a lease. Only a purge ends a lease early: the purge deletes the lock file. Later writes
-of the holder are rejected, because such a write would recreate the session.
+of the holder are rejected, because they would recreate the session.
 
 The purge deletes the lock file while it holds the lock of the log, right before it removes the log.
-So if a writer holds the lock of the log and its lock file still exists, its write comes before the
-purge. A process that takes a lease checks under the lock of the log that the session still exists,
-because a purge deletes the lock file first and the log later.
+So if a writer holds the lock of the log and the lock file of its lease still exists, its write
+comes before the purge. A process that takes a lease checks under the lock of the log that the
+session still exists, because a purge deletes the lock file first and the log later.
 """
 
 import fcntl
@@ -50,7 +50,7 @@ _POLL_SECONDS: Final = 0.005
 _CHECK_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
 _LINE_BYTES: Final = 512
-"""Length of the padded line in bytes; a write replaces the line in place, within one sector."""
+"""Bytes of the padded holder line; a write replaces the line in place, within one sector."""
 _RECORD_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -73,7 +73,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 def read_holder(descriptor: int) -> Holder | None:
-    """Return the last holder; None without a readable holder. Raises OSError."""
+    """Return the last holder; None if no holder can be read. Raises OSError."""
     try:
         return msgspec.json.decode(os.pread(descriptor, _LINE_BYTES, 0), type=Holder)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -99,7 +99,7 @@ class JSONLLease:
         *,
         ttl: float,
     ) -> None:
-        # Set this field before the descriptor: after Ctrl-C, `__del__` may see a partial object.
+        # Set `_mutex` before `_descriptor`: after Ctrl-C, `__del__` may see a partial object.
         self._mutex = threading.Lock()
         self._descriptor = descriptor
         self.key = key
@@ -163,7 +163,7 @@ class JSONLLease:
             return True
 
     def renew(self) -> None:
-        """Extend the lease to its ttl from now: `steno doctor` reports no stalled holder."""
+        """Extend the lease to ttl seconds from now; `steno doctor` reports no stalled holder."""
         with self._mutex, system_errors(f"renewing the lease of {self.key!r}"):
             if not self._is_held():
                 raise LeaseLost(self.key, self.epoch)
@@ -268,7 +268,7 @@ def acquire_lease(
             if _lock_file(directory, descriptor, key, deadline, pause):
                 lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
                 lease.start()
-                # A purge may have deleted the file before the epoch was written to the file.
+                # A purge may have deleted the lock file before the epoch was written to the file.
                 if not lease.lost:  # guard: lease-begun-in-a-deleted-file
                     return lease
         except BaseException as error:
@@ -290,7 +290,7 @@ def _open_lock_file(directory: Directory, key: str) -> Descriptor:
                 f"{directory.path / FOLDER / lock_name(key)}: it is not a regular file"
             )
         if not status.st_size:
-            # Sync the entry of the new file: the epochs must not restart after a power cut.
+            # Sync the folder entry of the new file: epochs must not restart after a power cut.
             sync_folder(folder)
         return descriptor
 
@@ -326,8 +326,8 @@ def _try_flock(descriptor: int, flags: int) -> bool:
 def _is_free_or_shared(descriptor: int) -> bool:
     """Return whether no process holds the lock exclusively.
 
-    The shared lock is released at once, because two waiting processes with shared locks would block
-    each other.
+    The check acquires a shared lock and releases it at once, because two waiting processes with
+    shared locks would block each other.
     """
     is_acquired = _try_flock(descriptor, fcntl.LOCK_SH)
     if is_acquired:
@@ -404,9 +404,10 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 def delete_lock_file(directory: Directory, key: str) -> None:
     """Delete the lock file of a session that is being purged. The holder loses its lease.
 
-    The highest epoch is recorded before the deletion, without the session key, and again if another
-    lease started before the deletion. This function does not wait for the lock of the file, because
-    a holder keeps the lock during its turn. Raises OSError, StoreBusy.
+    The epoch of the holder is recorded before the deletion, without the session key. If another
+    lease started before the deletion, its epoch is recorded afterwards. This function does not wait
+    for the lock of the file, because a holder keeps the lock during its turn. Raises OSError,
+    StoreBusy.
     """
     name = lock_name(key)
     with (

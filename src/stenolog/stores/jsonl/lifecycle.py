@@ -42,7 +42,7 @@ class Lifecycle:
     # --- fork --------------------------------------------------------------------------------
 
     def fork(self, key: str, new_key: str, at: int | None) -> None:
-        """Fork a session, as `Store.fork`."""
+        """Fork a session, as `Store.fork` describes."""
         deadline = self._logs.deadline()
         while True:
             source, messages = self._read_source(key, new_key, at)
@@ -130,7 +130,7 @@ class Lifecycle:
     # --- trash -------------------------------------------------------------------------------
 
     def delete(self, key: str) -> Trashed:
-        """Delete a session, as `Store.delete`."""
+        """Delete a session, as `Store.delete` describes."""
 
         def move(log: Log) -> Trashed:
             return trash.trashed_session(log, trash.move_to_trash(log, writer.now()))
@@ -155,7 +155,7 @@ class Lifecycle:
         return self._queue.run_exclusive(key, work)
 
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
-        """Restore a session, as `Store.restore`."""
+        """Restore a session, as `Store.restore` describes."""
         target = key if as_key is None else as_key
         for entry, deleted_key in trash.entries_with_keys(self._directory):
             if deleted_key == key and uid in (None, entry.uid):
@@ -189,13 +189,13 @@ def _version(log: Log) -> tuple[str, int]:
 
 
 def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
-    """Return the log of a fork with these messages of the source."""
+    """Return the content of the log of a fork; `messages` are messages of the source."""
     copied_messages = [message for message in messages if spans.contains(fork.copied, message.seq)]
     head = copy_state(fork.state)
     head.purged = not_copied(spans.from_seqs(m.seq for m in copied_messages), fork.next_seq - 1)
     # A new log has generation 1, and `compose_log` adds 1.
     head.generation = 0
-    # The lines need no idempotency keys and no batches: the file gets its name in one step.
+    # Lines of a fork need no idempotency keys and no batches: the whole file appears in one step.
     lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in copied_messages)
     first_seq = copied_messages[0].seq if copied_messages else fork.next_seq
     return compose_log(LogStates(head, first_seq, head, fork.next_seq), lines, now)

@@ -1,17 +1,17 @@
 """Live log of one session as this process knows it: descriptor, state, newest messages.
 
-A Log never changes its descriptor. If the path names another file (after a compaction), or after
-any error, the Log is dropped and the file is read again. So no value computed for one file is
-ever used for another, and no descriptor is closed while another thread uses it.
+A Log never changes its descriptor. If the path names another file (for example after a compaction),
+or if an error occurs, the Log is dropped and the file is read again. So no value computed for one
+file is ever used for another, and no descriptor is closed while another thread uses it.
 
 `mutex` guards every field that is not fixed at construction, for reading and for writing. A thread
-holds the mutex while it reads the file, never while it waits for another process or for a sync. All
-methods expect the caller to hold the mutex, unless their docstring says otherwise.
+holds the mutex while it reads the file, but never while it waits for another process or for a sync.
+All methods expect the caller to hold the mutex, unless their docstring says otherwise.
 
 Several threads may share a Log, and each thread may be interrupted or fail during an update.
 `phase` records whether the fields can be trusted: every update sets `phase` to UPDATING first and
-to NEW or READY last. So an unfinished update leaves a Log that must be loaded again, and no cleanup
-code is needed, which Ctrl-C could interrupt as well.
+to NEW or READY last. So after an unfinished update, the next user loads the Log again. Cleanup code
+is not needed; Ctrl-C could interrupt cleanup code as well.
 """
 
 import fcntl
@@ -80,7 +80,7 @@ class LoadPhase(Enum):
     NOT_LOADED = auto()
     """The file has not been read yet."""
     UPDATING = auto()
-    """A thread is changing the fields; to a thread with the mutex, this means a failed update."""
+    """A thread is changing the fields, or an earlier update has failed."""
     NEW = auto()
     """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
@@ -99,7 +99,7 @@ class LogLookup(Struct, frozen=True):
     requested_spans: list[Span] | None = None
     """Seqs to return from archives; None for all messages, with the hidden ones marked."""
     state: State | None = None
-    """Copy of the state that names the archives, because another thread may reload the log."""
+    """Copy of the state that names the archives, valid even if another thread reloads the log."""
 
 
 # --- idempotency keys (tokens), for at least the newest thousand messages (P12) ----------------
@@ -168,7 +168,7 @@ def _first_seq(token: Token) -> int:
 
 
 def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
-    """Return the tokens in these records."""
+    """Return the idempotency keys (tokens) in these records."""
     tokens = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:
@@ -220,7 +220,7 @@ class Log:
         self.ends_line = True
         self.tail: Tail | None = None
         self.is_suspect = False
-        """Whether a sync failed: the content of the disk is unknown, and the log is rewritten."""
+        """Whether a sync failed; the content of the disk is unknown until the log is rewritten."""
         self.synced_offset = -1
         """Offset up to which this process has synced the file; -1 before the first sync."""
 
@@ -292,7 +292,7 @@ class Log:
         if self.phase in _LOADED_PHASES and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
-            # Not loaded, truncated by another program, or with a tail that new bytes may complete.
+            # The log is not loaded, was truncated, or has a tail that new bytes may complete.
             self.load(size)
             return
         self.phase = LoadPhase.UPDATING
@@ -452,7 +452,7 @@ class Log:
     def _move_tokens(self, record: StateRecord) -> None:
         """Move the idempotency keys of archived messages from a state to `tokens`.
 
-        The copy of the state that a writer extends must not contain these keys.
+        A writer appends copies of `state`, which must not contain these keys.
         """
         self._tokens.add_from_state(record.body.tokens)
         if self.state is not None:
@@ -579,7 +579,7 @@ class Log:
     # --- messages ----------------------------------------------------------------------------
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """Return the visible messages after `after`, at most `last`, including archived ones."""
+        """Return the last `last` visible messages after seq `after`, including archived ones."""
         lookup = self.visible_messages(last=last, after=after)
         if not lookup.archived_from:
             return lookup.messages
@@ -604,7 +604,7 @@ class Log:
         return LogLookup(messages)
 
     def all_messages(self, *, after: int) -> "LogLookup":
-        """Return every message after `after` in the live log, with the hidden ones marked."""
+        """Return every message after seq `after` in the live log, with hidden messages marked."""
         self.ensure_loaded()
         self.keeps_messages = True
         self._load_from(after + 1)
@@ -636,7 +636,7 @@ class Log:
         by_seq = {m.seq: m for m in older if m.seq >= lookup.archived_from}
         older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing_spans, seq)]
         known_spans = spans.union(spans.from_seqs(m.seq for m in older), missing_spans)
-        # Messages of a missing archive are not recorded as lost: a backup may restore it.
+        # Messages of a missing archive do not count as lost: a backup may restore the archive.
         archived_span = (lookup.archived_from, self.first_live() - 1)
         self._archive_gaps = spans.minus([archived_span], known_spans)
         if self._archive_gaps:
@@ -658,7 +658,7 @@ class Log:
         ]
 
     def _visible_spans(self, last: int | None, after: int | None) -> list[Span]:
-        """Return the seqs of the visible messages after `after`, at most `last`."""
+        """Return the seqs of the last `last` visible messages after seq `after`."""
         end = self.next_seq - 1
         visible_spans = states.visible_seqs(self.known_state(), end)
         if after is not None:
@@ -752,7 +752,7 @@ class Log:
     # --- idempotency keys --------------------------------------------------------------------
 
     def find_token(self, once: str) -> Token | None:
-        """Find the messages of an idempotency key, among at least the newest thousand messages."""
+        """Return the token of an idempotency key; searches at least the newest 1,000 messages."""
         self._load_tokens()
         return self._tokens.find_token(once)
 
@@ -802,7 +802,7 @@ class Log:
     # --- state of the session ----------------------------------------------------------------
 
     def settled_state(self) -> tuple[State, int]:
-        """Return a copy of the state and the last seq that the next writer will see."""
+        """Return a copy of the state, and the last seq, both as the next writer will see them."""
         state = states.copy_state(self.known_state())
         if self.tail is None:
             return state, self.next_seq - 1

@@ -93,7 +93,7 @@ class OpenLogCache:
                 limit_reached = isinstance(cause, OSError) and cause.errno in limits
                 if not limit_reached or time.monotonic() > deadline:
                     raise
-            # A log that only an old traceback refers to still holds a descriptor.
+            # Collect garbage: a log that only an old traceback refers to still holds a descriptor.
             gc.collect()
             with self._mutex:
                 cached_logs = len(self._open_logs)
@@ -172,9 +172,9 @@ class OpenLogCache:
     def read_with_archives(
         self, key: str, work: Callable[[Log], tuple[T, LogLookup]]
     ) -> tuple[T, list[Message]] | None:
-        """Return the messages of `work` with archived messages; None if the session does not exist.
+        """Return the result of `work` and all its messages; None if the session does not exist.
 
-        Archives are read without holding the mutex. If a purge deletes an archive during that time,
+        Archives are read without holding the mutex. If a purge deletes an archive during the read,
         the whole read is repeated. Raises StoreBusy after the timeout.
         """
         deadline = self.deadline()
@@ -273,7 +273,7 @@ class OpenLogCache:
                 self.drop_log(log)
 
     def _rewrite_suspect(self, log: Log) -> None:
-        """Copy a log whose sync failed to a new file, before any append."""
+        """Copy a log to a new file after a failed sync, before any append."""
         with log.mutex:
             log.is_suspect = True
         try:
@@ -289,7 +289,7 @@ class OpenLogCache:
     # --- bounds ------------------------------------------------------------------------------
 
     def trim_memory(self, log: Log) -> None:
-        """Limit the memory for messages; the least recently used logs lose theirs first."""
+        """Limit the memory for messages; the least recently used logs drop their messages first."""
         with log.mutex:
             weight, old_weight = log.weight, log.last_weight
             log.last_weight = weight

@@ -55,7 +55,7 @@ class Purger:
     # --- whole sessions ----------------------------------------------------------------------
 
     def purge_session(self, key: str) -> Purged:
-        """Purge a whole session, as `Store.purge`."""
+        """Purge a whole session, as `Store.purge` describes."""
         self._queue.run_exclusive(key, lambda: self._hide_sessions(key))
         with _errors_after_effect(key):
             purged_entries = trash.entries_of_key(self._directory, key, purged=True)
@@ -67,7 +67,7 @@ class Purger:
         return self._delete_hidden(key, purged_entries, vacant=True)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
-        """Purge deleted sessions, as `PurgingStore.purge_trash`."""
+        """Purge deleted sessions, as `PurgingStore.purge_trash` describes."""
         with _errors_before_effect(key):
             deleted = trash.entries_of_key(self._directory, key)
         selected = [entry for entry in deleted if (entry.uid, entry.deleted) in entries]
@@ -84,7 +84,7 @@ class Purger:
         )
 
     def unfinished_purges(self) -> list[Trashed]:
-        """Return interrupted purges, as `PurgingStore.unfinished_purges`."""
+        """Return interrupted purges, as `PurgingStore.unfinished_purges` describes."""
         sessions = []
         for entry, key in trash.entries_with_keys(self._directory, purged=True):
             trashed = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
@@ -94,7 +94,7 @@ class Purger:
         return sessions
 
     def finish_purge(self, uid: str) -> Purged:
-        """Finish an interrupted purge, as `PurgingStore.finish_purge`."""
+        """Finish an interrupted purge, as `PurgingStore.finish_purge` describes."""
         for entry, key in trash.entries_with_keys(self._directory, purged=True):
             if entry.uid == uid:
                 return self._delete_hidden(key, [entry], vacant=False)
@@ -103,7 +103,7 @@ class Purger:
     def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, vacant: bool) -> Purged:
         """Delete hidden sessions.
 
-        `vacant` means that no other session has the key: files named by the key are deleted too.
+        If `vacant`, no other session has the key, and files named after the key are deleted, too.
         """
         with _errors_after_effect(key):
             vacant = vacant or self._is_vacant(key)
@@ -155,7 +155,7 @@ class Purger:
         """Lock the live log of a key; create an empty log if the key has none.
 
         While the lock is held, no session of the key can be created, deleted or restored. Yields
-        None if another program's log has the name.
+        None if another program has a log for the key.
         """
         try:
             log = self._logs.lock(key, create=True)
@@ -206,7 +206,7 @@ class Purger:
     # --- the first messages ------------------------------------------------------------------
 
     def purge_before(self, key: str, before: int) -> Purged:
-        """Purge the messages below a seq, as `Store.purge`."""
+        """Purge the messages below a seq, as `Store.purge` describes."""
         purged_seqs, summary = self._purge_before(key, before)
         with _errors_after_effect(key):
             self._delete_catalog()
@@ -267,7 +267,7 @@ class Purger:
     def _remaining_data(
         self, key: str, summary: str = "", trashed: int = 0, copies: Iterable[str] = ()
     ) -> list[str]:
-        """Return sentences about data that may contain purged messages."""
+        """Return sentences about remaining data that may contain purged messages."""
         forks, unreadable = self._find_forks(key)
         sentences = describe_remaining(key, forks=forks, summary=summary, trashed=trashed)
         return [*sentences, *unreadable, *copies, *self._unknown_entries(key)]
@@ -313,13 +313,13 @@ class Purger:
 
 
 def _errors_before_effect(key: str) -> AbstractContextManager[None]:
-    """Translate errors before the first effect. Raises StoreUnavailable, DamagedStore."""
+    """Translate errors before a purge has any effect. Raises StoreUnavailable, DamagedStore."""
     return system_errors(f"purging {key!r}")
 
 
 @contextmanager
 def _errors_after_effect(key: str) -> Iterator[None]:
-    """Translate errors after the first effect.
+    """Translate errors after the first effect of a purge into MaybeStored.
 
     Part of the purge is done, and a repeated call completes the purge.
     """

@@ -56,8 +56,8 @@ class LogStates(Struct, frozen=True):
 def replay(text: bytes, current: State, *, proven: bool = False) -> LogStates:
     """Return the states before and after the records in `text`, the first bytes of a log.
 
-    `current` is the current state, for a log whose first states are damaged. `proven` means that a
-    later record proves that all these bytes were synced.
+    `current` is the current state, which is used if the first states of the log are damaged.
+    `proven` means that a later record proves that all bytes of `text` were synced.
     """
     first = next(iter(read_records(text, offset=0)[0]), None)
     head = next(states_in(text), None)
@@ -106,7 +106,7 @@ def without_states(text: bytes) -> bytes:
 
 
 def rewrite_log(log: Log, upto: int, at: str) -> None:
-    """Copy all bytes before this offset to a new file.
+    """Replace the file of a log by a new file with all bytes before the offset `upto`.
 
     Raises OSError and the errors of `Log.load`.
     """
@@ -152,13 +152,13 @@ def replace_log(log: Log, text: bytes) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary_name, log.name, src_dir_fd=folder, dst_dir_fd=folder)
         log.directory.sync_entries()
-        descriptor.release()  # here too: Ctrl-C may interrupt the end of the `with`
+        descriptor.release()  # released here too: Ctrl-C may interrupt the end of the `with`
 
 
 # --- compaction ------------------------------------------------------------------------------
 # A compaction moves the hidden first lines of a log into an archive while writers keep writing.
-# The first step writes the archive under a separate lock.
-# The second step replaces the live file under the append lock.
+# The first step of a compaction writes the archive under a separate lock.
+# The second step of a compaction replaces the live file under the append lock.
 # The second step does nothing if the log was replaced after the first step.
 # The second step also does nothing if the floor no longer covers the archived messages.
 # A crash between the two steps leaves the log unchanged, and an archive that no state names.
@@ -175,7 +175,7 @@ class PreparedArchive(Struct, frozen=True):
     """Offset of the first line that stays in the live log."""
     archive: Archive
     states: LogStates
-    """States of the archived lines."""
+    """States before and after the archived lines."""
     message_count: int
 
 
@@ -347,7 +347,7 @@ def finish_purge(
 
 
 def _change_lines(state: State, seq: int, complete_step: Callable[[Undo], Undo], at: str) -> bytes:
-    """Return the changes with the undo steps that are too long for the state."""
+    """Return the lines of changes that hold the undo steps too long for the state."""
     lines = []
     for entry in state.undo:
         if entry.elsewhere:

@@ -1,9 +1,9 @@
-"""Parse the bytes of a log: the valid records, and a description of any damage.
+"""Parse the bytes of a log into valid records and a description of any damage.
 
 Nearly always every line is intact and in order; `read_intact` verifies that in a few passes over
 the buffer. Otherwise `scan_log` inspects each line: it finds the undamaged records, uses later
 records to decide whether an incomplete batch is valid, and returns the tail that the next writer
-has to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
+must mark as void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
 """
 
 import re
@@ -31,7 +31,7 @@ _seq_of = attrgetter("seq")
 _MIN_LINE_BYTES = 100
 _CRC_FIELD = b',"crc":"'
 _CONTROL_RECORD = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
-"""Pattern of a damaged control record (state, change or void), which was not a message."""
+"""Pattern of a damaged line that held a control record (state, change or void), not a message."""
 
 
 class DamagedBytes(Struct, frozen=True):
@@ -45,10 +45,10 @@ class DamagedBytes(Struct, frozen=True):
 
 
 class Tail(Struct, frozen=True):
-    """End of a log that the next writer has to void before it appends."""
+    """End of a log that the next writer must mark as void before it appends."""
 
     bytes: int
-    """Number of bytes at the end of the log that belong to no record; outside `Scan.consumed`."""
+    """Number of bytes at the end of the log that belong to no record; not in `Scan.consumed`."""
     ends_line: bool
     """Whether the file ends with a newline."""
     next_seq: int
@@ -57,7 +57,7 @@ class Tail(Struct, frozen=True):
     lost: list[Span]
     changes: list[int]
     has_damaged_lines: bool
-    """Whether the bytes include complete lines, which may have been acknowledged."""
+    """Whether the bytes include complete damaged lines, which may have been acknowledged."""
 
     def as_void(self) -> Void:
         """Return the body of the void record for this tail."""
@@ -70,7 +70,7 @@ class Tail(Struct, frozen=True):
 
 
 def void_line(tail: Tail, at: str) -> bytes:
-    """Return the void record for a tail, on a separate line."""
+    """Return the line of the void record for a tail, with a newline before it if needed."""
     line = control_line("void", tail.next_seq, at, tail.as_void())
     return line if tail.ends_line else b"\n" + line  # guard: void-record
 
@@ -79,9 +79,9 @@ class Scan(Struct, frozen=True):
     """Content of a part of a log."""
 
     records: list[Record]
-    """The valid records, in order: not void, and not part of an incomplete batch."""
+    """Valid records in order, without records that are void or belong to an incomplete batch."""
     consumed: int
-    """Number of bytes that are completely parsed; later bytes may still become a record."""
+    """Number of completely parsed bytes; the bytes after them may still become a record."""
     ends_line: bool
     """Whether the consumed bytes end with a newline."""
     next_seq: int
@@ -110,7 +110,7 @@ def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
         return None
     if len(records) != lines:
         return None
-    # Compare whole columns: a message uses up a seq, and any other record names the next seq.
+    # Compare all seqs at once: each message uses one seq, any other record has the next seq.
     kinds = list(map(type, records))
     first = records[0].seq if next_seq is None else next_seq
     expected = list(accumulate([kind is Message for kind in kinds], initial=first))
@@ -123,7 +123,7 @@ def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
 def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[DamagedBytes]]:
     """Return the intact records of a part in the middle of a log, and the damaged bytes.
 
-    The state after that part determines which of the records are valid.
+    The caller decides which records are valid, with the state of the log after this part.
     """
     # A batch may extend beyond either end of the part.
     intact_records = _read_in_order(buffer, None)
@@ -138,10 +138,10 @@ def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Dama
 
 
 def can_start_at(buffer: bytes, start: int) -> bool:
-    """Return whether a part to be parsed may begin with the line at `start`.
+    """Return whether parsing may begin with the line at `start`.
 
-    A part must not start between a void record and the bytes that the record may cover, because
-    both are parsed together.
+    Parsing must not begin between some bytes and the void record that may cover these bytes,
+    because both are parsed together.
     """
     record = parse_line(buffer[start : buffer.find(b"\n", start)])
     return record is not None and not isinstance(record, VoidRecord)
@@ -172,10 +172,11 @@ class _Line(Struct):
 
 
 def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
-    """Parse a part that begins at a line and reaches the end of the log.
+    """Parse a part of a log that begins at the start of a line.
 
-    `offset` is the position of the part, `next_seq` the next expected seq. `proven` means that the
-    part is the start of a log with more records after it, so the whole part was synced.
+    `offset` is the position of the part, `next_seq` the next expected seq. Normally the part ends
+    where the log ends. `proven` means that more records follow in the log, so the whole part was
+    synced.
     """
     lines, _ = _split_lines(buffer)
     voids = [r.body for line in lines for r in line.records if isinstance(r, VoidRecord)]
@@ -249,7 +250,7 @@ class _Batches:
         self.kept_records: list[tuple[int, Record]] = []
         self.dropped_records: list[tuple[int, Record]] = []
         self.unproven: list[Record] = []
-        """Intact lines of incomplete batches that a void record has to name."""
+        """Intact records of incomplete batches, which the next void record must name."""
         self.open_batch_start: int | None = None
         """Index of the first line of a batch that a writer may still be writing."""
         self._void_seqs = void_seqs
@@ -349,7 +350,7 @@ def _damaged_bytes(
 def _find_tail(
     buffer: bytes, lines: list[_Line], consumed: int, expected: int, batches: _Batches
 ) -> Tail | None:
-    """Return the tail that has to be voided; None if the log ends properly."""
+    """Return the tail that must be marked as void; None if the log ends properly."""
     # A batch without its last lines was never acknowledged.
     open_records = [record for line in lines for record in line.records]
     seqs = spans.from_seqs(r.seq for r in open_records if isinstance(r, Message))
@@ -381,8 +382,8 @@ def _find_tail(
 def _max_messages(damaged: list[bytes]) -> int:
     """Return the maximum number of messages that damaged lines may have held.
 
-    Damage can split a line, if a byte turned into a newline, and can join lines, if a block reads
-    as NUL.
+    If a byte turned into a newline, the damage has split a line. If a block reads as NUL, the
+    damage has joined lines.
     """
     possible_messages = [text for text in damaged if not _CONTROL_RECORD.match(text)]
     if not possible_messages:
@@ -402,7 +403,7 @@ def may_be_torn_log(buffer: bytes) -> bool:
     """Return whether a file without intact records may be the start of a stenolog log."""
     start = b'{"kind":"state",'
     text = buffer.strip(b"\n")  # guard: foreign-log-refused
-    # A block that never reached the disk reads as NUL; any part of a line may follow it.
+    # A block that never reached the disk reads as NUL, and any part of a line may follow.
     return text[:1] in (b"", b"\0") or text.startswith(start) or start.startswith(text)
 
 

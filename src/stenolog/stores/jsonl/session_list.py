@@ -82,7 +82,7 @@ def _read_key(descriptor: int, name: str) -> str | None:
 
 
 def _is_first_state(record: Record) -> bool:
-    """Return whether a process may have been killed after it wrote only this record."""
+    """Return whether a process may have been killed right after it wrote this first state."""
     if not isinstance(record, StateRecord):
         return False
     return record.seq == 1 and record.body.number == 0 and record.body.generation == 1
@@ -104,7 +104,7 @@ def write_time(stamp: str) -> int:
 
 
 class StampCache:
-    """Result of the last listing of a folder, which the next listing updates."""
+    """Keys and stamps from the last listing of a folder, which the next listing updates."""
 
     def __init__(self, directory: Directory) -> None:
         self._mutex = ThreadLock()
@@ -117,9 +117,9 @@ class StampCache:
     def stamps(self) -> dict[str, str]:
         """Return the stamp `inode:size:mtime` of each key's file. Each write changes the stamp.
 
-        Empty files and files with foreign names are left out. No file is opened, because that is
-        too slow for ten thousand files. So the result may include logs of other programs and logs
-        that were never finished; reading such a log reports the error.
+        Empty files and files whose names are not log names are left out. No file is opened, because
+        opening ten thousand files is too slow. So the result may include logs of other programs and
+        unfinished logs. Reading one of these logs reports the error.
         """
         with self._mutex, system_errors(f"listing {self._directory.path}"):
             changed_names = self._watch.changed_names() if self._watch is not None else None
@@ -141,7 +141,7 @@ class StampCache:
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            # Close explicitly: a traceback or a cycle may keep a reference for a long time.
+            # Close the watch now: a traceback or a cycle may keep a reference for a long time.
             watch.close()
 
     def _stat_all(self) -> None:
@@ -169,7 +169,7 @@ class StampCache:
         self._stamps = stamps_by_name
 
     def _decode_names(self, names: list[str]) -> None:
-        """Decode all names of the most frequent form at once."""
+        """Decode all file names of the most frequent form at once."""
         if len(self._keys) > 2 * len(names) + _MAX_STALE_NAMES:
             self._keys.clear()
         text = "\n".join(names)
@@ -220,8 +220,9 @@ _ALL_MAY_HAVE_CHANGED: Final = _FOLDER_EVENTS | _UNMOUNT | _OVERFLOW | _IGNORED
 _EVENT_STRUCT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024
 
-# File systems that change only through the kernel of this machine, which reports every change:
-# ext2 to ext4, xfs, btrfs, f2fs, zfs and tmpfs, by f_type, the first `long` of statfs(2).
+# These file systems change only through the kernel of this machine, which reports every change.
+# The file systems with these numbers are ext2 to ext4, xfs, btrfs, f2fs, zfs and tmpfs.
+# Each number is the f_type of a file system, the first `long` of statfs(2).
 _WATCHABLE_TYPES: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
 
 
@@ -233,7 +234,7 @@ class FolderWatch:
         self._events = CLOSED
         if sys.platform != "linux":
             raise OSError("only Linux reports changes of a folder")
-        # This module is slow to import, and only callers that list repeatedly need it.
+        # `ctypes` is slow to import, and only callers that list repeatedly need it.
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -241,7 +242,7 @@ class FolderWatch:
         if libc.fstatfs(folder, file_system) < 0 or file_system[0] not in _WATCHABLE_TYPES:
             raise OSError("this file system may not report all changes")
         self._process = os.getpid()
-        # As in `open_descriptor`: Ctrl-C cannot interrupt between the call and the assignment.
+        # With `map`, Ctrl-C cannot strike between the call and the assignment.
         descriptors = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
         (self._events,) = map(Descriptor, descriptors)
         if self._events < 0:
@@ -255,11 +256,11 @@ class FolderWatch:
         self._mutex = threading.Lock()
 
     def changed_names(self) -> set[str] | None:
-        """Return the names with events since the last call; None if any file may have changed.
+        """Return the names of files that changed since the last call; None if any file may have.
 
-        After None the watch must be replaced.
+        If the result is None, the watch must be replaced.
         """
-        # A forked child shares the queue: the parent would miss the events that the child reads.
+        # A forked child shares the event queue: the parent would miss the events the child reads.
         if os.getpid() != self._process or self._events < 0:
             return None
         names: set[str] = set()

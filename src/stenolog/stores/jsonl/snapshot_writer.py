@@ -6,7 +6,7 @@ the replaced copy. If the session has moved (another key, into or out of the tra
 gets its name before the old file is removed. A note in the folder names the old file and the old
 archives. If this process is killed, the next copy deletes the files that the note names.
 
-The last line of a copy is a change without effect. As long as only states follow this last change,
+The last line of a new copy is a change without effect. As long as only states follow this change,
 no process has written to the copy.
 """
 
@@ -50,7 +50,7 @@ _BLOCK_BYTES: Final = 1024 * 1024
 _MAX_UNPUBLISHED: Final = 64
 """Maximum number of new files that are open at once."""
 _MAX_PARALLEL_SYNCS: Final = 16
-"""Number of files that are synced at the same time, because disks combine such syncs."""
+"""Number of files that are synced at the same time, because disks combine parallel syncs."""
 _COMPRESSION_LEVEL: Final = 1
 """Compression level of archives: fast rather than small."""
 
@@ -136,7 +136,7 @@ class JSONLSnapshotWriter:
     def _publish_all(self) -> None:
         """Sync the new sessions, many at a time, and move each to its final path."""
         try:
-            # This module is slow to import, and only copies need it.
+            # `concurrent.futures` is slow to import, and only copies of sessions need the module.
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(_MAX_PARALLEL_SYNCS) as pool:
@@ -152,7 +152,7 @@ class JSONLSnapshotWriter:
     # --- checks ------------------------------------------------------------------------------
 
     def _check_replaceable(self, snapshot: Snapshot, instead_of: str) -> None:
-        """Raise SessionExists or StoreBusy, as far as a check without a lock can show."""
+        """Raise SessionExists or StoreBusy if the write must fail; checked without a lock."""
         if instead_of:
             if snapshots.stamp_of(self._directory, _path_of_stamp(instead_of)) != instead_of:
                 raise _changed_error(snapshot)
@@ -231,7 +231,7 @@ class JSONLSnapshotWriter:
                 self._directory.sync_entries()  # guard: new-copy-durable-before-old-is-removed
                 self._delete_durably(note.old_path)  # guard: moved-copy-removed
             else:
-                # A killed process left the file: a running process would hold the lock of the log.
+                # A killed process left this file: a running process would still lock the log.
                 with suppress(FileNotFoundError):
                     os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
                 new_file.rename(note.path, self._directory.descriptor)
@@ -318,7 +318,7 @@ class _NewFile:
         self.has_final_name = False
         """Whether the file was given its final name, which may not be synced yet."""
         self.descriptor = create_private_file(self._folder, self._name)
-        # The lock prevents other copies from removing the file.
+        # The lock prevents other copying processes from removing the file.
         # The lock also prevents appends before the name of the file is on the disk.
         fcntl.flock(self.descriptor, EXCLUSIVE_NOWAIT)
 
@@ -339,7 +339,7 @@ class _NewFile:
         self.has_final_name = True
 
     def stamp(self, path: str) -> str:
-        """Return the stamp of the file at a path."""
+        """Return the change stamp of this file for a path."""
         return snapshots.file_stamp(path, os.fstat(self.descriptor))
 
     def close(self) -> None:
@@ -350,7 +350,7 @@ class _NewFile:
 
 
 class _ReplacementNote(Struct, frozen=True):
-    """Note in a file: the paths of a copy that is being replaced and of the new copy."""
+    """Content of a note file: the paths of a copy that is being replaced and of the new copy."""
 
     key: str
     uid: str
@@ -361,7 +361,7 @@ class _ReplacementNote(Struct, frozen=True):
 
     @property
     def has_new_path(self) -> bool:
-        """Whether the new copy has another path."""
+        """Whether the new copy has another path than the replaced copy."""
         return self.path != self.old_path
 
 
@@ -369,7 +369,7 @@ def _parse_note(text: bytes) -> _ReplacementNote:
     """Return the note that a file holds. Raises DecodeError."""
     note = msgspec.json.decode(text, type=_ReplacementNote)
     if not note.path:
-        # Earlier versions replaced a copy in place, and left only its archives.
+        # A note of an earlier version has no paths, because copies were replaced in place.
         path = file_names.log_name(note.key)
         return replace(note, old_path=path, path=path)
     return note
@@ -424,9 +424,9 @@ class _MessageStream:
 def _write_archive(
     folder: int, state: State, stream: _MessageStream, upto: int
 ) -> tuple[Archive, list[Token]]:
-    """Write the messages up to a seq to a new archive; return the archive and its keys.
+    """Write the messages up to a seq to a new archive; return the archive and its tokens.
 
-    The keys are the idempotency keys of the archived messages.
+    The tokens are the idempotency keys of the archived messages.
     """
     # If no archived message is left, the state still records the last archived seq.
     first = min(stream.next_message.seq, upto) if stream.next_message is not None else upto
@@ -440,7 +440,7 @@ def _write_archive(
     archive.write_archive(
         folder, reference.name, _in_blocks(chain([first_line], lines)), level=_COMPRESSION_LEVEL
     )
-    # A key with missing messages has an empty digest.
+    # An idempotency key with missing messages has an empty digest.
     return reference, [
         Token(token, start, count, payload_digest(bodies) if len(bodies) == count else "")
         for token, count, start, bodies in tokens
@@ -522,12 +522,12 @@ def _collect_tokens(
 
 
 def _path_of_stamp(stamp: str) -> str:
-    """Return the path in a stamp, relative to the folder."""
+    """Return the path that a change stamp contains, relative to the folder."""
     return stamp.rsplit(":", 3)[0]
 
 
 def _path_of(snapshot: Snapshot) -> str:
-    """Return the path for a session, relative to the folder."""
+    """Return the path for the copy of a session, relative to the folder."""
     if snapshot.deleted is None:
         return file_names.log_name(snapshot.key)
     return f"{trash.FOLDER}/{_deleted_name(snapshot)}"

@@ -30,7 +30,7 @@ from stenolog.stores.jsonl.scan import lines_of, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
-"""Name of the change record at the end of a copy, before the hash of the copy's place."""
+"""First word of `op` in the last change of a copy; the second word is a hash of its place."""
 
 _MAX_ATTEMPTS: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
@@ -42,7 +42,7 @@ _TAIL_BYTES: Final = 64 * 1024
 
 
 class SnapshotCache:
-    """Cache of what was read from files, valid while the files do not change."""
+    """Cache of values read from log files, valid while the files do not change."""
 
     def __init__(self) -> None:
         self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
@@ -265,7 +265,7 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
 
 def place_hash(key: str, deleted: str | None) -> str:
     """Return a short name for the place of a session: a hash of its key and time of deletion."""
-    # Only copies need this import.
+    # Only copies of sessions need this import.
     from hashlib import sha256
 
     return sha256(f"{deleted}\n{key}".encode()).hexdigest()[:16]
@@ -274,8 +274,8 @@ def place_hash(key: str, deleted: str | None) -> str:
 def is_untouched(log: Log) -> bool:
     """Return whether the log is a copy that was not changed or moved since it was written.
 
-    The last change of a copy has no effect and names the place where the copy was written. If the
-    log is now in another place, the session was moved.
+    The last change of a copy has no effect and contains a hash of the place where the copy was
+    written. If the key or the time of deletion has changed since, the session was moved.
     """
     entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
@@ -283,7 +283,7 @@ def is_untouched(log: Log) -> bool:
 
 
 def _copied_places(log: Log) -> list[str]:
-    """Return the places in the last line of a copy; empty if the copy was changed."""
+    """Return the place hashes in the last change of a copy; empty if the copy was changed."""
     with log.mutex:
         log.ensure_loaded()
         end = log.end_offset

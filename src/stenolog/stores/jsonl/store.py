@@ -261,7 +261,7 @@ class JSONLStore(operations.SessionOperations):
     # --- compaction --------------------------------------------------------------------------
 
     def compact(self, key: str) -> Compacted:
-        """Move the messages up to the floor into an archive."""
+        """Move the hidden messages at the start of the session into an archive."""
         with self._in_use.entry:
             self._check_write(key)
             return self._compact(key)
@@ -282,7 +282,8 @@ class JSONLStore(operations.SessionOperations):
                     # A purge may have removed the folder.
                     if folder is not None and os.fstat(folder).st_nlink:
                         prepared = rewrite.prepare_archive(log_and_uid[0], folder)
-                        # Drop the log: its open descriptor keeps the lock if the release failed.
+                        # Drop this reference, so that the log can be closed.
+                        # If a lock cannot be released, only closing the file ends the lock.
                         log_and_uid = None
                         return (
                             rewrite.NOTHING_ARCHIVED
@@ -420,7 +421,7 @@ class JSONLStore(operations.SessionOperations):
         return fenced
 
     def _check_lease(self, log: Log | None) -> None:
-        """Raise LeaseLost if the lease has ended; then delete the locked log if it is empty."""
+        """Raise LeaseLost if the lease has ended, after deleting the locked log if it is empty."""
         try:
             if self._fence is not None:
                 self._fence()
@@ -434,7 +435,7 @@ class JSONLStore(operations.SessionOperations):
             raise StoreClosed("the store is closed")
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session that differs after every change by any process."""
+        """Return a stamp for each session: a text that differs after each change by any process."""
         with self._in_use.entry:
             return self._stamp_cache.stamps()
 
@@ -447,7 +448,7 @@ class JSONLStore(operations.SessionOperations):
     def update_marker(self, name: str) -> None:
         """Give the change marker `name` a new value."""
         self._check_writable()
-        # Append a line instead of replacing the file: concurrent processes do not conflict.
+        # Append a line instead of replacing the file, so that concurrent processes do not conflict.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = self._directory.descriptor
         with self._in_use.entry:
@@ -494,11 +495,11 @@ class JSONLStore(operations.SessionOperations):
         return info
 
     def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages of one moment."""
+        """Return info, summary and visible messages as of one moment."""
         return self._view(key, last, None)
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return the messages since a view was taken, or a full view."""
+        """Return the messages after `view`, or a full view if more than appends happened."""
         return self._view(view.key, view.last, view)
 
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
@@ -531,7 +532,7 @@ class JSONLStore(operations.SessionOperations):
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield each message after `after` once, by seq, as it arrives."""
+        """Yield each message after seq `after` once, in order, and wait for new messages."""
         check_key(key)
         check_int(after=after)
         if self._closed.is_set():
@@ -597,7 +598,7 @@ class JSONLStore(operations.SessionOperations):
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
-        """Write several sessions, each to a separate file."""
+        """Yield a writer of several sessions, each in a separate file."""
         self._check_writable()
         with self._in_use.entry, self._snapshot_writer.writing() as writing:
             yield writing
@@ -666,7 +667,7 @@ class JSONLStore(operations.SessionOperations):
         self._check_read_only()
 
     def _check_write(self, key: str) -> None:
-        """Check the key, and the lease if the operation does not check it under a lock."""
+        """Check the key, that the store is writable, and that its lease has not ended."""
         check_key(key)
         self._check_writable()
 
@@ -684,7 +685,7 @@ class JSONLStore(operations.SessionOperations):
         for lease in list(self._leases):
             lease.close_in_child()
         if self._closed.is_set():
-            # This is the store of a lease: a forked child must not reopen it after `close`.
+            # The store of a lease stays closed: a forked child must not reopen it after `close`.
             return
         # A thread of the parent may have held the event's internal lock at the fork.
         self._closed = threading.Event()

@@ -91,8 +91,8 @@ def move_to_trash(log: Log, at: str, *, purged: bool = False) -> Entry:
 
     The caller holds the lock of the log.
 
-    The name of a file in the trash does not contain the key. So a log without an intact state
-    gets a new state first.
+    The name of a file in the trash does not contain the key. So a log without an intact state first
+    gets a new state, which contains the key.
     """
     with log.mutex:
         log.ensure_loaded()
@@ -107,7 +107,7 @@ def move_to_trash(log: Log, at: str, *, purged: bool = False) -> Entry:
         deleted = _deletion_time(folder, at)
         name = f"{uid}.{deleted.strftime(_STAMP)}{file_names.LOG_SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
-        # Sync the target folder first: then the log has a name even if the rename is not atomic.
+        # Sync the target folder first, so that the log keeps a name if the rename is not atomic.
         sync_folder(folder)
         directory.sync_entries()
     return Entry(name, uid, deleted, purged)
@@ -119,7 +119,7 @@ def _deletion_time(folder: int, at: str) -> datetime:
     matches = map(_ENTRY_NAME.fullmatch, names_in(folder))
     newest = max((match[2] for match in matches if match is not None), default="")
     if newest >= deleted.strftime(_STAMP):
-        with suppress(ValueError, OverflowError):  # another program made the name
+        with suppress(ValueError, OverflowError):  # another program created the file name
             return _parse_stamp(newest) + timedelta(microseconds=1)
     return deleted
 
@@ -129,7 +129,7 @@ def _parse_stamp(stamp: str) -> datetime:
 
 
 def mark_purged(directory: Directory, entry: Entry) -> Entry:
-    """Make a log unrestorable, durably; the caller holds the log's lock. Raises OSError."""
+    """Make a deleted log unrestorable, durably; the caller holds its lock. Raises OSError."""
     name = entry.name + PURGED
     with directory.require_subfolder(FOLDER, create=False) as folder:
         os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -141,10 +141,10 @@ def mark_purged(directory: Directory, entry: Entry) -> Entry:
 def open_deleted_log(
     directory: Directory, entry: Entry, *, until: float | None = None
 ) -> Iterator[Log | None]:
-    """Open and read a log; None if it is not in the trash. Raises the errors of `Log.load`.
+    """Open and read a deleted log; yield None if it is not in the trash.
 
-    With `until` (a time of the monotonic clock), wait for the lock of the log at most until then,
-    and hold the lock.
+    With `until`, also lock the log, and wait at most until this time of the monotonic clock. Raises
+    the errors of `Log.load`.
     """
     descriptor = directory.open_to_read(entry.path)
     if descriptor is None:
@@ -274,11 +274,11 @@ def move_from_trash(log: Log, entry: Entry, key: str, live: Log) -> None:
         if origin is not None:
             # The lock is still held, so no append can be missing from this copy.
             replace_log(live, _restored_text(log, key, None, generations=2))
-        descriptor.release()  # here too: Ctrl-C may interrupt the end of the `with`
+        descriptor.release()  # released here too: Ctrl-C may interrupt the end of the `with`
 
 
 def _restored_text(log: Log, key: str, origin: DeletedAs | None, *, generations: int = 1) -> bytes:
-    """Return the content of the log in a later generation, under this key."""
+    """Return the content of a deleted log in a later generation, under this key."""
     with log.mutex:
         state, updated = log.known_state(), log.updated
     text = log.read_bytes(0, log.file_size())
@@ -300,7 +300,7 @@ def head_state(descriptor: int) -> State | None:
 
 
 def read_head_state(directory: Directory, path: str) -> State | None:
-    """Return the first state of a log; None also if the file does not exist.
+    """Return the first state of a log; None if no state is intact or the file does not exist.
 
     `path` is relative to the folder. Raises StoreUnavailable, DamagedStore.
     """

@@ -10,8 +10,8 @@ thread's append.
 
 No thread blocks on the gate's lock. A thread takes the lock by `(taken,) = map(lock.acquire,
 (False,))` inside a `try`. The interpreter checks for Ctrl-C after each call in bytecode, so a plain
-`lock.acquire` could lose its result. The interpreter does not check between a call that `map` makes
-and the assignment.
+`lock.acquire` could lose its result. The interpreter does not check for Ctrl-C between a call that
+`map` makes and the assignment.
 """
 
 import fcntl
@@ -67,7 +67,7 @@ class Waiter:
         self.key = key
         self.batch = batch
         self.check = check
-        """Function that raises, while the log is locked, if the append is no longer allowed."""
+        """Function that raises if the append is no longer allowed; called under the log's lock."""
         self.is_started = False
         """Whether a thread has started to write this append."""
         self.done = False
@@ -141,9 +141,9 @@ class Gate:
         return acquired
 
     def _lead_group(self, caller: Waiter, run_group: Callable[[list[Waiter]], None]) -> None:
-        """Write the group, unless Ctrl-C interrupted a thread that wrote the append of `caller`.
+        """Write a group, unless Ctrl-C interrupted an earlier write of this append.
 
-        The caller holds the lock.
+        This thread holds the lock of the gate.
         """
         if caller.is_started:  # guard: begun-write-not-repeated
             caller.finish(
@@ -364,7 +364,7 @@ class WriteQueue:
         if is_different or token.count != len(batch.payloads):
             waiter.finish(error=OnceConflict(log.key, once, token.first))
             return True
-        # The message may be a write of another process, which counts as stored after a sync.
+        # Another process may have written the message, which counts as stored only after a sync.
         try:
             writer.sync_log(log)
         except OSError as error:
@@ -392,8 +392,8 @@ def fast_append(
     nothing was done and a full append is needed. The caller holds the gate of the session. `check`
     raises StenologError if the write is no longer allowed.
 
-    The fast append is a single function on purpose: right after a sync the processor's caches are
-    cold, and each call of a Python function then costs several times as much as in a loop.
+    The fast append is a single function on purpose. Right after a sync the processor's caches are
+    cold, and each call of a Python function costs several times as much as usual.
     """
     descriptor = log.descriptor
     cached = False
@@ -435,7 +435,7 @@ def fast_append(
                     or not before == log.end_offset == log.size
                     or log.tail is not None
                 ):
-                    # Keep the message in memory, unless a reader has read or dropped the log.
+                    # `record_append` handles cached messages and concurrent readers.
                     log.record_append(
                         before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line)
                     )

@@ -25,7 +25,7 @@ from stenolog.stores.jsonl.scan import Tail, void_line
 from stenolog.stores.state import apply_void, blank_state, copy_state
 
 STATE_EVERY_BYTES: Final = 1024 * 1024
-"""Number of bytes after which a state is written, unless states would fill much of the file."""
+"""Bytes after which a state record is written, unless states would fill much of the file."""
 
 _second = (0, "")  # start in microseconds and text of the last formatted second
 
@@ -54,7 +54,7 @@ class WritePrefix(Struct, frozen=True, gc=False):
     text: bytes
     next_seq: int
     joined: bool
-    """Whether the next line is in the same write, so it is no proof that these bytes are synced."""
+    """Whether the next line is no proof that the bytes before it are synced."""
     records: Sequence[Record] | None = None
     """Records in `text`; None if the log must read them from the file."""
 
@@ -97,7 +97,7 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
 
 
 def sync_log(log: Log) -> None:
-    """Sync the bytes that other processes wrote. After an OSError the log is suspect.
+    """Sync the bytes that other processes wrote. After an OSError the log is marked as suspect.
 
     A failed sync is not retried: the second sync would succeed although data was lost.
     """
@@ -144,7 +144,7 @@ class Outcome(Struct, frozen=True):
     stored_bytes: int
     """Number of bytes that are durably in the log."""
     error: BaseException | None = None
-    """Error of the write, or of a step after it; the log must then be read again."""
+    """Error of the write or of a later step; after an error the log must be read again."""
     is_unknown: bool = False
     """True if the remaining bytes may be in the log, False if they certainly are not."""
 
@@ -205,7 +205,7 @@ def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:
 
 
 def _rewrite_before_failure(log: Log, offset: int, error: BaseException) -> Outcome:
-    """Copy the log without the write whose sync failed to a new file.
+    """Copy the log to a new file, without the write whose sync failed.
 
     The content of the old file on the disk is unknown, and a second sync would wrongly succeed.
     """
@@ -276,7 +276,7 @@ def _write(log: Log, prefix: WritePrefix, text: bytes, records: Sequence[Record]
 
 
 def append_change(log: Log, change: Change, payloads: Sequence[bytes] = ()) -> tuple[bool, Outcome]:
-    """Append one change together with its messages. Raises the errors of `append`.
+    """Append one change together with its messages. Raises the errors of `append_batches`.
 
     Return whether the change is durably stored, and the outcome of the write.
     """
