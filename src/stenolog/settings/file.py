@@ -81,8 +81,8 @@ class FileContent(Struct, frozen=True, kw_only=True):
 def config_path(config: File | None, environment: Mapping[str, str]) -> File:
     """Return the config file: `config`, the file that STENO_CONFIG names, or the user's file.
 
-    A file in the current folder is never used, because it could send conversations and keys
-    elsewhere.
+    A config file in the current folder is never used, because it could send conversations and keys
+    to another server.
     """
     if config is not None:
         return expand_home(config)

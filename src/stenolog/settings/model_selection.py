@@ -20,7 +20,7 @@ from stenolog.providers.chat_model import ChatModel
 # --- ollama ---------------------------------------------------------------------------------------
 # Ollama's native API, used for the context size of a model.
 #
-# Ollama silently truncates longer requests, so the size must be known before the first request.
+# Ollama silently truncates requests that are too long, so the size must be known in advance.
 
 
 DEFAULT_CONTEXT_TOKENS: Final = 4_096

@@ -235,4 +235,4 @@ _VALUE_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "hosts": _check_hosts,
     "origins": _check_origins,
 }
-"""Check by field name, because a name has the same meaning in every table."""
+"""Check functions by field name. A field name has the same meaning in every table."""
