@@ -65,7 +65,7 @@ class BlockingModel:
     ) -> str:
         """Return the model's answer. Raise the errors of the model, and ModelClosing after `close`.
 
-        `model`: None means the model that `using` set in this thread, otherwise the default model.
+        If `model` is None, use the model that `using` set in this thread, else the default model.
         """
         if model is None:
             model = getattr(self._thread, "model", self._model)

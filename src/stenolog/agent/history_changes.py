@@ -72,6 +72,6 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
 
 
 def last_seq(sessions: SessionStore, key: str) -> int:
-    """Return the last seq of a session, including hidden messages; 0 without a session."""
+    """Return the last seq of a session, including hidden messages; 0 if there is no session."""
     info = find_info(sessions.store, key)
     return 0 if info is None else info.last_seq

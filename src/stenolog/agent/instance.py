@@ -161,7 +161,7 @@ class AgentInstance:
         return key, view
 
     def resolve_key(self, key: str) -> str:
-        """Return the key of the session that `key` names: `key` itself unless it is an alias."""
+        """Return the session key for `key`. The two keys differ only if `key` is an alias."""
         try:
             return self._aliases.resolve_key(key)
         except StoreUnavailable:
@@ -296,9 +296,10 @@ class AgentInstance:
         """Return the memory scope that a verified sender may see in a session.
 
         The scope is the sender's scope if the session is empty or belongs to the sender, otherwise
-        the scope of the session alone. `sender`: None means the owner of the session, for turns
-        whose answer only the owner gets. `info`: info of the session, if the caller has read it.
-        With `info`, `key` must not be an alias. Raises UsageError if the agent has no memory.
+        the scope of the session alone. If `sender` is None, the owner of the session counts as the
+        sender, for turns whose answer only the owner gets. `info`: info of the session, if the
+        caller has read it. With `info`, `key` must not be an alias. Raises UsageError if the agent
+        has no memory.
         """
         if self.memory is None:
             raise UsageError("this agent has no memory in this run")

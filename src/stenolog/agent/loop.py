@@ -38,7 +38,7 @@ _logger = logging.getLogger("stenolog")
 class AgentLoop:
     """Answers user messages for the agents of a registry, in one event loop.
 
-    The loop owns the registry: `close` drains the turns in progress, then closes agents, models and
+    The loop owns the registry. `close` drains the turns in progress, then closes agents, models and
     stores.
     """
 

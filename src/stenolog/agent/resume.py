@@ -41,7 +41,7 @@ class Resumer:
         self._idle_sessions = IdleSessions()
         self._foreign_turns = ForeignTurns()
         self._too_old_sessions: list[str] = []
-        """Sessions whose turn was closed as too old, until the log names them."""
+        """Sessions whose turn was closed as too old and that no log line has named yet."""
         self._searched_agents: set[str | None] = set()
         """Agents whose recent sessions were searched for late messages."""
 
@@ -247,12 +247,12 @@ def _seconds_since(moment: datetime) -> float:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 message`, `2 messages`."""
+    """Return a number with its noun, such as `1 message` or `2 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as a whole number of the largest possible unit: `a day`, `90 minutes`."""
+    """Return a duration as a whole number of the largest possible unit, such as `90 minutes`."""
     rounded = round(seconds)
     size, unit = next((pair for pair in _UNITS if rounded and rounded % pair[0] == 0), _UNITS[-1])
     number = rounded // size

@@ -146,7 +146,7 @@ class ActiveSession:
 
     @contextmanager
     def count_message(self) -> Iterator[None]:
-        """Count a message as waiting for its answer inside the `with` block."""
+        """Count a message as waiting while the `with` block runs."""
         self.waiting_messages += 1
         try:
             yield
@@ -208,7 +208,7 @@ class _NewMessage(Struct, kw_only=True):
     prepare: Callable[[], SessionView] | None
     """Blocking function that reads the view right before the message is stored."""
     leases: list[Lease] = []
-    """At most one lease: `append_and_lease` adds it, and the turn removes it."""
+    """At most one lease, which `append_and_lease` adds and the turn removes."""
 
     def append_and_lease(
         self, session: ActiveSession, body: Mapping[str, Any], *, once: str, ttl: float
@@ -598,7 +598,7 @@ class TurnScheduler:
         """Wait for the lease, or until another process has answered the message at `seq`.
 
         Returns None if the session does not exist because its first message is unsaved. Raises
-        NotLeased if the lease cannot be acquired for any other reason.
+        NotLeased after other errors of the store.
         """
         session.waits_for_lease, is_notified = True, False
         try:
@@ -636,7 +636,7 @@ class TurnScheduler:
     async def hold_lease(
         self, session: ActiveSession, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
-        """Yield a SessionStore that writes with the lease. None: yield the agent's SessionStore."""
+        """Yield a SessionStore that writes with `lease`; for None, the agent's SessionStore."""
         if lease is None:
             yield session.instance.sessions
             return

@@ -46,7 +46,7 @@ async def get_result_shielded(future: asyncio.Future[T]) -> T:
 
 
 def start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """Start a task. Keep it in `tasks` until it ends, so that it is not garbage-collected."""
+    """Start a task. Until the task ends, `tasks` keeps it from being garbage-collected."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -99,7 +99,7 @@ class _Request(NamedTuple):
 
 
 class Turn:
-    """One turn of a session. Only the lease holder may run it."""
+    """One turn of a session. Only the lease holder may run a turn."""
 
     def __init__(
         self,
@@ -538,8 +538,8 @@ class Turn:
     async def _interrupt(self, reason: str, *, all_answered: bool = False) -> Answer:
         """Store the text so far with a mark; tool calls without a result get STOPPED_TEXT.
 
-        Messages that arrived during the turn stay unanswered. With `all_answered`, these messages
-        count as answered.
+        Messages that arrived during the turn stay unanswered. With `all_answered`, all user
+        messages count as answered.
         """
         if self._final_seq is not None:
             return self._make_answer(self._final_text, self._final_seq)
@@ -615,7 +615,7 @@ class Turn:
         self._emit(SaveFailed(count=1, text=HISTORY_CHANGED_TEXT))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
-        """Append a message if the session still needs it. This call blocks.
+        """Append a message if the session still needs the message. This call blocks.
 
         Raises NoSuchSession if the session is gone, and _HistoryChanged.
         """

@@ -149,7 +149,7 @@ class SaveRecovered(Struct, frozen=True, kw_only=True):
 TEXT_KEPT: Final = "the text so far is kept"
 """Part of the notice that an answer broke off. Front ends recognize the notice by this text."""
 RETRY_HINT: Final = ", /retry asks again"
-"""End of the notice that an answer broke off. Front ends without commands leave this end out."""
+"""End of the notice that an answer broke off. Front ends without commands leave this text out."""
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -172,7 +172,10 @@ Event = (
     | Notice
 )
 EventHandler = Callable[[Event], None]
-"""Callback for events, called in the event loop. It must not block, and its errors are logged."""
+"""Callback for events, called in the event loop.
+
+The callback must not block, and its errors are logged.
+"""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
 """Outcome of a message, as described in `Answer`."""
@@ -181,15 +184,11 @@ Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewh
 class Answer(Struct, frozen=True, kw_only=True):
     """The answer to a message or command.
 
-    The outcome has one of these values:
-
-    - `answered`: The answer is in the log.
-    - `calls`: The client has to run tools first.
-    - `interrupted`: The answer was stopped, and its text so far is kept.
-    - `failed`: The text tells the reason, and the user's message stays unanswered.
-    - `again`: The message was answered before.
-    - `elsewhere`: Another process, or another turn of this process, answered the message.
-    - `command`: The message was a command.
+    The outcome `answered` means that the answer is in the log. `calls` means that the client has to
+    run tools first. `interrupted` means that the answer was stopped, and its text so far is kept.
+    `failed` means that the user's message stays unanswered, and the text tells the reason. `again`
+    means that the message was answered before. `elsewhere` means that another process, or another
+    turn of this process, answered the message. `command` means that the message was a command.
     """
 
     key: str

@@ -27,13 +27,19 @@ _MAX_SCANNED_MESSAGES: Final = 200
 
 
 def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
-    """Return whether a stenolog agent received the last user message, whose seq exceeds `after`."""
+    """Return whether a stenolog agent received the last user message.
+
+    If the last user message has no seq above `after`, return False.
+    """
     last = _last_user_message(history)
     return last is not None and last.seq > after and is_received(last.to_dict())
 
 
 def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
-    """Return whether a stenolog agent stored the last tool calls, whose seq exceeds `after`."""
+    """Return whether a stenolog agent stored the last tool calls.
+
+    If the message with the last tool calls has no seq above `after`, return False.
+    """
     last = next((message for message in reversed(history) if calls_of(message.to_dict())), None)
     return last is not None and last.seq > after and model_of(last.to_dict()) is not None
 
@@ -95,7 +101,7 @@ class ForeignTurns:
 
     def __init__(self) -> None:
         self._versions = OrderedDict[tuple[str | None, str], tuple[str, datetime | None]]()
-        """Uid and last change of each session at its examination, by agent and session key."""
+        """Uid and last change of each cached session, by agent and session key."""
 
     def includes(self, instance: AgentInstance, entry: Entry) -> bool:
         """Return whether another program started the unfinished turn of this session."""

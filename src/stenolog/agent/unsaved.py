@@ -100,7 +100,7 @@ class UnsavedMessages:
         return self._queue[-1].once if self._queue else ""
 
     def seq_of(self, once: str) -> int | None:
-        """Return the seq of a message that `flush` stored; None if it is not stored yet."""
+        """Return the seq of a message that was stored after a failed write, or None."""
         return self._stored_seqs.get(once)
 
     def answer_to(self, once: str) -> str | None:
@@ -157,8 +157,8 @@ class UnsavedMessages:
         """Store a message of a turn and return its seq; None if the message stays unsaved.
 
         Only the lease holder may call this method. `append`: a function to use instead of
-        `add_full_message`. It runs in a thread, and its errors are raised here. Raises LeaseLost,
-        and UsageError if the store can never accept the message.
+        `add_full_message`. The function runs in a thread, and its errors are raised here. Raises
+        LeaseLost, and UsageError if the store can never accept the message.
         """
         size = len(encode_message(body))
         message = _UnsavedMessage(body=body, once=secrets.token_hex(12), seen=seen, size=size)
