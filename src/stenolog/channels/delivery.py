@@ -46,7 +46,7 @@ DeliveryState = Literal["sending", "sent", "unsure", "refused", "owed"]
 arrived, and that the user was notified.
 """
 MAX_OWED: Final = 20
-"""Maximum number of owed answers per session. Only the newest are kept."""
+"""Maximum number of owed answers per session. Only the newest owed answers are kept."""
 
 
 class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -358,7 +358,7 @@ class Delivery:
                 # A killed process was sending an answer, and the new mark replaces its mark.
                 # The user must be notified before the old mark is lost.
                 await self._notify_unsure(instance, key, previous_mark)
-            # A killed process may have left earlier answers unsent; the new mark lists these.
+            # The new mark lists earlier answers that a killed process left unsent as owed.
             due = await self._find_due_answers(instance, key, previous_mark)
             mark = make_sending_mark(previous_mark, answer, due)
             sent_pieces: list[str] = []

@@ -194,7 +194,7 @@ class MessageRegister:
             return 0
 
     async def begin_command(self, register_session: str, message: IncomingMessage) -> bool:
-        """Return whether to execute a command: False if a process has already started the command.
+        """Return whether to execute a command. Return False if a process has already started it.
 
         After a crash, a command is not executed again, because it may have had an effect.
         """
@@ -262,7 +262,7 @@ class PendingMessage(Struct, frozen=True, kw_only=True):
     """
 
     durable: asyncio.Future[bool]
-    """Whether the app may forget the message. False: the app must send the message again."""
+    """Whether the app may forget the message. If False, the app must send the message again."""
     answer: "asyncio.Task[Answer | None]"
     """Task whose result is the answer, or None if no answer is due."""
 

@@ -50,8 +50,8 @@ from stenolog.settings.values import TelegramSettings
 class Offsets:
     """The states of Telegram's updates: open, durable, or to be fetched again. Does no I/O.
 
-    Telegram forgets the updates below the requested number. So the requested number never passes an
-    update that is not durable, even if later updates are durable.
+    Telegram forgets the updates below the requested number. Therefore the requested number never
+    passes an update that is not durable, even if later updates are durable.
     """
 
     def __init__(self, *, known_below: int = 0) -> None:

@@ -189,7 +189,7 @@ def channel_name(name: str) -> str:
 
 
 def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
-    """Return the route that receives the messages of these webhooks: `/webhooks/NAME`."""
+    """Return the route `/webhooks/NAME`, which receives the messages of these webhooks."""
     if not hooks:
         return []
     webhooks_by_name = {hook.name: (hook, inbox) for hook, inbox in hooks}
