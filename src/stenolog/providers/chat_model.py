@@ -38,7 +38,7 @@ class ToolCallDelta(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     """The next piece of the arguments, as JSON text."""
     extra: Mapping[str, Any] = {}
-    """Other fields of the call, such as Gemini's signatures. Some servers need these fields back."""
+    """Other fields of the call, such as Gemini's signatures. Some servers need the fields back."""
 
 
 class Delta(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     """The next pieces of reasoning in OpenRouter's format, which may be signed or encrypted."""
     calls: tuple[ToolCallDelta, ...] = ()
     finish: str = ""
-    """Why the answer ended: `stop`, `length`, `tool_calls` …; sent once."""
+    """Reason why the answer ended, such as `stop`, `length` or `tool_calls`; sent once."""
     usage: Usage | None = None
     """Token counts, if the provider reports them; sent once. An implausible count is 0."""
     notice: str = ""

@@ -37,12 +37,15 @@ _CONNECT_TIMEOUT_SECONDS: Final = 10.0
 _MAX_EVENT_SIZE: Final = 16 * 2**20
 _MAX_ANSWER_SIZE: Final = 64 * 2**20
 _EVENT_OVERHEAD: Final = 64
-"""Number of characters that each event counts in addition to its data."""
+"""Number of characters that are added to the size of each event's data."""
 _MAX_ERROR_BYTES: Final = 64 * 2**10
 _MIN_CHECKED_TOKENS: Final = 1_000
 """Estimated tokens of a prompt above which the reported count is checked."""
 _MIN_SECRET_LENGTH: Final = 8
-"""Minimum length of a header value that counts as a secret. Shorter secrets match whole words."""
+"""Minimum length of a header value that counts as a secret.
+
+A key that is shorter is replaced only where it is a whole word.
+"""
 _SECRET_HEADER_NAME: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 """Pattern of header names whose value is a secret, whatever its length."""
 _END_WAIT_SECONDS: Final = 0.1

@@ -29,7 +29,7 @@ class Failure(Struct, frozen=True):
     """The reason why an attempt gave no answer, or only a part of an answer."""
 
     description: str
-    """End of a sentence that starts with the name of the server: `answered 500: overloaded`."""
+    """End of a sentence that starts with the server's name, such as `answered 500: overloaded`."""
     status: int = 0
     """HTTP status, or the status that an error inside of a stream contains; 0 without a status."""
     retry_after: str = ""

@@ -50,7 +50,7 @@ def request_body(
 
 
 def encode_request(body: Mapping[str, Any]) -> bytes:
-    """Encode the request. Raises UsageError if JSON cannot represent it."""
+    """Encode the request. Raises UsageError if JSON cannot represent the request."""
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -115,7 +115,7 @@ class ServerQuirks:
     def learn_from(self, request: Mapping[str, Any], failure: Failure) -> str | None:
         """Learn a change from a failure, and return its note for the user, which may be empty.
 
-        Return None if no known change matches the failure, or if it would not change the request.
+        Return None if no known change matches the failure, or if the change would have no effect.
         """
         for name, quirk in _QUIRKS.items():
             if (
