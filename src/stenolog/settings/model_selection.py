@@ -196,10 +196,10 @@ def find_model(
 ) -> Choice | NoModel:
     """Return the configured model, or the first model that is available on this machine.
 
-    `configured`: `scripted`, `local`, `local:PATH`, `ollama/NAME`, `openai/NAME` and so on for each
-    provider, `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with
-    the key for a custom address. `defaults`: default model for each provider. `ollama`: returns the
-    chat models of an Ollama server. Raises UsageError for a model that cannot be identified.
+    `configured` is `scripted`, `local`, `local:PATH`, `ollama/NAME`, `PROVIDER/NAME`,
+    `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with the key for
+    a custom address. `defaults`: default model for each provider. `ollama`: returns the chat models
+    of an Ollama server. Raises UsageError for a model that cannot be identified.
     """
     name = configured.strip()
     finder = _Finder(environment, defaults or {}, ollama, weights)

@@ -19,7 +19,7 @@ _OTHER_VALUE: Final = re.compile("[^&]*+")
 
 
 def without_password(text: str) -> str:
-    """Return an address without secrets: `scheme://user:***@host/db?password=***`."""
+    """Return an address without secrets, such as `scheme://user:***@host/db?password=***`."""
     scheme, slashes, rest = text.partition("://")
     if not slashes:
         scheme, rest = "", text

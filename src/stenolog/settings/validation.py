@@ -54,7 +54,7 @@ def check_value(field: Field, value: object) -> Any:
 
 
 def describe_type(field: Field) -> str:
-    """Describe the values that a field accepts: `a whole number from 1 to 100`."""
+    """Describe the values that a field accepts, such as `a whole number from 1 to 100`."""
     match inspect.type_info(field.type):
         case inspect.BoolType():
             return "true or false"
