@@ -166,8 +166,8 @@ class Context:
     def has_room(self, window: Window, history: Sequence[Message]) -> bool:
         """Return whether a session is far below the limits, so that no summary is due.
 
-        `window`: the last request. `history`: the visible messages; no message of the request may
-        be hidden since. This check is cheap. False means that the tokens of the session must be
+        `window`: the last request. `history`: the visible messages, which must include all messages
+        of the request. This check is cheap. False means that the tokens of the session must be
         counted.
         """
         is_long = len(history) > self.limits.max_history_messages

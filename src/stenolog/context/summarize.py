@@ -2,11 +2,11 @@
 
 An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
 field is set to the seq up to which the checkpoint will hide messages. The checkpoint raises the
-session's floor to that seq. `undo` lowers the floor, but does not change the field. A floor below
+session's floor to that seq. `undo` lowers the floor, but does not change `compacted`. A floor below
 `compacted` therefore means that the summary was undone, or that the process crashed before the
-checkpoint. In both cases, the number of messages alone triggers no summary until a summary is made
-for another reason. The token budget is respected in any case. A checkpoint that fails resets the
-field.
+checkpoint. After an undo or a crash, the number of messages alone triggers no summary until a
+summary is made for another reason. The token budget is respected in any case. A checkpoint that
+fails resets the field.
 
 The write of the field `compacted` also records which messages were withdrawn before
 (`stores/withdrawn_messages.py`), because withdrawn messages below the floor would look summarized.
@@ -130,7 +130,7 @@ def _summary_reason(trigger: Trigger, *, over_tokens: bool, over_count: bool) ->
 
 
 def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int, count: int) -> int:
-    """Return the smallest number of turns to hide so that the rest meets `tokens` and `count`."""
+    """Return the smallest number of turns to hide so that the rest fits `tokens` and `count`."""
     remaining = costs.total()
     for number, turn in enumerate(turns):
         if turns[-1].end - turn.first <= count and remaining <= tokens:
@@ -181,7 +181,7 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
     fallback: str = ""
     """Reason why the summary, or a part of it, was written without a model; empty otherwise."""
     dropped_lines: int = 0
-    """Number of lines that did not fit into the summary. Their messages are still in the log."""
+    """Number of lines that did not fit into the summary. The log still has the full messages."""
 
     def __str__(self) -> str:
         method = " without a model" if self.fallback else ""

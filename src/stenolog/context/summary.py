@@ -59,7 +59,7 @@ SCHEMA: Final[Mapping[str, Any]] = {
 
 _LINE_PREFIXES: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
 """Prefixes that make a line a heading or an item, if a space follows the prefix."""
-# Sections in the order in which they lose lines when a summary is too long.
+# The sections lose lines in this order when a summary is too long.
 _DROP_ORDER: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 
 
