@@ -1,8 +1,8 @@
 """Background consolidation: writes the notes of one session at a time.
 
-Consolidation waits for a pause between answers, because a model on this machine would answer more
-slowly otherwise. The memory knows which turns have notes, so the next start finds the turns without
-notes. After a failure a timer starts the next attempt, so that an idle agent writes its notes, too.
+Consolidation waits for a pause between answers, so that a model on this machine does not answer
+more slowly. The memory records which turns have notes, so the next start finds the turns without
+notes. After a failure, a timer starts the next attempt, even if no new message arrives.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class BackgroundNotes:
-    """Writes the notes of one agent, in one task."""
+    """A background task that writes the notes of one agent."""
 
     def __init__(self, instance: AgentInstance, threads: Threads) -> None:
         self._instance = instance
@@ -65,7 +65,7 @@ class BackgroundNotes:
     async def close(self) -> None:
         """Cancel the task and the timers.
 
-        The caller closes the model first, which ends its requests.
+        The caller must close the model first, so that requests in progress end.
         """
         for key in list(self._timers):
             self._cancel_timer(key)

@@ -17,9 +17,10 @@ from stenolog.providers.chat_model import (
 
 
 class ModelClosing(BaseException):
-    """Signals that the agent closes and no answer will come.
+    """The agent closes, so the model will not answer.
 
-    ModelClosing is no subclass of Exception, because summarizing catches the errors of a model.
+    ModelClosing is not a subclass of Exception, because the code that writes summaries catches
+    every Exception of a model.
     """
 
 
@@ -64,7 +65,7 @@ class BlockingModel:
     ) -> str:
         """Return the model's answer. Raise the errors of the model, and ModelClosing after `close`.
 
-        `model`: None means the model of the current thread.
+        If `model` is None, use the model that `using` set in this thread, else the default model.
         """
         if model is None:
             model = getattr(self._thread, "model", self._model)

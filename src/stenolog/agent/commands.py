@@ -1,7 +1,7 @@
 """Chat commands: messages that start with `/`, the same in every front end.
 
-A command that changes a session needs the session's lease. While this or another process writes an
-answer, the command is rejected with a hint to /stop.
+A command that changes a session needs the session's lease. While any process writes an answer in
+the session, a command that needs the lease is rejected with a hint to /stop.
 """
 
 import re
@@ -74,7 +74,7 @@ class ParsedCommand(Struct, frozen=True):
 
 
 def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand | None:
-    """Return the command in a message; None for any other message, including `//text`."""
+    """Return the command in a message; None if the message is no command, such as `//text`."""
     if not isinstance(content, str) or not content.startswith("/"):
         return None
     match = re.match(r"/([a-zA-Z_]+)(?:@\w+)?(?:\s+(.*))?\Z", content.strip(), re.DOTALL)
@@ -92,8 +92,8 @@ def new_key(channel: str = "cli", sender: str = "default") -> str:
 def sibling_key(key: str, thread: str = "") -> str:
     """Return a key for a new session of the same user.
 
-    Raises UsageError if `key` is not of the form channel:sender, because its user is unknown. Two
-    users must never be mistaken for the same user.
+    Raises UsageError if `key` is not of the form channel:sender, because the user of any other key
+    is unknown. Two users must never be mistaken for the same user.
     """
     parts = split_key(key)
     if parts is None:
@@ -168,7 +168,7 @@ class CommandRunner:
         except SessionBusy:
             return self._reply(_BUSY_TEXT)
         except StenologError as error:
-            # Users can correct a wrong command; other errors are for the operator.
+            # The user can correct a wrong command, so only other errors go to the operator.
             is_user_error = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
             reported_error = None if is_user_error else error
             return Answer(
@@ -181,8 +181,8 @@ class CommandRunner:
     def _read_seen_seq(self, sessions: SessionStore) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
-        A message that arrived after the command may have been stored, and even answered, before
-        `last_seq` was read.
+        A message that arrived after the command does not count. This process may have stored the
+        message, and even answered it, before the command read `last_seq`.
         """
         new_seqs = list(self._new_seqs)  # guard: unseen-by-command
         if self._turns.has_waiting_message(self._instance, self._key):
@@ -231,7 +231,10 @@ class CommandRunner:
         return await self._answer_again(sessions, self._argument)
 
     async def _answer_again(self, sessions: SessionStore, new_text: str | None) -> Answer | None:
-        """Hide the messages after the last user message, or replace that one with `new_text`."""
+        """Hide the answer to the last user message; with `new_text`, replace the message, too.
+
+        Returns None if the history was changed, otherwise an Answer with the reason.
+        """
         unseen_messages: list[Message] = []
 
         def make_history(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
@@ -242,7 +245,7 @@ class CommandRunner:
             end = _end_of_earlier_answers(history, last_index)
             if new_text is None:
                 return [*history[:end]]
-            # The new answer goes to the destination of the answer to the replaced message.
+            # The new answer goes to the same destination as the answer to the replaced message.
             replaced_body = history[last_index].to_dict()
             origin = origin_of(replaced_body) if is_received(replaced_body) else None
             new_body = {"role": "user", "content": new_text}
@@ -269,10 +272,10 @@ class CommandRunner:
         return self._reply(text, key=fork_key)
 
     def _fork_thread(self) -> str:
-        """Return the thread part of the key for a copy with the given name.
+        """Return the thread part of the copy's key, made from the name that the user gave.
 
-        Without a verified sender, the name gets a random suffix, because the owner of `app:alice:1`
-        is unknown and `app:bob:1` may be the key of another user.
+        Without a verified sender, the name gets a random suffix, because the copy could otherwise
+        get the key of another user's session.
         """
         name, parts = self._argument, split_key(self._key)
         has_thread = parts is not None and parts.thread is not None
@@ -467,9 +470,10 @@ def _last_user_index(history: Sequence[Message]) -> int | None:
 
 
 def _end_of_earlier_answers(history: Sequence[Message], user_index: int) -> int:
-    """Return the index after the message at `user_index` and after answers to earlier messages.
+    """Return the index after the answers to earlier messages, at least `user_index` + 1.
 
-    An answer follows a later user message if the user sent it while the answer was being written.
+    An answer to an earlier message can follow the message at `user_index`: the user sent the
+    message while the earlier answer was being written.
     """
     user_seq = history[user_index].seq
     for index in range(len(history) - 1, user_index, -1):

@@ -20,13 +20,14 @@ def replace_history(
     make_history: Callable[[Sequence[Message]], NewHistory | None],
     view: SessionView | None = None,
 ) -> RewriteResult:
-    """Make the messages that `make_history` returns visible, in one operation of the store.
+    """Replace the visible messages of a session, in one operation of the store.
 
     `make_history` receives the visible messages and returns the new messages, or None for no
     change. If a message arrives before the operation is stored, nothing changes. Messages that
-    another process hides at the same time stay hidden. After a crash either the old or the new
-    messages are visible. `view`: a view that the caller has just read. The call blocks, and only
-    the lease holder may make it. Raises NoSuchSession if the session is gone.
+    another process hides at the same time stay hidden. After a crash, either the old or the new
+    messages are visible. `view`: a view of the session that the caller has just read. This call
+    blocks. Only the lease holder may call this function. Raises NoSuchSession if the session is
+    gone.
     """
     if view is None:
         view = find_view(sessions.store, key)
@@ -34,7 +35,7 @@ def replace_history(
     history = make_history(visible_messages)
     if history is None:
         return "unchanged"
-    # `last_seq` would be wrong: it includes a message whose write another process has not finished.
+    # `last_seq` would be wrong: it includes a message that another process is still writing.
     upto = 0 if view is None else view.upto
     try:
         sessions.store.set_history(key, history, expect_last=upto)
@@ -50,8 +51,8 @@ def replace_history(
 def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
     """Hide copies of messages that another process hid after `view` was read.
 
-    The common first messages of `history` and `view` normally keep their seqs. If `set_history`
-    stored such messages again, another process has hidden some of them at the same time, for
+    The messages with which both `view` and `history` start normally keep their seqs. `set_history`
+    stores copies of these messages only if another process has hidden some of the originals, for
     example with `clear`.
     """
     pairs = zip(view.messages, history, strict=False)
@@ -71,6 +72,6 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
 
 
 def last_seq(sessions: SessionStore, key: str) -> int:
-    """Return the last seq of a session, including hidden messages; 0 without a session."""
+    """Return the last seq of a session, including hidden messages; 0 if there is no session."""
     info = find_info(sessions.store, key)
     return 0 if info is None else info.last_seq

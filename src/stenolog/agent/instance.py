@@ -37,7 +37,7 @@ from stenolog.transfer.open_sessions import open_sessions
 ModelOpener = Callable[[str], ChatModel]
 
 CHOSEN_MODEL_FIELD: Final = "chat_model"
-"""Meta field of a session with the name of the model that its user chose."""
+"""Meta field of a session that holds the name of the model chosen by the user."""
 _MAX_MODELS: Final = 32
 
 _logger = logging.getLogger("stenolog")
@@ -58,8 +58,8 @@ class AgentInstance:
     ) -> None:
         """Create an agent from open stores.
 
-        `close` of the agent closes the stores. Without `notes` the agent has no memory. Raises
-        UsageError if `sessions` is not a SessionStore.
+        The agent's `close` also closes these stores. Without `notes` the agent has no memory.
+        Raises UsageError if `sessions` is not a SessionStore.
         """
         check_sessions(sessions)
         self.id = spec.id
@@ -112,7 +112,7 @@ class AgentInstance:
         open_model: ModelOpener | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> "AgentInstance":
-        """Open the stores that the spec names. Raise UsageError.
+        """Open the stores that the spec names, and return the agent. Raise UsageError.
 
         If the sessions cannot be opened, `open_sessions` uses the fallback store.
         """
@@ -143,16 +143,17 @@ class AgentInstance:
 
     @property
     def shared_place(self) -> str | None:
-        """Place of the store that all processes of the agent share; None if it is not shared."""
+        """Place of the store that all processes share; None if the store is not shared."""
         if fallback_reason(self.store) is not None or isinstance(self.store, JSONFileStore):
             return None
         place = self.spec.sessions
         return None if parse_address(place).engine == "memory" else place
 
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
-        """Return the key of the session that `key` opens, and a view of that session.
+        """Return the key of the session that `key` names, and a view of that session.
 
-        The view is None if the session does not exist.
+        The returned key differs from `key` only if `key` is an alias. The view is None if the
+        session does not exist.
         """
         view = find_view(self.store, key)
         if view is None and (session_key := self.resolve_key(key)) != key:
@@ -160,7 +161,7 @@ class AgentInstance:
         return key, view
 
     def resolve_key(self, key: str) -> str:
-        """Return the key of the session that `key` names; it differs only if `key` is an alias."""
+        """Return the session key for `key`. The two keys differ only if `key` is an alias."""
         try:
             return self._aliases.resolve_key(key)
         except StoreUnavailable:
@@ -234,7 +235,7 @@ class AgentInstance:
             return self._models[name]
 
     def context(self, model: ChatModel, options: TurnOptions = DEFAULT_OPTIONS) -> Context:
-        """Return the context builder for this model, which also writes summaries."""
+        """Return the Context for this model, which builds requests and writes summaries."""
         with self._models_mutex:
             if model.name not in self._contexts:
                 limits = self.spec.limits
@@ -281,7 +282,7 @@ class AgentInstance:
         return self._tools.get(name)
 
     def tool_context(self, key: str, *, sender: str | None = "") -> ToolContext:
-        """Return facts about a session for tools that run in it; `sender` as in `memory_scope`."""
+        """Return the ToolContext for tools that run in a session. `sender`: see `memory_scope`."""
         search_memory = (
             None
             if self.memory is None
@@ -295,9 +296,10 @@ class AgentInstance:
         """Return the memory scope that a verified sender may see in a session.
 
         The scope is the sender's scope if the session is empty or belongs to the sender, otherwise
-        the scope of the session alone. `sender`: None means the owner of the session, for turns
-        whose answer only the owner gets. `info`: info of the session, if the caller has read it;
-        then `key` must not be an alias. Raises UsageError if the agent has no memory.
+        the scope of the session alone. If `sender` is None, the owner of the session counts as the
+        sender, for turns whose answer only the owner gets. `info`: info of the session, if the
+        caller has read it. With `info`, `key` must not be an alias. Raises UsageError if the agent
+        has no memory.
         """
         if self.memory is None:
             raise UsageError("this agent has no memory in this run")
@@ -313,9 +315,10 @@ class AgentInstance:
     def recall(
         self, question: str, key: str, *, sender: str | None = "", info: SessionInfo | None = None
     ) -> RecallResult:
-        """Return memories for a question; an empty result without a memory or if recall fails.
+        """Return memories for a question.
 
-        `sender` is the user who sees the result. `sender` and `info` are as in `memory_scope`.
+        The result is empty if the agent has no memory or the search fails. `sender` is the user
+        who sees the result. `memory_scope` explains `sender` and `info`.
         """
         if self.memory is None or not question.strip():
             return RecallResult()
@@ -328,7 +331,7 @@ class AgentInstance:
             return RecallResult()
 
     def consolidate(self, key: str) -> ConsolidationReport:
-        """Write some notes about a session, with the model of that session."""
+        """Write notes about a session, with one call of the session's model at most."""
         if self.memory is None:
             return ConsolidationReport()
         with self.blocking_model.using(self.model_of(key)):

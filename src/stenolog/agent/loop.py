@@ -30,7 +30,7 @@ from stenolog.stores.base import SessionView
 T = TypeVar("T")
 
 _MAX_COMMAND_IDS: Final = 10_000
-"""Maximum number of remembered command ids; a repeated command does not run again."""
+"""Maximum number of command ids that are remembered, so that no command runs twice."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -38,14 +38,14 @@ _logger = logging.getLogger("stenolog")
 class AgentLoop:
     """Answers user messages for the agents of a registry, in one event loop.
 
-    The loop owns the registry: `close` drains the turns in progress, then closes agents, models and
+    The loop owns the registry. `close` drains the turns in progress, then closes agents, models and
     stores.
     """
 
     def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
         """Create a loop; an event loop must be running.
 
-        `ttl`: lifetime of a lease in seconds, also the longest wait after its holder is killed.
+        `ttl`: lifetime of a lease in seconds. The lease of a killed process ends after this time.
         """
         self._registry = registry
         self._turns = TurnScheduler(registry, ttl=ttl)
@@ -81,10 +81,11 @@ class AgentLoop:
         and its text so far is kept. `on_event` receives the events, including those of a summary
         after the answer. `all_sessions`: commands may list and open the sessions of all users.
         `allow_commands`: content that starts with / may be a command. `view`: view of the session
-        `message.key`, if the caller has read it; then the key must not be an alias. `prepare`: a
-        function that reads this view, called in the thread that stores the message; its errors are
-        raised, and then nothing is stored. Raises UsageError for a key or a message that can never
-        be stored. Errors of the model's server and of the store are in the returned Answer.
+        `message.key`, if the caller has read it. `prepare`: a function that reads this view in the
+        thread that stores the message. If `prepare` fails, its error is raised and nothing is
+        stored. With `view` or `prepare`, the key must not be an alias. Raises UsageError for a key
+        or a message that can never be stored. Errors of the model's server and of the store are in
+        the returned Answer.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -140,8 +141,8 @@ class AgentLoop:
         """Run `change` while holding the lease, then answer unanswered messages.
 
         If `change` returns an Answer, return that Answer. `view`: view of the session `key`, if the
-        caller has read it; then `key` must not be an alias. Errors of the store and of the model's
-        server are in the returned Answer. Raises UsageError.
+        caller has read it. With `view`, `key` must not be an alias. Errors of the store and of the
+        model's server are in the returned Answer. Raises UsageError.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -164,7 +165,7 @@ class AgentLoop:
             return Answer(key=session_key, text=str(cause), outcome="failed", error=cause)
 
     def _is_repeated_command(self, agent: str | None, key: str, id: str) -> bool:
-        """Return whether this process ran a command with this id; remember the id."""
+        """Return whether this process already ran a command with this id, and remember the id."""
         if not id:
             return False
         command = (agent, key, id)
@@ -217,13 +218,14 @@ class AgentLoop:
         idle_for: float = 0.0,
         each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
-        """Resume interrupted turns, or close turns that are too old with a mark.
+        """Resume interrupted turns. A turn that is too old gets the answer "[interrupted]" instead.
 
         `key` selects one session. Without `key`, the call covers the sessions of `agent`, or of all
-        agents if `agent` is None. The catalog must list the session as interrupted, and the log
-        must confirm the interruption. Turns that another process runs are skipped. Turns with a
-        message of the last `idle_for` seconds are skipped, too, because another process may be
-        about to resume them. `each` is called as soon as an answer is complete.
+        agents if `agent` is None. The catalog finds interrupted sessions, and the log of each
+        session must confirm the interruption. Turns that another process runs are skipped. Turns
+        with a message of the last `idle_for` seconds are skipped, too, because another process may
+        be about to resume them. `each` is called with each answer as soon as the answer is
+        complete.
         """
         self._turns.check_open()
         safe_handler = _log_errors(on_event)
@@ -274,7 +276,7 @@ class AgentLoop:
 
 
 def _log_errors(on_event: EventHandler) -> EventHandler:
-    """Wrap a callback: its errors are logged and do not end the turn."""
+    """Return a handler that logs the errors of `on_event`, so that they do not end the turn."""
 
     def safe_handler(event: Event) -> None:
         try:

@@ -27,7 +27,7 @@ _MAX_REMEMBERED_SESSIONS: Final = 10_000
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _MAX_LOGGED_SESSIONS: Final = 5
 _MAX_RECENT_SESSIONS: Final = 500
-"""Number of recent sessions that are searched for late messages at start-up."""
+"""Number of recent sessions to search at start-up for late messages, as defined in `late_seq`."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -41,17 +41,18 @@ class Resumer:
         self._idle_sessions = IdleSessions()
         self._foreign_turns = ForeignTurns()
         self._too_old_sessions: list[str] = []
-        """Sessions whose turn was closed as too old since the last log line."""
+        """Sessions whose turn was closed as too old and that no log line has named yet."""
         self._searched_agents: set[str | None] = set()
         """Agents whose recent sessions were searched for late messages."""
 
     async def resume(
         self, instance: AgentInstance, key: str, *, on_event: EventHandler, idle_for: float = 0.0
     ) -> Answer | None:
-        """Resume an unfinished turn, or close a turn that is too old; return None without a turn.
+        """Resume the unfinished turn of a session, or close the turn if it is too old.
 
-        Skips a session whose lease another process holds, and a session with a message of the last
-        `idle_for` seconds.
+        Returns None if the session has no unfinished turn or is skipped. A session is skipped if
+        another process holds its lease, if its last message is younger than `idle_for` seconds, or
+        if the delay after a failure has not ended.
         """
         last_seq, age = await self._turns.threads.run(_last_message, instance, key)
         age = max(age, self._idle_sessions.idle_seconds(instance.id, key, last_seq))
@@ -145,8 +146,9 @@ class Resumer:
 class ResumeBackoff:
     """Delays before a failed resume is tried again, per session.
 
-    A refused request is not repeated until a new message arrives. If the model is unreachable, the
-    delay doubles from 10 seconds up to an hour. Other errors are retried after 10 seconds.
+    A refused request is not repeated until a new message arrives. If the lease cannot be acquired,
+    the delay is always 10 seconds. After other errors, for example if the model is unreachable, the
+    delay doubles from 10 seconds up to an hour.
     """
 
     def __init__(self) -> None:
@@ -175,8 +177,8 @@ class ResumeBackoff:
 class IdleSessions:
     """A tracker of the time for which each session has had the same last message.
 
-    The time in a message comes from the machine that wrote it, whose clock may be wrong. So this
-    class measures with the clock of this process.
+    The time in a message comes from the machine that wrote the message, whose clock may be wrong.
+    Therefore this class measures with the clock of this process.
     """
 
     def __init__(self) -> None:
@@ -184,7 +186,7 @@ class IdleSessions:
         """By agent and session: last seq, and the time at which this process first saw that seq."""
 
     def idle_seconds(self, agent: str | None, key: str, last_seq: int) -> float:
-        """Return for how many seconds this process has seen `last_seq` as the last seq."""
+        """Return how many seconds ago this process first saw `last_seq` as the last seq."""
         now = monotonic()
         earlier_last_seq, first_seen = self._first_seen.pop((agent, key), (last_seq, now))
         if earlier_last_seq != last_seq:
@@ -198,7 +200,8 @@ class IdleSessions:
 def _interrupted_sessions(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
-    The caller checks the log when it holds the lease. Sessions of other programs are never leased.
+    The caller checks the log of each session while it holds the lease. Sessions with an unfinished
+    turn of another program are left out, so that they are never leased.
     """
     keys: dict[str, None] = {}
     after: str | None = None
@@ -213,7 +216,7 @@ def _interrupted_sessions(instance: AgentInstance, foreign_turns: ForeignTurns) 
 
 
 def _sessions_with_late_message(instance: AgentInstance) -> list[str]:
-    """Return the recent sessions that end with a late message.
+    """Return the recent sessions that end with a late message, as defined in `late_seq`.
 
     The catalog lists sessions with a late message as idle, because their last message is an answer.
     """
@@ -228,7 +231,7 @@ def _sessions_with_late_message(instance: AgentInstance) -> list[str]:
 
 
 def _view_without_late_message(sessions: SessionStore, key: str) -> SessionView:
-    """Hide a late message of a session, and return a view of the session."""
+    """Hide the late message of a session, if it has one, and return a view of the session."""
     view = sessions.store.view(key)
     return sessions.store.view(key) if hide_late_message(sessions, view) else view
 
@@ -244,12 +247,12 @@ def _seconds_since(moment: datetime) -> float:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 message`, `2 messages`."""
+    """Return a number with its noun, such as `1 message` or `2 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in the largest unit that divides it: `a day`, `90 minutes`."""
+    """Return a duration as a whole number of the largest possible unit, such as `90 minutes`."""
     rounded = round(seconds)
     size, unit = next((pair for pair in _UNITS if rounded and rounded % pair[0] == 0), _UNITS[-1])
     number = rounded // size

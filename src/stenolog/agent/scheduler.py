@@ -1,9 +1,9 @@
-"""Turn scheduler: one turn at a time per session, by a lock in this process and a lease.
+"""Turn scheduler: a lock in this process and a lease allow one turn at a time per session.
 
-A message is stored first. If a turn is running, the message waits for its end. The running turn may
-answer the new message, too, so the next turn checks the log before it asks the model. Summaries and
-notes are written in the background after the answer. Only the summary delays the next turn of the
-session.
+A new message is stored immediately and waits until the running turn has ended. The running turn may
+already answer the new message, so the next turn checks the log before it asks the model. Summaries
+and notes are written in the background after the answer. The next turn of the session waits for the
+summary, but not for the notes.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class CloseReport(Struct, frozen=True, kw_only=True):
-    """Unfinished work when the scheduler closes."""
+    """The work that was unfinished when the scheduler closed."""
 
     turns: tuple[str, ...] = ()
     """Sessions with a cancelled turn, which the next start resumes from the stored messages."""
@@ -93,7 +93,7 @@ class CloseReport(Struct, frozen=True, kw_only=True):
 
 
 class SessionBusy(Exception):
-    """Another turn holds the lock or the lease."""
+    """Another turn holds the lock or the lease of the session."""
 
 
 class NotLeased(StenologError):
@@ -120,7 +120,7 @@ class ActiveSession:
         self.task: asyncio.Task[Answer] | None = None
         self.summarizing: asyncio.Task[None] | None = None
         self.lease: HeldLease | None = None
-        """Lease of the turn that runs."""
+        """Lease that the running turn or change of the session holds, or None."""
         self.on_event: EventHandler = ignore_event
         self.user_count = 0
         self.waiting_messages = 0
@@ -138,7 +138,7 @@ class ActiveSession:
 
     @asynccontextmanager
     async def hold_lock(self) -> AsyncIterator[None]:
-        """Hold the lock in the `async with` block, which starts after a summary in progress."""
+        """Hold the lock in the `async with` block; wait first until a summary in progress ends."""
         async with self.lock:
             if self.summarizing is not None:
                 await asyncio.wait([self.summarizing])
@@ -146,7 +146,7 @@ class ActiveSession:
 
     @contextmanager
     def count_message(self) -> Iterator[None]:
-        """Count a message that waits for its answer."""
+        """Count a message as waiting while the `with` block runs."""
         self.waiting_messages += 1
         try:
             yield
@@ -155,13 +155,13 @@ class ActiveSession:
 
     @contextmanager
     def collect_new_seqs(self) -> Iterator[list[int]]:
-        """Yield a list that gets the seq of each user message stored before the block ends."""
+        """Yield a list that collects the seqs of user messages stored during the `with` block."""
         seqs: list[int] = []
         self._seq_lists.append(seqs)
         try:
             yield seqs
         finally:
-            # `remove` would compare values, and two lists may be equal.
+            # `list.remove` compares by value and could remove another, equal list.
             self._seq_lists = [other for other in self._seq_lists if other is not seqs]
 
     def add_new_seq(self, seq: int) -> None:
@@ -206,9 +206,9 @@ class _NewMessage(Struct, kw_only=True):
     options: TurnOptions
     view: SessionView | None
     prepare: Callable[[], SessionView] | None
-    """Function that returns the view right before the message is stored. Blocks."""
+    """Blocking function that reads the view right before the message is stored."""
     leases: list[Lease] = []
-    """At most one lease, which `append_and_lease` took and the turn does not hold yet."""
+    """At most one lease, which `append_and_lease` adds and the turn removes."""
 
     def append_and_lease(
         self, session: ActiveSession, body: Mapping[str, Any], *, once: str, ttl: float
@@ -219,7 +219,7 @@ class _NewMessage(Struct, kw_only=True):
             self.view = self.prepare()
         seq = instance.sessions.add_full_message(key, body, once=once)
         if seq is not None and (self.view is None or seq > self.view.upto):
-            # After an error, `_wait_for_lease` tries again and reports the next error.
+            # The error is ignored: `_wait_for_lease` tries again and reports the next error.
             with suppress(StenologError):
                 self.leases.append(instance.store.lease(key, ttl=ttl, wait=0.0))
         return seq
@@ -231,7 +231,7 @@ class TurnScheduler:
     def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
         """Create a scheduler; an event loop must be running.
 
-        `ttl`: lifetime of a lease in seconds, also the longest wait after its holder is killed.
+        `ttl`: lifetime of a lease in seconds. The lease of a killed process ends after this time.
         """
         self.threads = Threads()
         self._registry = registry
@@ -284,10 +284,10 @@ class TurnScheduler:
         """Store a message, and run a turn that answers all unanswered messages.
 
         `view`: an earlier view of the session, so that the turn reads only newer messages.
-        `prepare`: a function that reads this view, called in a thread before the message is stored;
-        if it raises an error, nothing is stored and the error is raised. Raises UsageError for a
-        message that can never be stored. Errors of the model's server and of the store are in the
-        returned Answer.
+        `prepare`: a function that reads this view in a thread before the message is stored. If
+        `prepare` fails, its error is raised and nothing is stored. Raises UsageError for a message
+        that can never be stored. Errors of the model's server and of the store are in the returned
+        Answer.
         """
         self._unsaved -= {unsaved for unsaved in self._unsaved if not unsaved.bodies}
         if sum(unsaved.size for unsaved in self._unsaved) > _MAX_UNSAVED_BYTES:
@@ -299,7 +299,7 @@ class TurnScheduler:
         )
         taken = message.leases
         with self.use_session(instance, key) as session, session.count_message():
-            # Another caller may be next in line for a lock that is free at this moment.
+            # A free lock is not enough, because another caller may be about to acquire the lock.
             is_busy = session.user_count > 1 or session.lock.locked()
             if is_busy or session.summarizing or session.unsaved.bodies:
                 if prepare is not None:
@@ -330,10 +330,10 @@ class TurnScheduler:
         )
         view = message.view
         is_new = view is not None and seq is not None and seq > view.upto
-        # If the client chose the key, another process may have acknowledged the same message.
+        # With an idempotency key of the client, another process may have accepted this message.
         has_generated_key = not message.once  # guard: withdraw-own-message
         if has_generated_key and view is not None and seq is not None and not is_new:
-            # The session of this view is gone, and the message has created a new session.
+            # The session of `view` is gone, and the message has created a new session.
             error = await self.threads.run(_withdraw, instance.store, view, seq, body)
             return session.failed_answer(error)
         if seq is not None:
@@ -414,12 +414,12 @@ class TurnScheduler:
                 await self.threads.run(store.set_meta, session.key, **{TRIES_FIELD: [0, 0]})
                 lease = await self._wait_for_lease(session, None, on_event)
         except NotLeased as error:
-            # The change stored nothing, so there is nothing to answer later.
+            # NotLeased promises a later answer, but the change has stored no message.
             raise error.cause from error
         return lease
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
-        """Stop and store the answer in progress in a session; return False without an answer."""
+        """Stop the answer in progress and store its text; return False if there is no answer."""
         session = self._active.get((instance.id, key))
         if session is None:
             return False
@@ -436,8 +436,8 @@ class TurnScheduler:
     async def close(self, *, patience: float) -> CloseReport:
         """Wait up to `patience` seconds for turns in progress, then cancel the remaining turns.
 
-        Cancelled turns stay in the log, and the next start resumes them. If two calls overlap, the
-        shorter patience counts.
+        The messages of cancelled turns stay in the log, and the next start resumes the turns. If
+        two calls overlap, the shorter `patience` applies.
         """
         self._closed = True
         await self._wait_for_turns(patience)
@@ -532,9 +532,9 @@ class TurnScheduler:
     async def error_for_client(
         self, instance: AgentInstance, key: str, error: StenologError
     ) -> StenologError:
-        """Return the error for the client.
+        """Return the error to report to the client.
 
-        After a lost lease, check whether the session still exists.
+        If a lost lease means that the session is gone, report the missing session.
         """
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error
@@ -598,7 +598,7 @@ class TurnScheduler:
         """Wait for the lease, or until another process has answered the message at `seq`.
 
         Returns None if the session does not exist because its first message is unsaved. Raises
-        NotLeased if the lease cannot be acquired for any other reason.
+        NotLeased after other errors of the store.
         """
         session.waits_for_lease, is_notified = True, False
         try:
@@ -636,7 +636,7 @@ class TurnScheduler:
     async def hold_lease(
         self, session: ActiveSession, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
-        """Yield a SessionStore that writes through the lease, or the agent's without a lease."""
+        """Yield a SessionStore that writes with `lease`; for None, the agent's SessionStore."""
         if lease is None:
             yield session.instance.sessions
             return
@@ -657,7 +657,7 @@ class TurnScheduler:
         return None if answer is None else answer_from_log(session.key, answer, "again")
 
     async def _read_answer(self, session: ActiveSession, seq: int) -> Message | None:
-        """Return the answer to the message at a seq; for a hidden message, the message itself."""
+        """Return the answer to the message at `seq`, as `find_answer` does."""
         return await self.threads.run(find_answer, session.instance.sessions, session.key, seq)
 
     # --- after the answer --------------------------------------------------------------------
@@ -688,7 +688,7 @@ class TurnScheduler:
             self._drop_if_idle(session)
 
     def _forward_summary(self, instance: AgentInstance, report: SummaryReport) -> None:
-        """Pass a report from the thread that made the summary to the event loop."""
+        """Emit SummaryCreated in the event loop; called in the thread that made the summary."""
 
         def emit() -> None:
             session = self._active.get((instance.id, report.key))
@@ -706,7 +706,7 @@ class TurnScheduler:
 
     @contextmanager
     def use_session(self, instance: AgentInstance, key: str) -> Iterator[ActiveSession]:
-        """Yield the state of a session, and keep the state while a caller uses it."""
+        """Yield the state of a session, and keep the state at least until the block ends."""
         self.check_open()
         agent_and_key = (instance.id, key)
         if agent_and_key not in self._active:
@@ -724,19 +724,19 @@ class TurnScheduler:
                 self._no_callers.set()
 
     def _drop_if_idle(self, session: ActiveSession) -> None:
-        """Drop the state of an idle session."""
+        """Drop the state of the session if the session is idle."""
         agent_and_key = (session.instance.id, session.key)
         if session.is_idle and self._active.get(agent_and_key) is session:
             del self._active[agent_and_key]
 
 
 async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
-    """Acquire the lease without waiting. Raise StoreBusy, NoSuchSession and others."""
+    """Acquire the lease of a session without waiting. Raise the errors of `Store.lease`."""
     future = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
     try:
         return await get_result_shielded(future)
     except asyncio.CancelledError:
-        # The cancelled caller cannot release the lease.
+        # The cancelled caller will not release the lease, so release it here.
         if not future.cancelled() and future.exception() is None:
             await wait_shielded(threads.run_lease(_release, future.result()))
         raise
@@ -775,7 +775,7 @@ async def renew_lease(
 ) -> AsyncIterator[HeldLease]:
     """Renew the lease inside the `async with` block, and release the lease at the end.
 
-    The block may release the lease earlier. Calls `on_lost` when another process has taken it.
+    The block may release the lease earlier. If another process takes the lease, call `on_lost`.
     """
     held_lease = HeldLease(lease)
     interval = ttl / _RENEWALS_PER_LIFETIME

@@ -15,7 +15,7 @@ DEFAULT_SYSTEM_PROMPT: Final = (
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """The messages that an agent gets, by channel and sender. An empty field matches all values."""
+    """A channel and sender whose messages an agent gets. An empty field matches all values."""
 
     channel: str = ""
     sender: str = ""

@@ -1,7 +1,7 @@
-"""Thread pools for blocking calls, and waits that continue after the task is cancelled.
+"""Thread pools for blocking calls, and functions that keep waiting after a cancellation.
 
-Stores, model calls and leases have separate pools, so that a summary that takes a minute does not
-delay storing a message or renewing a lease.
+Stores, model calls and leases have separate pools. A summary that takes a minute must not delay
+storing a message or renewing a lease.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def get_result_shielded(future: asyncio.Future[T]) -> T:
 
 
 def start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """Start a task. Keep it in `tasks` until it ends, so that it is not garbage-collected."""
+    """Start a task. Until the task ends, `tasks` keeps it from being garbage-collected."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -70,7 +70,7 @@ _LEASE_THREADS: Final = 4
 
 
 class ThreadPool:
-    """Threads that run calls for one event loop. Only that event loop may use the methods.
+    """Threads that run calls for one event loop. Only code in that event loop may use the pool.
 
     A ThreadPool has about half of the overhead of a ThreadPoolExecutor, whose futures have locks
     and are copied into asyncio futures. Results that arrive together wake the event loop once.
@@ -83,10 +83,10 @@ class ThreadPool:
         self._threads: list[Thread] = []
         self._calls = SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None]()
         self._pending = 0
-        """Number of calls whose result the event loop has not got."""
+        """Number of calls whose result the event loop has not received."""
         self._results: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._is_woken = False
-        """Whether the event loop will look for results."""
+        """Whether the event loop is about to call `deliver_results`."""
         _pools.add(self)
 
     def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
@@ -122,12 +122,12 @@ class ThreadPool:
             thread.join()
 
     def end_threads(self) -> None:
-        """Tell the threads to end after the queued calls, without waiting for them."""
+        """Tell the threads to end after the queued calls; do not wait for the threads."""
         for _ in self._threads:
             self._calls.put(None)
 
     def deliver_results(self) -> None:
-        """Give the results to the callers."""
+        """Set the results of finished calls in the futures of the callers."""
         self._is_woken = False  # set first, so that a later result wakes the loop again
         while self._results:
             future, result, error = self._results.popleft()
@@ -184,15 +184,15 @@ class Threads:
                 ("lease", _LEASE_THREADS),
             )
         }
-        # Threads that were not closed end with the last reference to this object.
+        # If `close` is never called, the threads end when this object is garbage-collected.
         for pool in self._pools.values():
             weakref.finalize(self, pool.end_threads).atexit = False
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a function that reads or writes a store, and return its result.
 
-        A cancelled caller still waits until the function has ended, because a started write cannot
-        be undone.
+        A cancelled caller waits until the function has ended, because a started write cannot be
+        undone.
         """
         return await get_result_shielded(self._submit("store", function, *args, **kwargs))
 
@@ -213,7 +213,7 @@ class Threads:
         return self._submit("lease", function, *args, **kwargs)
 
     def close(self) -> None:
-        """Close the pools, after the calls in progress have ended."""
+        """Cancel the queued calls, wait for the calls in progress, and close the pools."""
         self._closed = True
         for pool in self._pools.values():
             pool.cancel_waiting_calls()

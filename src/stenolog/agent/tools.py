@@ -2,7 +2,7 @@
 
 The type hints become the JSON schema for the model, and arguments are checked against the schema.
 The docstring describes the function, and `Annotated[str, "…"]` describes an argument. A parameter
-of type `ToolContext` is hidden from the model and gets the session of the call.
+of type `ToolContext` is hidden from the model and tells the function its session.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ def tool(
     alone: bool = False,
     timeout: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Create a tool from a function; with arguments, return a decorator.
+    """Create a tool from a function. Without a function, return a decorator.
 
     Raises UsageError if a type hint is missing or has no JSON schema.
     """
@@ -164,7 +164,7 @@ def result_as_text(result: object, *, limit: int) -> str:
             text = msgspec.json.encode(result).decode()
         except (TypeError, ValueError, msgspec.MsgspecError):
             text = str(result)
-    # Join surrogate pairs into one character: stores reject unpaired halves.
+    # Join each pair of surrogates into one character, because stores reject single surrogates.
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     if len(text) <= limit:
         return text
@@ -253,7 +253,7 @@ STOPPED_TEXT: Final = "[stopped by the user before it ended; it may have done it
 
 
 def result_for_cut_off_call(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
-    """Return an error result for a call that was cut off at the model's limit."""
+    """Return an error result for a tool call that was cut off at the model's output limit."""
     name = call["function"]["name"]
     text = "Error: the answer was cut off at the model's limit, and so this call was not made"
     on_event(ToolStarted(id=call["id"], name=name, arguments=call["function"]["arguments"]))

@@ -59,13 +59,13 @@ SAME_CALLS_TEXT: Final = "I stopped here: the same tools were called again and a
 STEP_LIMIT_TEXT: Final = "I stopped here: after {count} steps there was still no answer."
 
 _MAX_SAME_ROUNDS: Final = 3
-"""Number of identical rounds of calls and results in a row that ends the turn."""
+"""Number of rounds in a row with the same tool calls and results after which the turn ends."""
 _MAX_SEARCHED_MESSAGES: Final = 50
 _MAX_CHECKED_MESSAGES: Final = 8
 _MAX_MEMORY_SEARCHES: Final = 3
 """Maximum number of memory searches; after that, the turn continues without memories."""
 TRIES_FIELD: Final = "tries"
-"""Meta field of a session that counts how often its open tool calls were repeated."""
+"""Meta field of a session that counts how often tool calls without a result were run again."""
 _MAX_CALL_TRIES: Final = 3
 _NOT_ANSWERED: Final = -1
 HIDDEN_UNANSWERED_TEXT: Final = (
@@ -77,10 +77,10 @@ HISTORY_CHANGED_TEXT: Final = (
 )
 
 CancelReason = Literal["", "left", "lost"]
-"""Reason for a cancellation.
+"""Reason for the cancellation of a turn.
 
-left: the program ends, and the next start resumes the turn. lost: another process has the lease.
-empty: the user or client stopped the answer.
+`left` means that the program ends, and the next start resumes the turn. `lost` means that another
+process has the lease. An empty reason means that the user or client stopped the answer.
 """
 
 
@@ -99,7 +99,7 @@ class _Request(NamedTuple):
 
 
 class Turn:
-    """One turn of a session. Only the lease holder may run it."""
+    """One turn of a session. Only the lease holder may run a turn."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class Turn:
     ) -> None:
         """Create a turn.
 
-        `user_seq`: seq of the user message that the turn is run for. `view`: an earlier view of the
-        session, so that only newer messages are read. `release`: function that releases the lease,
-        called in the thread that has stored the final answer.
+        `user_seq`: seq of the user message that started the turn. `view`: an earlier view of the
+        session, so that only newer messages are read. `release`: a function that releases the
+        lease; the thread that stores the final answer calls it.
         """
         self._options = options
         self._instance = instance
@@ -133,17 +133,17 @@ class Turn:
         self._streamed = StreamedAnswer()
         self._seen = SeenMessages(upto=0)
         self._model_and_seconds = ("", 0.0)
-        """Name of the model that answered last, and the seconds it took."""
+        """Name of the model that answered last, and the duration of its answer in seconds."""
         self._prompt_tokens: int | None = _NOT_ANSWERED
         """Tokens that the provider counted in the last request; None if it reported no count."""
         self._release = release
         self._final_text = ""
         """Text of the final answer while the answer is being stored."""
         self._final_seq: int | None = None
-        """Seq of the final answer after it was stored and the lease released."""
+        """Seq of the final answer; set when the answer is stored and the lease is released."""
         self._recalled: tuple[str, RecallResult] = ("", RecallResult())
         self._sources: dict[str, tuple[str, int] | None] = {}
-        """Sessions of the recalled messages, as returned by `_sources_of`."""
+        """Sessions that contain the recalled messages, as returned by `_sources_of`."""
         self._result_texts: dict[str, str] = {}
         self.view = view
         """Last view that this turn read; None before the first read, or without a session."""
@@ -162,8 +162,8 @@ class Turn:
     async def run(self) -> Answer:
         """Run until the model has answered. Raise the errors of the model and the store.
 
-        If the turn is cancelled, `cancel_reason` decides: the turn either stores and returns the
-        text so far with a mark, or raises and leaves the log unchanged.
+        If the user stops the turn, store and return the text so far with the mark "[interrupted]".
+        If `cancel_reason` is set, raise an error and leave the log unchanged.
         """
         try:
             return await self._answer()
@@ -185,12 +185,12 @@ class Turn:
             return interrupted_answer
 
     async def close(self, reason: str) -> Answer:
-        """Close a turn that is not resumed, with a mark that the user sees."""
+        """End a turn that will not be resumed: store the answer "[interrupted]" with `reason`."""
         await self._finish_calls(await self._read_state(), repeat=False)
         return await self._interrupt(reason, all_answered=True)
 
     async def _answer(self) -> Answer:
-        # With unsaved messages, the log alone does not show the pending calls.
+        # While messages are unsaved, the log alone does not show the pending calls.
         all_saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
         outcome = await self._request(check=all_saved)
         if isinstance(outcome, Answer):
@@ -241,7 +241,7 @@ class Turn:
         return [call for call in reply.calls if call not in client_calls], client_calls
 
     def _hand_over_calls(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
-        """Return the pending calls of a turn that waits for its client again."""
+        """Return an Answer with the tool calls whose results the client has not stored yet."""
         last = next(message for message in reversed(history) if calls_of(message.to_dict()))
         return self._make_answer(text_parts_of(last.to_dict()), last.seq, calls=calls)
 
@@ -256,10 +256,10 @@ class Turn:
     async def _request(self, *, check: bool) -> "_Request | TurnState | Answer":
         """Read the session and build the next request, in one thread call.
 
-        `check`: return an answer that the log already has, or the pending calls if tool calls have
-        no result. Raises _HistoryChanged if the user message is hidden now.
+        With `check`, return the answer if the log already has one, or the TurnState if tool calls
+        have no result. Raises _HistoryChanged if the user message is hidden now.
         """
-        # An unsaved message that is written while the log is read would be sent twice.
+        # If an unsaved message were stored while the log is read, the model would get it twice.
         async with self._unsaved.pause_writes():
             unsaved, once = self._unsaved.bodies, self._unsaved.newest_once
             return await self._threads.run_model(self._build_request, unsaved, once, check=check)
@@ -289,7 +289,7 @@ class Turn:
         return _Request(model, recalled, self._attempt, once)
 
     def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
-        """Update `view`. Raise _HistoryChanged if the user messages of the turn are hidden."""
+        """Update and return `view`. Raise _HistoryChanged if the user messages are hidden."""
         view = self._read_view()
         if view is None or unsaved:
             return view
@@ -298,12 +298,12 @@ class Turn:
         return view
 
     def _is_prompt_hidden(self, view: SessionView) -> bool:
-        """Return whether all messages that this turn answers are hidden."""
+        """Return whether all user messages that this turn answers are hidden in `view`."""
         asked_seqs = self._asked_seqs
         return bool(asked_seqs) and asked_seqs.isdisjoint(message.seq for message in view.messages)
 
     def _read_view(self) -> SessionView | None:
-        """Update `view`; return None if no message of the session is stored yet.
+        """Update and return `view`; return None if no message of the session is stored yet.
 
         Raises NoSuchSession if the session is gone.
         """
@@ -343,9 +343,9 @@ class Turn:
     def _recall(
         self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]
     ) -> RecallResult:
-        """Search the memory for the user's newest text, once per text.
+        """Search the memory for the user's newest text; search again only if the text changes.
 
-        The search is repeated if a session with recalled messages was deleted or purged since.
+        The search is also repeated if a session with recalled messages is deleted or purged.
         """
         history = () if view is None else view.messages[-_MAX_SEARCHED_MESSAGES:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
@@ -367,10 +367,10 @@ class Turn:
         return self._recalled[1]
 
     def _sources_of(self, recalled: RecallResult) -> dict[str, tuple[str, int] | None]:
-        """Return uid and generation of the sessions that messages were recalled from.
+        """Return uid and generation of each session that contains recalled messages, by key.
 
-        The generation increases when messages are purged. None stands for a session that is gone or
-        unreadable.
+        The generation increases when messages are purged. The value is None for a session that is
+        gone or unreadable.
         """
         sources: dict[str, tuple[str, int] | None] = {}
         for hit in recalled.found:
@@ -418,9 +418,9 @@ class Turn:
             attempt.answered(lambda: prompt)
 
     def summarize_if_needed(self, view: SessionView) -> bool:
-        """Summarize the session after the turn if a summary is due; return whether it was written.
+        """Summarize the session if a summary is due; return whether a summary was written.
 
-        `view`: the session after the turn. This call blocks.
+        `view`: view of the session after the turn. This call blocks.
         """
         context = self._instance.context(self._instance.chosen_model(view.info.meta))
         options = self._options
@@ -469,9 +469,10 @@ class Turn:
         await self._instance.tool_runner.run(calls, context, on_event=self._emit, keep=keep)
 
     async def _finish_calls(self, state: TurnState, *, repeat: bool) -> None:
-        """Store results for the calls that a killed process left open.
+        """Store results for the tool calls that a killed process left without a result.
 
-        Repeatable calls run again. Other calls get a result that says that their effect is unknown.
+        With `repeat`, repeatable calls run again. Other calls get a result that says that their
+        effect is unknown.
         """
         calls_to_repeat = []
         for call in state.open_calls:
@@ -486,10 +487,10 @@ class Turn:
             await self._run_calls(calls_to_repeat)
 
     def _may_repeat_calls(self, state: TurnState) -> bool:
-        """Return whether open calls may be repeated: only the agent's own calls, a few times.
+        """Return whether tool calls without a result may run again.
 
-        Repeats are limited, because a tool may kill the program each time. Calls that another
-        program stored, or that a fork copied, do not run here.
+        The number of repeats is limited, because a tool may kill the program each time. Calls that
+        another program stored, or that a fork copied, must not run here.
         """
         if not state.open_calls or self.view is None:
             return True
@@ -535,10 +536,10 @@ class Turn:
         return task.result()
 
     async def _interrupt(self, reason: str, *, all_answered: bool = False) -> Answer:
-        """Store the text so far with a mark; open calls get a result with the reason.
+        """Store the text so far with a mark; tool calls without a result get STOPPED_TEXT.
 
-        Messages that arrived during the turn stay unanswered; with `all_answered` they count as
-        answered.
+        Messages that arrived during the turn stay unanswered. With `all_answered`, all user
+        messages count as answered.
         """
         if self._final_seq is not None:
             return self._make_answer(self._final_text, self._final_seq)
@@ -595,7 +596,8 @@ class Turn:
     ) -> int | None:
         """Store a message of this turn, unless the user message is hidden now.
 
-        `is_final`: the message is the last of the turn, so the same thread call releases the lease.
+        `is_final`: the message is the last message of the turn, so the thread that stores it also
+        releases the lease.
         """
         if self._has_dropped:
             return None
@@ -613,7 +615,7 @@ class Turn:
         self._emit(SaveFailed(count=1, text=HISTORY_CHANGED_TEXT))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
-        """Append a message if the session still needs it. This call blocks.
+        """Append a message if the session still needs the message. This call blocks.
 
         Raises NoSuchSession if the session is gone, and _HistoryChanged.
         """
@@ -639,7 +641,7 @@ class Turn:
         return seq
 
     def _append_and_release(self, body: Mapping[str, Any], once: str) -> int | None:
-        """Append the final answer, then release the lease. Blocks; raises as `_append`."""
+        """Append the final answer, then release the lease. Raise the errors of `_append`."""
         seq = self._append(body, once)
         if seq is not None and self._release is not None:
             self._final_seq = seq
@@ -647,9 +649,9 @@ class Turn:
         return seq
 
     def hide_late_messages(self, store: Store, view: SessionView) -> None:
-        """Hide the messages of this turn if its user message was hidden at the same time.
+        """Hide the messages that this turn stored if its user messages were hidden meanwhile.
 
-        `view`: the session after the turn. This call blocks.
+        `view`: view of the session after the turn. This call blocks.
         """
         if self.view is None or self.view.uid != view.uid or not self._is_prompt_hidden(view):
             return
@@ -707,9 +709,10 @@ def _is_same_message(message: Message, body: Mapping[str, Any]) -> bool:
 def find_answer(
     sessions: SessionStore, key: str, seq: int, history: Sequence[Message] | None = None
 ) -> Message | None:
-    """Return the answer to the message at this seq; for a hidden message, the message itself.
+    """Return the answer to the message at this seq, or None.
 
-    `history`: the visible messages, if the caller has read them. This call blocks.
+    If the message is hidden and has no answer, return the message itself. `history`: the visible
+    messages, if the caller has read them. This call blocks.
     """
     if history is None:
         history = sessions.get_history(key, after=seq - 1)
@@ -721,7 +724,7 @@ def find_answer(
 
 
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
-    """Return the Answer for a message of the log, or a notice that the message was hidden."""
+    """Return the Answer for a stored answer, or for a user message that was hidden unanswered."""
     body = message.to_dict()
     if body.get("role") == "assistant":
         text = text_parts_of(body)

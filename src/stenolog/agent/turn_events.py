@@ -29,7 +29,7 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """Maximum length of the answer in tokens."""
     sender: str | None = ""
-    """Verified sender, whose memory the model sees. None: the owner, for resumed turns."""
+    """Verified sender, whose memory the model sees. None means the owner of the session."""
 
     @property
     def client_tool_names(self) -> frozenset[str]:
@@ -55,8 +55,8 @@ def tool_name(definition: Mapping[str, Any]) -> str:
 class InboundMessage(Struct, frozen=True, kw_only=True):
     """A message from a user.
 
-    Sessions in which every user message has the same sender share one memory. The sender must be
-    empty if it is not verified, for example if it comes from a session key.
+    All sessions that have only messages of one sender share one memory. The sender must be empty if
+    it is not verified, for example if it comes from a session key.
     """
 
     key: str
@@ -134,7 +134,7 @@ class SummaryCreated(Struct, frozen=True, kw_only=True):
 
 
 class SaveFailed(Struct, frozen=True, kw_only=True):
-    """Messages could not be stored; `text` has the reason and what to do."""
+    """Messages could not be stored; `text` tells the reason and what to do."""
 
     count: int
     text: str
@@ -149,7 +149,7 @@ class SaveRecovered(Struct, frozen=True, kw_only=True):
 TEXT_KEPT: Final = "the text so far is kept"
 """Part of the notice that an answer broke off. Front ends recognize the notice by this text."""
 RETRY_HINT: Final = ", /retry asks again"
-"""End of the notice that an answer broke off; left out where users cannot send commands."""
+"""End of the notice that an answer broke off. Front ends without commands leave this text out."""
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -172,7 +172,10 @@ Event = (
     | Notice
 )
 EventHandler = Callable[[Event], None]
-"""Callback for events, called in the event loop. Must not block; its errors are logged."""
+"""Callback for events, called in the event loop.
+
+The callback must not block, and its errors are logged.
+"""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
 """Outcome of a message, as described in `Answer`."""
@@ -181,15 +184,15 @@ Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewh
 class Answer(Struct, frozen=True, kw_only=True):
     """The answer to a message or command.
 
-    The outcome is one of these. answered: the answer is in the log. calls: the client has to run
-    tools first. interrupted: the answer was stopped, and its text so far is kept. failed: the text
-    has the reason, and the user's message stays unanswered. again: the message was answered before.
-    elsewhere: another process has the lease, or another turn of this process answered the message.
-    command: the message was a command.
+    The outcome `answered` means that the answer is in the log. `calls` means that the client has to
+    run tools first. `interrupted` means that the answer was stopped, and its text so far is kept.
+    `failed` means that the user's message stays unanswered, and the text tells the reason. `again`
+    means that the message was answered before. `elsewhere` means that another process, or another
+    turn of this process, answered the message. `command` means that the message was a command.
     """
 
     key: str
-    """Key of the session for the next message, which differs after /new, /fork and /resume."""
+    """Key of the session for the next message; another key after /new, /fork and /resume."""
     text: str
     outcome: Outcome
     seq: int | None = None

@@ -1,7 +1,8 @@
-"""Recognizes unfinished turns that a stenolog agent started; only such turns are resumed.
+"""Recognizes unfinished turns that a stenolog agent started. Other turns are never resumed.
 
-The mark in the user message decides (docs/decisions/0012). Messages stored by another program and
-imported messages have no mark. Turns that a fork copied are resumed in the source session.
+A stenolog agent marks every user message that it receives (docs/decisions/0012). Messages stored by
+another program and imported messages have no mark. A turn that a fork copied is resumed only in the
+source session.
 """
 
 from collections import OrderedDict
@@ -22,17 +23,23 @@ _TAIL_MESSAGES: Final = 50
 """Number of newest messages to read first; they usually include the last user message."""
 _MAX_CACHED_SESSIONS: Final = 100_000
 _MAX_SCANNED_MESSAGES: Final = 200
-"""Number of messages that are searched for the user message of an answer."""
+"""Number of newest messages that are searched for the user message of an answer."""
 
 
 def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
-    """Return whether a stenolog agent received the last user message, at a seq above `after`."""
+    """Return whether a stenolog agent received the last user message.
+
+    If the last user message has no seq above `after`, return False.
+    """
     last = _last_user_message(history)
     return last is not None and last.seq > after and is_received(last.to_dict())
 
 
 def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
-    """Return whether a stenolog agent made the last tool calls, at a seq above `after`."""
+    """Return whether a stenolog agent stored the last tool calls.
+
+    If the message with the last tool calls has no seq above `after`, return False.
+    """
     last = next((message for message in reversed(history) if calls_of(message.to_dict())), None)
     return last is not None and last.seq > after and model_of(last.to_dict()) is not None
 
@@ -46,8 +53,8 @@ def read_forked_at(sessions: SessionStore, key: str) -> int:
 def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
     """Hide a message that a turn stored after its user message was hidden. This call blocks.
 
-    A turn hides a late message at its end, unless the process is killed before. Returns whether a
-    message was hidden. Only the lease holder may call this function.
+    The turn itself hides this message at its end, unless its process is killed first. Returns
+    whether a message was hidden. Only the lease holder may call this function.
     """
     seq = late_seq(sessions, view)
     if seq is None:
@@ -59,9 +66,10 @@ def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
 def late_seq(sessions: SessionStore, view: SessionView) -> int | None:
     """Return the seq of a message that was stored after its user message was hidden, or None.
 
-    A turn checks its user message before each write, so only the last message can be late. A late
-    message must be the newest write of the session. If messages were hidden later, for example by
-    `truncate_history`, the user wants to see the answer without the user message.
+    Before each write, a turn checks that its user message is still visible, so only the last
+    message can be late. A late message must be the newest write of the session. If messages were
+    hidden after that write, for example by `truncate_history`, the user wants to keep the answer
+    visible without its user message.
     """
     info = view.info
     if not view.messages or info.visible == info.count:
@@ -86,11 +94,14 @@ def late_seq(sessions: SessionStore, view: SessionView) -> int | None:
 
 
 class ForeignTurns:
-    """Cache of unfinished turns of other programs. Each change of a session is examined once."""
+    """Cache of sessions with an unfinished turn of another program.
+
+    A cached session is examined again only after it has changed.
+    """
 
     def __init__(self) -> None:
         self._versions = OrderedDict[tuple[str | None, str], tuple[str, datetime | None]]()
-        """By agent and session: uid and time of the last change when the session was examined."""
+        """Uid and last change of each cached session, by agent and session key."""
 
     def includes(self, instance: AgentInstance, entry: Entry) -> bool:
         """Return whether another program started the unfinished turn of this session."""

@@ -42,7 +42,10 @@ _MAX_REMEMBERED_SEQS: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
-    """Messages that a model got: stored ones up to seq `upto`, unsaved ones up to key `once`."""
+    """The messages that a model received: those up to seq `upto`, and unsaved ones up to `once`.
+
+    `once` is an idempotency key; it is empty if the model received no unsaved message.
+    """
 
     upto: int
     once: str = ""
@@ -54,7 +57,7 @@ class _UnsavedMessage(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     once: str
     seen: SeenMessages | None
-    """Messages that the answer is based on. `upto` is stored when all of them have seqs."""
+    """Messages that the answer is based on; None for a message that is not an answer."""
 
     size: int = 0
 
@@ -69,13 +72,16 @@ class UnsavedMessages:
     def __init__(
         self, key: str, run: RunInThread, *, nonempty: "set[UnsavedMessages] | None" = None
     ) -> None:
-        """Create an empty queue. `nonempty`: set to which the queue adds itself with a message."""
+        """Create an empty queue.
+
+        `nonempty`: a set to which the queue adds itself when a message stays unsaved.
+        """
         self._key = key
         self._run = run
         self._nonempty = set() if nonempty is None else nonempty
         self._queue: list[_UnsavedMessage] = []
         self._stored_seqs: dict[str, int] = {}
-        """Seqs of messages that were unsaved for a while, by idempotency key."""
+        """Seqs of messages that were stored after a failed write, by idempotency key."""
         self._write_lock = asyncio.Lock()
 
     @property
@@ -94,7 +100,7 @@ class UnsavedMessages:
         return self._queue[-1].once if self._queue else ""
 
     def seq_of(self, once: str) -> int | None:
-        """Return the seq of a message that was unsaved before; None if it is not stored yet."""
+        """Return the seq of a message that was stored after a failed write, or None."""
         return self._stored_seqs.get(once)
 
     def answer_to(self, once: str) -> str | None:
@@ -150,9 +156,9 @@ class UnsavedMessages:
     ) -> int | None:
         """Store a message of a turn and return its seq; None if the message stays unsaved.
 
-        Only the lease holder may call this method. `append` replaces `add_full_message`: it runs in
-        a thread, and its errors are raised here. Raises UsageError if the store can never accept
-        the message, and LeaseLost.
+        Only the lease holder may call this method. `append`: a function to use instead of
+        `add_full_message`. The function runs in a thread, and its errors are raised here. Raises
+        LeaseLost, and UsageError if the store can never accept the message.
         """
         size = len(encode_message(body))
         message = _UnsavedMessage(body=body, once=secrets.token_hex(12), seen=seen, size=size)
@@ -278,7 +284,8 @@ class UnsavedMessages:
             append = partial(sessions.add_full_message, self._key)
         seq: int | None = await self._run(append, body, once=message.once)
         if seq is None:
-            # The facade does not return the reason. The idempotency key makes a retry safe.
+            # The SessionStore hides the error, so write to its store to get the error.
+            # The idempotency key makes this second write safe.
             seq = await self._run(_retry_write, sessions, self._key, body, message.once)
         return seq
 
@@ -295,12 +302,12 @@ def new_idempotency_key() -> str:
 def _retry_write(
     sessions: SessionStore, key: str, body: Mapping[str, Any], once: str
 ) -> int | None:
-    """Repeat the write on the store. Raise only errors that a retry cannot fix."""
+    """Repeat a write on the store itself. Raise only errors that a later retry cannot fix."""
     store = sessions.store
     try:
         return store.add_full_message(key, body, once=once)
     except OnceConflict as conflict:
-        # Another version of stenolog may have stored the same message with different marks.
+        # Another version of stenolog may have stored the same message with different metadata.
         if _stored_content(store, key, conflict.seq) == without_marks(body):
             return conflict.seq
         raise
@@ -313,7 +320,7 @@ def _retry_write(
 
 
 def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
-    """Return the message at this seq without stenolog's marks; None if it is unreadable."""
+    """Return the message at this seq without stenolog's metadata; None if it is unreadable."""
     try:
         messages = store.get_history(key, after=seq - 1, full=True)[:1]
     except StenologError:
@@ -322,7 +329,7 @@ def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
 
 
 def _failure_reason(sessions: SessionStore) -> str:
-    """Return the reason for the failed write, without the prefixes of the facade."""
+    """Return the reason for the failed write, without the prefixes that the SessionStore adds."""
     health = sessions.health()
     _, _, reason = (health.last_error or "").partition(" failed: ")
     return reason.partition(": ")[2] or "; ".join(health.problems) or "the store gave no reason"

@@ -1,6 +1,6 @@
 """The interface of chat apps: values, protocols, errors and shared rules.
 
-Telegram and webhooks implement the interface. Another app only needs its own `Channel`.
+Telegram and webhooks implement the interface. Support for another app needs only a new `Channel`.
 """
 
 import ipaddress
@@ -35,7 +35,7 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     origin: Destination | None = None
     """Destination of the answer; None if the answer is returned to the caller."""
     number: int = 0
-    """Position of the message in its chat. 0: the app has no numbers, and the inbox assigns one."""
+    """Position of the message in its chat; 0 if the app has no numbers (the inbox assigns one)."""
 
 
 class Channel(Protocol):
@@ -50,7 +50,7 @@ class Channel(Protocol):
         """Maximum length of a message in UTF-16 code units."""
 
     async def run(self, inbox: "Inbox") -> None:
-        """Pass messages to the inbox until the task is cancelled or the channel fails for ever.
+        """Pass messages to the inbox until the task is cancelled or the channel fails permanently.
 
         Raises no exceptions except CancelledError.
         """
@@ -83,12 +83,12 @@ class Undeliverable(Exception):
 
 
 def uses_tls(url: str) -> bool:
-    """Return whether the URL uses TLS, so that certificates are verified; false for `http`."""
+    """Return whether the URL uses TLS: true for every scheme except `http`."""
     return urlsplit(url).scheme != "http"
 
 
 def is_local(url: str) -> bool:
-    """Return whether a URL points to this machine, so that no proxy is used."""
+    """Return whether a URL points to this machine, for which no proxy is used."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host)

@@ -153,7 +153,7 @@ def _make_telegram(settings: Settings, token: str, claims: Claims, pause: float)
 
 
 def _open_claims_store(loop: AgentLoop, settings: Settings) -> Store | None:
-    """Open the store for claims; None if only one process can use the workspace."""
+    """Open the store for claims; return None if no other process shares the sessions."""
     place = loop.registry.agent().shared_place
     if place is None or not settings.channels.session_persistence:
         return None

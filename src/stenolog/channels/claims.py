@@ -1,8 +1,8 @@
 """Claims: only one gateway at a time polls an app, or delivers in a conversation.
 
-Each kind of work is a session in a separate store, in the namespace `channels` of the workspace.
-The lease of that session marks the process that does the work. The meta of the session keeps data
-for the next process. If only one process can exist, an in-memory store is enough.
+Each claim is a session in a separate store, in the namespace `channels` of the workspace. The
+process that holds the lease of the session holds the claim. The meta of the session keeps data for
+the next process. If only one process can exist, an in-memory store is enough.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _POLL_SECONDS: Final = 0.1
 
 
 class Claims:
-    """Leases for exclusive work. Owns the store and its threads."""
+    """The claims of all gateways on exclusive work. Owns the store and its threads."""
 
     def __init__(self, store: Store | None = None, *, ttl: float = _TTL_SECONDS) -> None:
         """Create the claims inside a running event loop.
@@ -41,9 +41,10 @@ class Claims:
     async def hold_claim(
         self, name: str, *, wait: bool = True, on_lost: Callable[[], None] = lambda: None
     ) -> AsyncIterator[None]:
-        """Hold the claim `name`. Raises StoreBusy if the claim is taken and `wait` is false.
+        """Hold the claim `name` inside the `async with` block.
 
-        `on_lost` is called if another process takes over the claim. Raises errors of the store.
+        Raises StoreBusy if the claim is taken and `wait` is false. `on_lost` is called if another
+        process takes over the claim. Raises errors of the store.
         """
         self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
@@ -99,12 +100,12 @@ class Claims:
 
 
 def delivery_claim(agent: str | None, key: str) -> str:
-    """Return the name, with a fixed length, of the claim to deliver answers in a session."""
+    """Return the name of the claim to deliver answers in a session; its length is fixed."""
     return f"delivery-{_place_digest(agent, key)}"
 
 
 def register_name(agent: str | None, key: str) -> str:
-    """Return the name of the session that lists the messages of a chat."""
+    """Return the name of the session in the claims store that lists the messages of a chat."""
     return f"said-{_place_digest(agent, key)}"
 
 

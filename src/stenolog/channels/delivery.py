@@ -1,11 +1,11 @@
 """Delivery of answers to an app, at most once.
 
 The log contains every answer exactly once, but an app cannot guarantee the same: a message that was
-sent just before a crash may or may not have arrived. So a mark in the session's meta is set to
-`sending` before the first piece and to `sent` after the last piece. A process that finds `sending`
-notifies the user and does not send the answer again. An answer without a mark was never sent, and
-is delivered at the next start. Answers that were certainly not sent are owed, even if later answers
-are sent.
+sent just before a crash may or may not have arrived. An answer is sent in pieces. A mark in the
+session's meta is set to `sending` before the first piece and to `sent` after the last piece. A
+process that finds `sending` notifies the user and does not send the answer again. An answer without
+a mark was never sent, and is delivered at the next start. An answer that was certainly not sent is
+recorded as owed, and is still sent after newer answers.
 """
 
 import asyncio
@@ -40,9 +40,13 @@ MARK_FIELD: Final = "delivery"
 """Meta field of a session that contains its delivery mark."""
 
 DeliveryState = Literal["sending", "sent", "unsure", "refused", "owed"]
-"""State of an answer. owed: certainly not sent. unsure: may have arrived; the user was notified."""
+"""Delivery state of an answer.
+
+`owed` means that the answer was certainly not sent. `unsure` means that the answer may have
+arrived, and that the user was notified.
+"""
 MAX_OWED: Final = 20
-"""Maximum number of owed answers per session. Only the newest are kept."""
+"""Maximum number of owed answers per session. Only the newest owed answers are kept."""
 
 
 class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,7 +55,7 @@ class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: int
     """Seq of the newest answer that a process started to send."""
     state: DeliveryState = field(name="mark")
-    """State of the last answer that was tried, which may be an owed answer older than `seq`."""
+    """State of the answer that was tried last, which may be an owed answer older than `seq`."""
     origin: Destination
     owed: list[int] = []
     """Seqs of the answers up to `seq` that were certainly not sent, in order."""
@@ -80,14 +84,17 @@ def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
 
 
 def is_due(mark: DeliveryMark | None, seq: int) -> bool:
-    """Return whether no process has started to send the answer at `seq`."""
+    """Return whether the answer at `seq` was certainly not sent, so that it must be sent."""
     return mark is None or seq > mark.seq or seq in mark.owed
 
 
 def make_sending_mark(
     mark: DeliveryMark | None, answer: DueAnswer, due: Sequence[DueAnswer]
 ) -> DeliveryMark:
-    """Return the mark for an answer that is being sent. Other answers up to its seq are owed."""
+    """Return the mark for an answer that is being sent.
+
+    Other due answers become owed, except answers above the `seq` of the new mark.
+    """
     last_seq = answer.seq if mark is None else max(mark.seq, answer.seq)
     owed = {other.seq for other in due if other.seq <= last_seq}.union(mark.owed if mark else ())
     owed.discard(answer.seq)
@@ -97,7 +104,7 @@ def make_sending_mark(
 
 
 def make_owed_mark(mark: DeliveryMark, seq: int) -> DeliveryMark:
-    """Return the mark after an answer was certainly not sent."""
+    """Return the mark that records that the answer at `seq` was certainly not sent."""
     return replace(mark, state="owed", owed=sorted({*mark.owed, seq})[-MAX_OWED:])
 
 
@@ -112,10 +119,11 @@ def due_answers(
 ) -> list[DueAnswer]:
     """Return the answers to send to a channel, sorted by seq, so that owed answers come first.
 
-    The result has only answers to messages above seq `after` that were stored at or after `since`.
-    The origin of a message is trusted if an agent received the message: the agent writes origin and
-    mark in one append. Older versions wrote the origin without a mark. Answers to messages without
-    a mark are sent if `allows` returns True for the origin.
+    The result has only answers to messages that have a seq above `after` and were stored at or
+    after `since`. The origin of a message is trusted if the message has the field `received`,
+    because an agent writes `origin` and `received` in one append. Older versions wrote `origin`
+    without `received`. Answers to messages without `received` are sent only if `allows` returns
+    True for the origin.
     """
     answers: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
@@ -124,7 +132,7 @@ def due_answers(
         if origin is None or origin.get("channel") != channel or message.at < since:
             continue
         if message.seq <= after:
-            continue  # the source of the fork sends this answer
+            continue  # the source session of the fork sends this answer
         if not is_received(body) and not allows(origin):  # guard: deliver-own-origin
             continue
         answer = answer_to(history[index:], message.seq)
@@ -144,7 +152,7 @@ UNSURE_NOTICE: Final = (
 _MAX_AGE: Final = timedelta(days=1)
 """Maximum age of a message whose answer is still delivered."""
 _MAX_RETRY_SECONDS: Final = 120.0
-"""Maximum seconds of retries for a message, in addition to delays that the app asks for."""
+"""Maximum total seconds between retries of a message; delays set by the app do not count."""
 _MAX_ATTEMPTS: Final = 5
 _PAGE_SIZE: Final = 200
 
@@ -192,7 +200,7 @@ class Delivery:
             return
         due_answer = DueAnswer(seq=answer.seq, text=text, origin=origin)
         if await self._try_deliver(instance, answer.key, due_answer):
-            # The app accepts messages again, so send the owed answers.
+            # The app accepts messages, so send the owed answers, too.
             try:
                 await self.send_due(instance, answer.key, only_owed=True)
             except StenologError as error:
@@ -201,7 +209,7 @@ class Delivery:
                 )
 
     async def stop_sending(self) -> None:
-        """Stop sending while marks can still be written; the next start continues."""
+        """Stop sending answers before the stores are closed; the next start continues."""
         self._stopped_sending = True
         self._stopping.set()
         if await cancel_and_wait(self._sending_tasks):
@@ -219,9 +227,10 @@ class Delivery:
     async def recover_answers(self) -> None:
         """Deliver the answers that a killed process left, in all sessions. Raises nothing.
 
-        Answers that no process started to send are sent. If the outcome of an answer is unknown,
-        the user is notified once. While another process is sending in a session, this method checks
-        again: a killed process keeps its claim until the claim expires.
+        Answers that no process started to send are sent. If it is unknown whether an answer
+        arrived, the user is notified once. If another process holds the claim of a session, the
+        session is checked again later, because a killed process keeps its claim until the claim
+        expires.
         """
         retries: list[tuple[AgentInstance, str, bool]] = []
         since = datetime.now(UTC) - _MAX_AGE
@@ -238,7 +247,7 @@ class Delivery:
             retries = [item for item in retries if not await self._recover_session(*item)]
 
     async def _recover_session(self, instance: AgentInstance, key: str, is_recent: bool) -> bool:
-        """Recover one session; return False if another process is sending there."""
+        """Recover one session; return False if another process holds the claim of the session."""
         if self._stopping.is_set():
             return True
         try:
@@ -276,7 +285,7 @@ class Delivery:
         self, instance: AgentInstance, key: str, mark: DeliveryMark | None
     ) -> list[DueAnswer]:
         answers = due_answers(
-            # The facade would return an empty history if the log cannot be read.
+            # `instance.sessions` would return an empty history if the log cannot be read.
             await self._loop.run(instance.store.get_history, key),
             mark=mark,
             channel=self.channel.name,
@@ -324,7 +333,7 @@ class Delivery:
     # --- one answer --------------------------------------------------------------------------
 
     async def _try_deliver(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
-        """Deliver an answer, and return whether it was sent now. Raises nothing."""
+        """Deliver an answer, and return whether this call sent the answer. Raises nothing."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             if self._stopped_sending:
                 return False
@@ -346,9 +355,10 @@ class Delivery:
             if not is_due(previous_mark, answer.seq):
                 return False
             if self._is_sending(previous_mark):
-                # A killed process was sending an answer, and the new mark replaces its record.
+                # A killed process was sending an answer, and the new mark replaces its mark.
+                # The user must be notified before the old mark is lost.
                 await self._notify_unsure(instance, key, previous_mark)
-            # A killed process may have left earlier answers. The new mark must not hide them.
+            # The new mark lists earlier answers that a killed process left unsent as owed.
             due = await self._find_due_answers(instance, key, previous_mark)
             mark = make_sending_mark(previous_mark, answer, due)
             sent_pieces: list[str] = []
@@ -409,7 +419,7 @@ class Delivery:
         except NoSuchSession:
             return None
         mark = read_mark(info.meta)
-        # Older versions copied the mark of the source into a fork.
+        # Older versions copied the mark of the source session into its fork.
         return None if mark is not None and mark.seq > info.last_seq else mark
 
     async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:

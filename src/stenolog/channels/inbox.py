@@ -2,7 +2,7 @@
 
 Messages of one chat are stored in the order in which they arrived. Chats do not wait for each
 other, and only /stop is processed out of order. A message becomes durable before the agent answers
-it. An app that resends unconfirmed messages may forget a message only when the message is durable.
+it. If an app resends unconfirmed messages, a message is confirmed only when it is durable.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from stenolog.stores.base import find_info
 
 
 MOVE_FIELD: Final = "goes_on_in"
-"""Meta field of a chat's first session that contains the last move of the chat."""
+"""Meta field of a chat's first session that records the chat's last move to another session."""
 _MAX_EARLIER_MOVES: Final = 50
 """Maximum number of earlier moves that are stored."""
 _MAX_UNSAVED_MOVES: Final = 10_000
@@ -52,7 +52,10 @@ _logger = logging.getLogger("stenolog")
 
 
 class ChatMove(Struct, frozen=True, kw_only=True):
-    """The move of a chat from session `before` to session `key`, by command number `number`."""
+    """The move of a chat from session `before` to session `key`.
+
+    `number` is the message number of the command that moved the chat.
+    """
 
     key: Annotated[str, Meta(min_length=1)]
     before: Annotated[str, Meta(min_length=1)]
@@ -84,9 +87,9 @@ def session_of(root: str, last_move: ChatMove | None, message: IncomingMessage) 
 class ChatSessions:
     """Sessions in which chats continue after /new, /resume and /fork.
 
-    The moves are stored in the meta of the chat's first session, its root. A message that an app
-    sends again after a move belongs to the session before the move. So each move has the number of
-    its command.
+    The moves are stored in the meta of the chat's first session, its root. If an app sends an old
+    message again after a move, the message belongs to the session before the move. To find that
+    session, each move records the message number of its command.
     """
 
     def __init__(self, loop: AgentLoop) -> None:
@@ -135,7 +138,7 @@ class ChatSessions:
     async def _last_move(self, instance: AgentInstance, root: str) -> ChatMove | None:
         if (instance.id, root) in self._unsaved_moves:
             return self._unsaved_moves[instance.id, root]
-        # Catching temporary errors would store the message in the wrong session.
+        # If this error were caught, the message would be stored in the wrong session.
         info = await self._loop.run(find_info, instance.store, root)
         return None if info is None else read_move(info.meta)
 
@@ -153,14 +156,14 @@ def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
 
 
 # --- register -------------------------------------------------------------------------------------
-# Programs send ids without numbers, so the register assigns a number to each message.
+# Messages of webhooks have ids but no numbers, so the register assigns a number to each message.
 # A message that is sent again keeps its number.
 # The number shows whether a repeated message came before or after the chat moved to a new session.
 # The log contains no commands, so a session of the claims store lists the ids in order of arrival.
 
 
 _REJECTED_PREFIX: Final = "undone-"
-"""Prefix of the meta field of a command that was started, but rejected before it ran."""
+"""Prefix of the meta field that records that a command was rejected before it ran."""
 
 
 class MessageRegister:
@@ -191,14 +194,14 @@ class MessageRegister:
             return 0
 
     async def begin_command(self, register_session: str, message: IncomingMessage) -> bool:
-        """Return whether to execute a command: False if any process has started the command before.
+        """Return whether to execute a command. Return False if a process has already started it.
 
-        A command is not executed again after a crash, because it may have had an effect.
+        After a crash, a command is not executed again, because it may have had an effect.
         """
         if not message.number:
             return True
         try:
-            # Each attempt has different content, so only one process succeeds.
+            # Each attempt uses the same key with different content, so only one process succeeds.
             once = f"{_digest(message.id)}-begun"
             await self._claims.number_for(register_session, once, secrets.token_hex(8))
         except OnceConflict:
@@ -255,11 +258,11 @@ _TYPING_SECONDS: Final = 4.0
 class PendingMessage(Struct, frozen=True, kw_only=True):
     """A message that is being processed.
 
-    Without a delivery, `answer` raises UsageError for a message that can never be stored.
+    If the inbox has no delivery, `answer` raises UsageError for a message that can never be stored.
     """
 
     durable: asyncio.Future[bool]
-    """Whether the app may forget the message. False: the app must send the message again."""
+    """Whether the app may forget the message. If False, the app must send the message again."""
     answer: "asyncio.Task[Answer | None]"
     """Task whose result is the answer, or None if no answer is due."""
 
@@ -293,7 +296,7 @@ class Inbox:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._recovering: set[asyncio.Task[Any]] = set()
         self._crashes: dict[str, int] = {}
-        """Number of crashes while a message was processed, by its id."""
+        """Number of crashes during the processing of each message, by message id."""
         self._failed_ids: set[str] = set()
         """Ids of messages that were neither stored nor answered."""
 
@@ -361,7 +364,7 @@ class Inbox:
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
             if (durable.done() and durable.result()) or self._crashes_too_often(message):
-                # The app does not send the message again.
+                # The app will not send the message again, so notify the sender.
                 _set_durable(durable, True)
                 await self._notify_sender(message, _INTERNAL_ERROR_TEXT)
             return None
@@ -388,7 +391,7 @@ class Inbox:
         is_durable = answer.outcome != "failed" or answer.saved
         _set_durable(durable, is_durable)
         if not is_durable and not self._is_first_failure(message):
-            return answer  # the user was notified the first time
+            return answer  # the user was notified at the first failure
         if self._delivery is not None and message.origin is not None:
             await self._delivery.deliver(instance, answer, text_for_user(answer), message.origin)
         return answer
@@ -398,7 +401,8 @@ class Inbox:
     ) -> Answer | None:
         """Pass a message to the agent, and wait until the message is durable or answered.
 
-        Return an answer if the agent was not called, because the command was executed before.
+        If the command was executed before, return an Answer without calling the agent. Otherwise
+        return None.
         """
         root = await self._loop.run(instance.resolve_key, base)
         register_session = register_name(instance.id, root)
@@ -436,7 +440,7 @@ class Inbox:
         )
 
     def _crashes_too_often(self, message: IncomingMessage) -> bool:
-        """Count a crash while a message was processed; return whether to stop retrying it."""
+        """Count a crash during the processing of a message; return whether to stop retrying."""
         crashes = self._crashes.pop(message.id, 0) + 1
         if crashes >= _MAX_CRASHES:
             return True
@@ -458,7 +462,7 @@ class Inbox:
             await self.send_notice(message.origin, text)
 
     async def keep_typing(self, origin: Destination) -> None:
-        """Show that an answer is being written, until cancelled."""
+        """Show that an answer is being written, until this task is cancelled."""
         while self._delivery is not None:
             await self._delivery.channel.show_typing(origin)
             await asyncio.sleep(_TYPING_SECONDS)

@@ -1,7 +1,7 @@
 """Splits a long answer into messages of an app. Pure functions.
 
-A text is cut at a paragraph, else at a line, a sentence, a word, else anywhere. A code block that
-is cut is closed in one message and opened again in the next.
+A text is cut at the end of a paragraph if possible, else of a line, sentence or word, else
+anywhere. A code block that is cut is closed in one message and opened again in the next.
 """
 
 import re
@@ -15,7 +15,10 @@ MIN_LIMIT: Final = 64
 _FENCE: Final = "```"
 _CLOSE: Final = f"\n{_FENCE}"
 _MAX_OPENING_LENGTH: Final = 24
-"""Maximum length of a code block's first line; of a longer line only the fence is repeated."""
+"""Maximum length of a first line that is repeated when a code block is opened again.
+
+If the first line is longer, only the fence is repeated.
+"""
 _CLOSING_FENCE_PATTERN: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
 _BREAK_PATTERNS: Final = (
     re.compile(r"\n[ \t]*\n"),
@@ -25,7 +28,7 @@ _BREAK_PATTERNS: Final = (
 )
 _SENTENCE_BREAK_INDEX: Final = 2
 _MIN_LENGTH_DIVISOR: Final = 3
-"""A message must not be shorter than the limit divided by this number, if it is cut at a break."""
+"""A message that is cut at a break has at least the maximum length divided by this number."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
@@ -62,7 +65,7 @@ def split_pieces(text: str, limit: int) -> list[Piece]:
     rest, fence = text.strip("\n"), ""
     while rest.strip():
         if fence and (closing := _CLOSING_FENCE_PATTERN.match(rest)):
-            # The previous message has closed the block.
+            # The previous message has already closed the code block.
             rest, fence = rest[closing.end() :].lstrip(), ""
             continue
         prefix = f"{fence}\n" if fence else ""
@@ -73,7 +76,7 @@ def split_pieces(text: str, limit: int) -> list[Piece]:
         body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
         fence_before, fence = fence, _find_open_fence(body, fence)
         if fence and not fence_before and "\n" in between and body.endswith(f"\n{fence}"):
-            # A block's first line moves to the next message with its code.
+            # The first line of a code block moves to the next message, together with its code.
             body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
         if body.strip():
             pieces.append(Piece(opening=prefix, body=body, closing=_CLOSE if fence else ""))

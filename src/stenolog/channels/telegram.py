@@ -50,8 +50,8 @@ from stenolog.settings.values import TelegramSettings
 class Offsets:
     """The states of Telegram's updates: open, durable, or to be fetched again. Does no I/O.
 
-    Telegram forgets the updates below the requested number. So the requested number never passes an
-    update that is not durable, even if later updates are durable.
+    Telegram forgets the updates below the requested number. Therefore the requested number never
+    passes an update that is not durable, even if later updates are durable.
     """
 
     def __init__(self, *, known_below: int = 0) -> None:
@@ -233,7 +233,7 @@ class Telegram:
                     # The wait is limited, because messages of other chats may arrive.
                     await asyncio.wait(settle_tasks, timeout=self._pause / 2)
                 if offsets.has_open_updates and not new_numbers:
-                    # The server returns unconfirmed updates again immediately.
+                    # The server would return the unconfirmed updates immediately, so wait first.
                     await asyncio.sleep(self._pause)
                 if offsets.next != previous_number:
                     with suppress(StenologError):
@@ -396,6 +396,6 @@ async def _send_notice(inbox: Inbox, origin: Destination) -> bool:
 
 
 async def _settle(durable: asyncio.Future[bool] | None, number: int, offsets: Offsets) -> None:
-    """Record whether an update is durable."""
+    """Wait for the result of an update, and record whether the update is durable."""
     # The wait is shielded: when polling stops, messages that have arrived are still processed.
     offsets.settle_update(number, durable=durable is None or await asyncio.shield(durable))

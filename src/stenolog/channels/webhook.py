@@ -1,8 +1,8 @@
 """Webhooks: programs send signed messages, and get the answers in the response or at a reply URL.
 
 The signature authenticates the sender; no other token is needed. An unknown webhook gets the same
-response as a wrong signature. A signature can be checked only after the body was read, so the
-number of bodies that are being received and the time for each are limited.
+response as a wrong signature. A signature can be checked only after the body was read. Therefore
+the number of bodies that are received at once is limited, and so is the time for each body.
 
 A signature is `t=SECONDS,v1=HEX`. HEX is the HMAC-SHA256 of `SECONDS.` and the body, with the
 shared secret.
@@ -184,12 +184,12 @@ class Webhook:
 
 
 def channel_name(name: str) -> str:
-    """Return the channel name of a webhook, which no other kind of channel has."""
+    """Return the channel name of a webhook. No other kind of channel has the same name."""
     return f"webhook-{name}"
 
 
 def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
-    """Return the route that receives the messages of these webhooks: `/webhooks/NAME`."""
+    """Return the route `/webhooks/NAME`, which receives the messages of these webhooks."""
     if not hooks:
         return []
     webhooks_by_name = {hook.name: (hook, inbox) for hook, inbox in hooks}
@@ -243,7 +243,7 @@ async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
         return _error(400, "usage_error", str(error))
     has_failed = answer is None or answer.outcome == "failed" or answer.error is not None
     text = "" if answer is None else answer.text if answer.error is None else text_for_user(answer)
-    # The text is also empty if another process took the turn over, or if this process shuts down.
+    # The text is empty if another process took over the turn, or if this process shuts down.
     # The next request with the same id gets the answer.
     if answer is None or (has_failed and not text):
         return _error(503, "not_answered", "the message was not answered; send it again")
@@ -258,8 +258,8 @@ class BodyDropped(Exception):
 class PendingBodies:
     """The bodies that are being received, limited in number and time.
 
-    A signature cannot be checked before its body is complete. So that slow senders do not block
-    other senders, the oldest body is dropped if there are too many.
+    A signature cannot be checked before its body is complete. If too many bodies are being
+    received, the oldest body is dropped, so that slow senders do not block other senders.
     """
 
     def __init__(self, limit: int = MAX_PENDING_BODIES, seconds: float = MAX_BODY_SECONDS) -> None:
@@ -274,7 +274,7 @@ class PendingBodies:
             return None
         if len(self._limits) >= self._limit:  # guard: webhook-bodies-limited
             oldest_timeout = next(iter(self._limits))
-            if not oldest_timeout.expired():  # the body may have lost its slot
+            if not oldest_timeout.expired():  # an expired body gives up its slot anyway
                 del self._limits[oldest_timeout]
                 oldest_timeout.reschedule(asyncio.get_running_loop().time())
         timeout = asyncio.timeout(self._seconds)

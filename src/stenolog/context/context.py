@@ -41,7 +41,7 @@ _MODEL_SIGNATURE: Final = "model is called as model(messages)"
 MAX_RETRIES: Final = 2
 """Maximum number of retries with a shorter request after a request was too long."""
 _SHORTEN_FACTOR: Final = 0.6
-"""Factor that shortens the next request if the provider does not state its limit."""
+"""Share of the tokens that the next request may have if the provider does not state its limit."""
 _STATED_LIMIT_SHARE: Final = 0.9
 """Share of a provider's stated limit that is used, because our token counts are estimates."""
 
@@ -53,9 +53,9 @@ class Context:
 
     `store`: a store, or the result of `open_sessions`. `complete`: the model that writes summaries;
     without a model, summaries quote the messages. `complete_limits`: limits of that model, if they
-    differ from `limits`. `on_event` is called after each summary; its errors are logged. With a
-    `catalog`, the token counts that the provider of `model` reports are kept there for the next
-    run. Thread-safe. Raises UsageError if `store` is not a store or `complete` cannot be called.
+    differ from `limits`. `on_event` is called after each summary; its errors are logged. `catalog`:
+    keeps the token counts that the provider of `model` reports, for the next run. Thread-safe.
+    Raises UsageError if `store` is not a store or `complete` cannot be called.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Context:
         unsaved: Sequence[Mapping[str, Any]] = (),
         view: SessionView | None = None,
     ) -> "Attempt":
-        """Start a request in steps, for callers that call the model themselves.
+        """Start a request for a caller that calls the model itself.
 
         Raises ContextTooSmall. `view`: view of the session, if the caller has just read it.
         """
@@ -158,7 +158,7 @@ class Context:
     ) -> SummaryReport | None:
         """Summarize after a turn, if a summary is due. Return None if nothing was hidden.
 
-        `view`: as for `start_request`.
+        `view`: view of the session, if the caller has just read it.
         """
         state = None if view is None else state_of_view(view)
         return self._summarize(key, "auto", self.limits, memory, state=state)
@@ -166,21 +166,22 @@ class Context:
     def has_room(self, window: Window, history: Sequence[Message]) -> bool:
         """Return whether a session is far below the limits, so that no summary is due.
 
-        `window`: the last request. `history`: the visible messages, which have only grown since. A
-        cheap check after each turn: False means that the session must be counted.
+        `window`: the last request. `history`: the visible messages, which must include all messages
+        of the request. This check is cheap. False means that the tokens of the session must be
+        counted.
         """
         is_long = len(history) > self.limits.max_history_messages
         if is_long or window.left_out or window.elided or window.summary_cut:
             return False
         newer_messages = (message for message in history if message.seq > window.upto)
         used_tokens = window.tokens + sum(map(self.tokens.message, newer_messages))
-        # The provider's count may have doubled the calibration since the request.
+        # Half of the room stays free, because a new provider count may double the calibration.
         return used_tokens <= self.limits.room // 2
 
     def summarize(self, key: str) -> SummaryReport | None:
-        """Summarize on request, to at most half of the tokens.
+        """Summarize on request, so that at most half of the tokens remain.
 
-        Return None if nothing can be hidden.
+        Return None if no message can be hidden.
         """
         return self._summarize(key, "manual", self.limits, "")
 
@@ -331,7 +332,7 @@ class Attempt:
         """
         context = self._context
         if self._stated_limit is not None:
-            # A stated limit that led to an answer applies to later requests, too.
+            # The model answered a request within the stated limit, so later requests use the limit.
             with context._calibration_mutex:
                 context.limits = context.limits.at_most(self._stated_limit)
         try:
@@ -375,6 +376,6 @@ def _next_limits(limits: Limits, window: Window, overflow: ContextOverflow) -> L
     """Return the limits for the next attempt."""
     if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
         return limits.at_most(int(overflow.limit * _STATED_LIMIT_SHARE))
-    # The rejected request may have been far below `max_context_tokens`.
+    # Start at the size of the rejected request, which may be far below `max_context_tokens`.
     sent_tokens = window.tokens + limits.answer
     return limits.at_most(int(min(sent_tokens, limits.max_context_tokens) * _SHORTEN_FACTOR))

@@ -1,8 +1,8 @@
 """Messages in the form that providers accept: every call has its result, and ids are unique.
 
-Each result is written directly after its call, in the order of the calls, and nowhere else. So
-messages between a call and its result move after the result, orphaned and duplicate results are
-dropped, and a call without a result gets the result `NO_RESULT`.
+Each result follows directly after its call, in the order of the calls. Messages between a call and
+its result are moved after the result. Orphaned and duplicate results are dropped. A call without a
+result gets the result `NO_RESULT`.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ class ProviderRequirements(Struct, frozen=True, kw_only=True):
 
 
 class RequestMessage(Struct, frozen=True, kw_only=True):
-    """A message in the form in which it is sent, with its origin."""
+    """A message in the form in which it is sent, with its seqs and its turn."""
 
     body: Body
     seqs: tuple[int | None, ...]
@@ -87,10 +87,10 @@ def to_request_messages(
 
 
 def _order_by_answers(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
-    """Move user messages that an answer has not seen after that answer.
+    """Move each user message that the next answer did not see to a place after the answer.
 
-    Such messages were stored while the answer was being written, so they precede the answer in the
-    log. Without the move, a model would consider the messages answered.
+    A message that was stored while an answer was being written precedes the answer in the log.
+    Without the move, a model would consider the message answered.
     """
     ordered: list[tuple[Body, int | None]] = []
     for body, seq in stored:
@@ -106,7 +106,7 @@ def _order_by_answers(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[B
 def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:
     """Merge user messages and insert a first user message where `needs` requires it.
 
-    This is the last step, because it depends on which messages are sent.
+    This step comes last, because its result depends on which messages are sent.
     """
     finished_messages: list[Body] = []
     for body in bodies:
@@ -136,7 +136,7 @@ class _Arrangement:
         self._answers = pair(bodies) if any(self._calls) else {}
         self._ids: set[str] = set()
         self._uses: Counter[str] = Counter()
-        """Number of further calls with the same id, by id."""
+        """Number of later calls that had the same id, by id."""
 
     def entries(self) -> list[RequestMessage]:
         turns = split_turns(self._bodies, self._answers, self._calls)
@@ -163,10 +163,10 @@ class _Arrangement:
         return parts
 
     def _unique_id(self, id: str) -> str:
-        """Return `id`, or a similar id if another call of the request has it."""
+        """Return `id`, or a similar id if another call of the request already has `id`."""
         unique_id = id
         while unique_id in self._ids:
-            # Continue at the last number: a model may use the same id for all its calls.
+            # Continue at the last number, because a model may use one id for all its calls.
             self._uses[id] += 1
             unique_id = f"{id}_{self._uses[id] + 1}"
         self._ids.add(unique_id)
@@ -182,7 +182,7 @@ class _Arrangement:
                 seq, result = self._seqs[spot[0]], results_of(self._bodies[spot[0]])[spot[1]]
             body = self._result_message(call, ids[place], result)
             if call.in_content and messages:
-                # Providers of this format expect all results for a message in one message.
+                # Providers of this format expect all results of a message's calls in one message.
                 contents = [*messages[-1].body["content"], *body["content"]]
                 messages[-1] = RequestMessage(
                     body={"role": "user", "content": contents},

@@ -22,17 +22,17 @@ class ShortenedTurn(Struct, frozen=True, kw_only=True):
     elided: int
     """Number of shortened messages."""
     left_out: tuple[int | None, ...]
-    """Seqs of the messages that the shortened turn lacks."""
+    """Seqs of the messages that were left out of the turn."""
 
 
 def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
-    """Return the replacement for an elided text: its length and its seq."""
+    """Return the replacement for an elided text, with its number of tokens and its seq."""
     location = "" if seq is None else f"; full text at seq {seq}"
     return f"[… elided: {tokens.text(text):,} tokens{location}]"
 
 
 def cut_middle(text: str, keep_tokens: int, tokens: Tokens, *, mark: str) -> str:
-    """Return the start and the end of a text around `mark`, about `keep_tokens` tokens in total."""
+    """Return start and end of a text with `mark` between them, in about `keep_tokens` tokens."""
     share = keep_tokens / max(tokens.text(text), 1)
     while share > 0.01:
         kept_length = int(len(text) * share)

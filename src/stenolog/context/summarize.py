@@ -1,11 +1,12 @@
 """Plans and writes a summary: one checkpoint, and one event that reports the summary.
 
 An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
-field is set to the seq up to which the checkpoint will hide messages, and `undo` does not change
-meta. So a floor below that seq means that the last summary is not in effect. After a crash between
-the two writes, the floor is below that seq, too. After an undo or such a crash, the number of
-messages alone triggers no summary until a summary is made for another reason. The token budget is
-respected in any case. A checkpoint that fails resets the field.
+field is set to the seq up to which the checkpoint will hide messages. The checkpoint raises the
+session's floor to that seq. `undo` lowers the floor, but does not change `compacted`. A floor below
+`compacted` therefore means that the summary was undone, or that the process crashed before the
+checkpoint. After an undo or a crash, the number of messages alone triggers no summary until a
+summary is made for another reason. The token budget is respected in any case. A checkpoint that
+fails resets the field.
 
 The write of the field `compacted` also records which messages were withdrawn before
 (`stores/withdrawn_messages.py`), because withdrawn messages below the floor would look summarized.
@@ -45,7 +46,7 @@ class SummaryPlan(Struct, frozen=True, kw_only=True):
     upto: int
     """Seq of the last message to summarize."""
     expect_floor: int
-    """Floor that the session must still have when the summary is ready."""
+    """Floor of the session, which must be unchanged when the summary is ready."""
     uid: str = ""
     """Uid of the session for which the plan was made; empty if unknown."""
     summary: str
@@ -75,13 +76,12 @@ def plan_summary(
     overfull: bool = False,
     keep_from: int | None = None,
 ) -> SummaryPlan | None:
-    """Return the plan for a summary, or None if none is due or no message can be hidden.
+    """Return the plan for a summary; None if no summary is due or no message can be hidden.
 
     Messages are counted in the form in which they are sent. `fixed`: tokens of system prompt, tools
     and memory. `undone`: the last summary was undone, so the number of messages alone does not
-    trigger another summary. `overfull`: the window left messages out, which makes a summary due
-    whatever the token count. `keep_from`: first unanswered seq; messages from this seq on are not
-    hidden.
+    trigger another summary. `overfull`: the window left messages out, so a summary is due whatever
+    the token count. `keep_from`: first unanswered seq; messages from this seq on are not hidden.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
     turn_tokens: Counter[int] = Counter()
@@ -130,7 +130,7 @@ def _summary_reason(trigger: Trigger, *, over_tokens: bool, over_count: bool) ->
 
 
 def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int, count: int) -> int:
-    """Return the smallest number of turns to hide so that the rest meets both goals."""
+    """Return the smallest number of turns to hide so that the rest fits `tokens` and `count`."""
     remaining = costs.total()
     for number, turn in enumerate(turns):
         if turns[-1].end - turn.first <= count and remaining <= tokens:
@@ -145,7 +145,7 @@ COMPACTED_UPTO: Final = "compacted"
 
 
 class SessionState(Struct, frozen=True, kw_only=True):
-    """A session as read at one moment."""
+    """The state of a session at the moment of reading."""
 
     history: Sequence[Message]
     summary: str = ""
@@ -181,7 +181,7 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
     fallback: str = ""
     """Reason why the summary, or a part of it, was written without a model; empty otherwise."""
     dropped_lines: int = 0
-    """Number of lines that did not fit into the summary. Their messages are still in the log."""
+    """Number of lines that did not fit into the summary. The log still has the full messages."""
 
     def __str__(self) -> str:
         method = " without a model" if self.fallback else ""
@@ -308,7 +308,7 @@ def _summarized_upto(info: SessionInfo) -> int:
 
 
 def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[Span]) -> bool:
-    """Try to restore the meta after a failed summary; return whether the session is the same."""
+    """Try to restore the meta after a failed summary; False if the session is gone or replaced."""
     with suppress(StenologError):
         now = find_info(store, key)
         if now is None:

@@ -59,12 +59,12 @@ SCHEMA: Final[Mapping[str, Any]] = {
 
 _LINE_PREFIXES: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
 """Prefixes that make a line a heading or an item, if a space follows the prefix."""
-# Sections in the order in which they lose lines when a summary is too long.
+# The sections lose lines in this order when a summary is too long.
 _DROP_ORDER: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """The content of the hidden part of a conversation."""
+    """A summary of the hidden part of a conversation, in sections."""
 
     goals: tuple[str, ...] = ()
     decisions: tuple[str, ...] = ()
@@ -143,7 +143,11 @@ def update_summary(summary: Summary, answer: Mapping[str, Any]) -> Summary | Non
 
 
 def shorten_summary(summary: Summary, limit: int, tokens: Tokens) -> Summary:
-    """Return the summary within `limit` tokens. Quoted lines go first, facts last, oldest first."""
+    """Return the summary within `limit` tokens.
+
+    Quoted lines are dropped first and facts last. In each section, the oldest line is dropped
+    first.
+    """
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
     while True:
@@ -210,9 +214,12 @@ this part. Keep names, numbers, paths and dates exactly. Do not repeat lines of 
 
 _MAX_QUOTE_CHARACTERS: Final = 200
 MAX_MODEL_CALLS: Final = 20
-"""Approximate maximum number of model calls per summary. Older messages are only quoted."""
+"""Approximate maximum number of model calls per summary.
+
+If the calls are not enough, the oldest messages are only quoted.
+"""
 _MIN_PROMPT_TOKENS: Final = 256
-"""Minimum tokens of a prompt. A model that rejects even such a prompt is not asked again."""
+"""Minimum tokens of a prompt. A model that rejects a prompt of this size is not asked again."""
 
 
 class SummaryResult(Struct, frozen=True, kw_only=True):
@@ -327,7 +334,7 @@ class _SummaryWriter:
     def _ask_model(
         self, complete: CompletionFunction, prompt: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any] | None:
-        """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
+        """Return the model's answer, or None if it is unreadable. Raises _PromptTooLong."""
         try:
             answer = complete(prompt, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)

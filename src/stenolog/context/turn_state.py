@@ -1,8 +1,8 @@
-"""The state of a session's last turn: unanswered messages and open tool calls.
+"""The state of a session's last turn: unanswered messages and tool calls without a result.
 
 The state is derived from the visible messages. A finished answer is an assistant message without
-tool calls. It answers every user message that its model had seen (`catalog/message_metadata.py`).
-Messages after the last finished answer are an unfinished turn.
+tool calls. A finished answer answers every user message that its model had seen
+(`catalog/message_metadata.py`). Messages after the last finished answer are an unfinished turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,11 @@ class TurnRange(Struct, frozen=True):
 def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
     """Return the turns, which together contain all messages.
 
-    A turn starts at a user message that follows no open tool call. A call is open until its result.
-    A call without a result is open until the next assistant message, because the model then
-    received "[interrupted]" as the result. So a lost result does not merge all later messages into
-    one turn. Messages before the first user message form a separate turn.
+    A turn starts at a user message, unless a tool call is still open. A call is open until its
+    result. A call without a result is open until the next assistant message, because the model of
+    that message received "[interrupted]" as the result. Without this rule, a lost result would
+    merge all later messages into one turn. Messages before the first user message form a separate
+    turn.
     """
     return split_turns(bodies, pair(bodies))
 
@@ -93,9 +94,9 @@ class TurnState(Struct, frozen=True, kw_only=True):
     has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
     client_calls: tuple[ToolCall, ...] = ()
-    """Calls without a result that the client runs, unless the user sent a message instead."""
+    """Calls without a result that the client must run; none after a new user message."""
     abandoned: frozenset[str] = frozenset()
-    """Ids of the open calls that the client should have run."""
+    """Ids of those open calls that the client should have run before the newest user message."""
 
     @property
     def waits_for_client(self) -> bool:
@@ -113,7 +114,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
     newest_messages: list[tuple[Message, dict[str, Any]]] = []
     finished, seen_seq = None, 0
     for message in reversed(history):
-        # An answer has only seen earlier messages, so no answer before this point has seen more.
+        # An answer sees only earlier messages, so earlier answers cannot raise `seen_seq`.
         if message.seq <= seen_seq:
             break
         body = message.to_dict()

@@ -60,14 +60,14 @@ class Limits(Struct, frozen=True, kw_only=True):
         return max(self.room - fixed, 0)
 
     def summary(self, fixed: int = 0) -> int:
-        """Return the maximum tokens of a summary, so that a summary never displaces messages."""
+        """Return the maximum tokens of a summary. A longer summary could displace messages."""
         return max(self.history(fixed) // 8, self.room // 32)
 
     def enough_for(self, sent: int) -> int:
         """Return the smallest max_context_tokens with which `sent` tokens can be sent."""
         if self.reserve is not None:
             return sent + self.reserve
-        # A quarter of the context is a third of the tokens that are sent.
+        # The answer gets a quarter of the context, which is a third of the tokens that are sent.
         return sent + max(min(4_096, -(-sent // 3)), 1)
 
     def at_most(self, max_context_tokens: int) -> "Limits":
@@ -127,8 +127,8 @@ def build_window(
 ) -> Window:
     """Return the window for this history: its newest turn, and as many older turns as fit.
 
-    Raises ContextTooSmall if the system prompt, the tools, the newest user message and the parts of
-    its turn that cannot be elided do not fit.
+    Raises ContextTooSmall if even the minimum does not fit: the system prompt, the tools, the
+    newest user message, and the parts of its turn that cannot be elided.
     """
     request = _Request(
         system=system,
@@ -186,7 +186,7 @@ class _Request(Struct, frozen=True, kw_only=True):
     def _head_choices(self) -> list[tuple[str, str]]:
         """Return the combinations of summary and memory to try, best first.
 
-        Summary and memory are left out before messages are.
+        Memory and summary are left out before any message is left out.
         """
         limit = self.limits.summary()
         summary = self.summary
@@ -246,7 +246,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         """Return a list with the system message; empty if the message has no text."""
         texts = [self.system]
         if summary:
-            # A message quoted in the summary must not be able to end it or start another.
+            # A message quoted in the summary must not be able to end or start a summary.
             escaped_summary = _SUMMARY_MARKER.sub("(", summary)
             texts.append(f"{SUMMARY_BEGINS}\n{escaped_summary}\n{SUMMARY_ENDS}")
         if left_out:

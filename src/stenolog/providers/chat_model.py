@@ -15,7 +15,7 @@ from stenolog.errors import UsageError
 
 ASSISTANT_ROLE = "assistant"
 _DETAIL_TEXT_FIELDS = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Field that is streamed in pieces, by type of the reasoning detail."""
+"""Name of the text field that is streamed in pieces, by type of the reasoning detail."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class ToolCallDelta(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     """The next piece of the arguments, as JSON text."""
     extra: Mapping[str, Any] = {}
-    """Other fields of the call, which some servers need back, such as Gemini's signatures."""
+    """Other fields of the call, such as Gemini's signatures. Some servers need the fields back."""
 
 
 class Delta(Struct, frozen=True, kw_only=True):
@@ -50,9 +50,9 @@ class Delta(Struct, frozen=True, kw_only=True):
     """The next pieces of reasoning in OpenRouter's format, which may be signed or encrypted."""
     calls: tuple[ToolCallDelta, ...] = ()
     finish: str = ""
-    """Why the answer ended: `stop`, `length`, `tool_calls` …; sent once."""
+    """Reason why the answer ended, such as `stop`, `length` or `tool_calls`; sent once."""
     usage: Usage | None = None
-    """Token counts, at most once, if the provider reports them. An implausible count is 0."""
+    """Token counts, if the provider reports them; sent once. An implausible count is 0."""
     notice: str = ""
     """A note for the user about how the model is called; not part of the answer."""
 
@@ -61,9 +61,9 @@ class Delta(Struct, frozen=True, kw_only=True):
 class ChatModel(Protocol):
     """A model for conversations.
 
-    Closing the iterator of `stream`, or cancelling the task that reads it, ends the request. Raises
-    ModelRefused if the request must change, and ModelUnavailable if a later attempt may succeed;
-    both errors contain the server's message. Use a model in one event loop at a time.
+    Closing the iterator of `stream`, or cancelling the task that reads it, ends the request.
+    `stream` raises ModelRefused if the request must change, and ModelUnavailable if a later attempt
+    may succeed. Both errors contain the server's message. Use a model in one event loop at a time.
     """
 
     @property
@@ -126,7 +126,7 @@ class StreamedAnswer:
         self._reasoning = TextBuffer()
         self._details: list[dict[str, Any]] = []
         self._unjoined_detail = TextBuffer()
-        """Unjoined pieces of the last detail."""
+        """Pieces of the last reasoning detail that are not joined yet."""
         self._calls: dict[int, ToolCallDelta] = {}
         self._arguments: dict[int, TextBuffer] = {}
 
@@ -165,7 +165,7 @@ class StreamedAnswer:
             self._arguments.setdefault(part.index, TextBuffer()).add(part.arguments)
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
-        """Merge the pieces of a reasoning detail: providers accept it back only as a whole."""
+        """Merge the pieces of a reasoning detail, because providers accept only whole details."""
         last = self._details[-1] if self._details else {}
         name = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
         if name is None or any(last.get(field) != piece.get(field) for field in ("type", "index")):
@@ -253,7 +253,7 @@ class CompletionFunction(Protocol):
 # --- checks ---------------------------------------------------------------------------------------
 # An unusable model that a caller passes in is rejected early, with a clear error.
 # If a model fails, notes and summaries are written without the model.
-# So a model that can never be called must not look like a model that failed.
+# A model that can never be called must therefore not look like a model that failed.
 # Models are called synchronously: an async function would return a coroutine that is never awaited.
 
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 _MAX_ANSWER_CHARACTERS: Final = 1_000_000
 
-# These constants limit the work for a text full of broken objects.
+# The next two constants limit the work for a text full of broken objects.
 _MAX_TRIES: Final = 64
-"""Maximum number of opening braces at which an object is parsed."""
+"""Maximum number of opening braces at which parsing starts."""
 _MAX_WASTED_CHARACTERS: Final = 1_000_000
 """Maximum number of characters that are parsed without result."""
 
@@ -76,7 +76,7 @@ def _parse_strictly(text: str, position: int) -> tuple[dict[str, Any], int] | No
 
 
 def _parse_tolerantly(text: str, position: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the object, or None if it cannot be repaired, and the end of the parsed text."""
+    """Return the object and the end of the parsed text. The object is None if parsing fails."""
     parser = _TolerantParser(text, position)
     try:
         value = parser.parse_object(0)
@@ -134,7 +134,7 @@ class _TolerantParser:
         if char == closing:
             self.position += 1
             return False
-        # Before a bracket of an outer level, the closing bracket of this level was omitted.
+        # A closing bracket of an outer level means that the bracket of this level was omitted.
         return char not in "]}"
 
     def _peek(self) -> str:

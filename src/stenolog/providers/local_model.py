@@ -1,4 +1,4 @@
-"""A local model without a network: llama.cpp, by the package xllamacpp (extra `local`).
+"""A local model that needs no network: llama.cpp from the package xllamacpp (extra `local`).
 
 The model runs in this process as an HTTP server that listens only on this machine and requires a
 random key, so the client for OpenAI-compatible servers can be used.

@@ -1,7 +1,7 @@
 """A client for OpenAI-compatible servers: OpenAI, OpenRouter, Ollama, vLLM, llama.cpp.
 
-A request is retried as long as no part of its answer was passed on. A later failure is raised to
-the reader, because half an answer cannot be withdrawn.
+A request is retried only if the caller has not received any part of the answer. A failure in the
+middle of an answer is raised, because the first half cannot be withdrawn.
 """
 
 import asyncio
@@ -37,16 +37,19 @@ _CONNECT_TIMEOUT_SECONDS: Final = 10.0
 _MAX_EVENT_SIZE: Final = 16 * 2**20
 _MAX_ANSWER_SIZE: Final = 64 * 2**20
 _EVENT_OVERHEAD: Final = 64
-"""Characters counted for each event besides its data."""
+"""Number of characters that are added to the size of each event's data."""
 _MAX_ERROR_BYTES: Final = 64 * 2**10
 _MIN_CHECKED_TOKENS: Final = 1_000
-"""Tokens above which a reported prompt count is compared with the estimate."""
+"""Estimated tokens of a prompt above which the reported count is checked."""
 _MIN_SECRET_LENGTH: Final = 8
-"""Minimum length of a header value that is treated as a secret, and replaced inside of words."""
+"""Minimum length of a header value that counts as a secret.
+
+A key that is shorter is replaced only where it is a whole word.
+"""
 _SECRET_HEADER_NAME: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
-"""Names of headers whose value is a secret, whatever its length."""
+"""Pattern of header names whose value is a secret, whatever its length."""
 _END_WAIT_SECONDS: Final = 0.1
-"""Seconds to wait for the end of a response; only then can its connection be used again."""
+"""Seconds to wait for the end of a response, so that its connection can be used again."""
 _logger = logging.getLogger("stenolog")
 
 
@@ -274,14 +277,14 @@ class OpenAIChat:
                 raise RequestError(
                     Failure(f"{reason}: the answer is incomplete", silent=is_silent)
                 ) from error
-            # Events without data count, too.
+            # An event without data adds to the size, too.
             size += len(event.data) + _EVENT_OVERHEAD
             if size > _MAX_ANSWER_SIZE:
                 raise RequestError(Failure("sent more data than an answer can have", 400))
             delta = reader.read_event(event.data)
             if delta is not None:
                 yield delta
-                # The timeout starts after the reader has processed the piece.
+                # The timeout for the next piece starts when the caller has processed this piece.
                 deadline, timeout = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
             raise RequestError(Failure("broke off in the middle: the answer is incomplete"))
@@ -290,8 +293,8 @@ class OpenAIChat:
     async def _read_body(self, response: httpx2.Response, max_bytes: int, *, truncate: bool) -> str:
         """Return the body as text.
 
-        With `truncate`, a body that breaks off or is longer than `max_bytes` is cut. Otherwise such
-        a body raises RequestError.
+        With `truncate`, a body that breaks off or is longer than `max_bytes` is cut. Without
+        `truncate`, RequestError is raised instead.
         """
         body = bytearray()
         try:
@@ -338,7 +341,7 @@ def _request_headers(key: str, extra_headers: Mapping[str, str]) -> dict[str, st
     if key:
         headers["Authorization"] = f"Bearer {key}"
     for name, value in headers.items():
-        # The HTTP library would include the complete value in its error.
+        # Check the value here, because the error of the HTTP library would contain the value.
         if not value.isascii() or not value.isprintable():
             subject = "the key" if value.endswith(key) and key else f"the header {name!r}"
             raise UsageError(f"{subject} contains characters that HTTP headers do not allow")
@@ -371,7 +374,7 @@ def _without_implausible_usage(delta: Delta, sent: Mapping[str, Any]) -> Delta:
     if estimate <= _MIN_CHECKED_TOKENS or 2 * usage.prompt >= estimate:
         return delta
     # The server has truncated the prompt, or reports only tokens that it had not cached.
-    # With this count as the size of a request, later requests could exceed the model's context.
+    # If this count were believed, later requests could exceed the model's context.
     return replace(delta, usage=replace(usage, prompt=0, cached=0))
 
 

@@ -18,18 +18,18 @@ from stenolog.lazy_loading import lazy_pattern
 _MAX_LENGTH: Final = 2_000
 _MAX_DEPTH: Final = 4
 _ECHO_FIELDS: Final = frozenset({"input", "body", "request", "messages", "prompt"})
-"""Fields in which servers repeat the request, which is not a message of the server."""
+"""Fields in which servers repeat the request. Error texts leave these fields out."""
 _ECHOED_INPUT: Final = lazy_pattern(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
-"""The repeated request inside the text of a Python list, as one server sends it."""
+"""Pattern of a repeated request inside the text of a Python list, which one server sends."""
 _RETRIED_STATUSES: Final = frozenset({408, 409, 425, 429})
 _NOT_RETRIED_STATUSES: Final = frozenset({501, 505})
 
 
 class Failure(Struct, frozen=True):
-    """The reason why an attempt gave no answer, or only a part of it."""
+    """The reason why an attempt gave no answer, or only a part of an answer."""
 
     description: str
-    """End of a sentence that starts with the name of the server: `answered 500: overloaded`."""
+    """End of a sentence that starts with the server's name, such as `answered 500: overloaded`."""
     status: int = 0
     """HTTP status, or the status that an error inside of a stream contains; 0 without a status."""
     retry_after: str = ""
@@ -93,7 +93,7 @@ def is_temporary(failure: Failure) -> bool:
 
 # Some servers report with status 500, or inside of the stream, that a request is too long.
 # One server uses 429 for an empty account, or for a request above the limit per minute.
-# Retrying such a request never helps.
+# Retrying after one of these errors never helps.
 _PERMANENT_ERROR_PATTERN: Final = lazy_pattern(
     r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
     r"|insufficient_quota|request too large",

@@ -1,7 +1,8 @@
 """Requests to OpenAI-compatible servers, and changes that some servers need.
 
-Some servers reject what others require. Each known difference is a change of the request. The
-change is applied as soon as the server has rejected a request with a message that names the cause.
+Some servers reject fields that other servers require. For each known difference, this module can
+change the request. A change is applied after the server has rejected a request with a message that
+names the cause.
 """
 
 import json
@@ -49,12 +50,12 @@ def request_body(
 
 
 def encode_request(body: Mapping[str, Any]) -> bytes:
-    """Encode the request. Raises UsageError if JSON cannot represent it."""
+    """Encode the request. Raises UsageError if JSON cannot represent the request."""
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the request cannot be written as JSON: {error}") from error
-    # A lone surrogate cannot be sent in a request.
+    # A lone surrogate cannot be sent in a request, so `?` replaces the surrogate.
     return text.encode("utf-8", "replace")
 
 
@@ -99,7 +100,7 @@ _CALL_FIELDS: Final = ("id", "type", "function", "custom")
 
 
 class ServerQuirks:
-    """The changes that a server needs, as far as known from its errors."""
+    """The changes of requests that a server needs, learned from its errors."""
 
     def __init__(self) -> None:
         self._learned_quirks: dict[str, _Quirk] = {}
@@ -114,7 +115,7 @@ class ServerQuirks:
     def learn_from(self, request: Mapping[str, Any], failure: Failure) -> str | None:
         """Learn a change from a failure, and return its note for the user, which may be empty.
 
-        Return None if no known change matches the failure and changes the request.
+        Return None if no known change matches the failure, or if the change would have no effect.
         """
         for name, quirk in _QUIRKS.items():
             if (

@@ -1,4 +1,4 @@
-"""Parser, without I/O, of the stream of an OpenAI-compatible server.
+"""Parser for the stream of an OpenAI-compatible server. Does no I/O.
 
 Servers differ in how they send tool calls, reasoning and usage. All known differences are handled
 here, so that readers of deltas see one format.
@@ -12,7 +12,7 @@ from stenolog.providers.chat_model import Delta, TextBuffer, ToolCallDelta, Usag
 from stenolog.providers.request_errors import Failure, RequestError, failure_of
 
 DONE_MARKER: Final = "[DONE]"
-# An excerpt is too short for a sentence, so that an answer does not look like a server's message.
+# The excerpt is short, so that a part of an answer is not mistaken for a server's message.
 _MAX_EXCERPT_LENGTH: Final = 12
 """Maximum number of characters of malformed data that an error shows."""
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
@@ -101,7 +101,7 @@ class ChunkReader:
         return delta if delta != _EMPTY_DELTA else None
 
     def _complete_characters(self, text: str) -> str:
-        """Return the text, except half a surrogate pair at its end, kept for the next piece."""
+        """Return the text. Half a surrogate pair at its end is kept for the next piece."""
         if not text:
             return ""
         text = self._half_character + text
@@ -120,7 +120,7 @@ class _CallParser:
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
         self._ids: list[str] = []
-        """Id from the server by our index; empty if the server sent no id."""
+        """The server's id of each call, in the order of our indexes; empty if it sent no id."""
         self._arguments: list[TextBuffer] = []
         self._index_by_id: dict[str, int] = {}
         """Our index by the server's id."""
@@ -166,7 +166,8 @@ class _CallParser:
             return None if name or not self._ids else len(self._ids) - 1
         index = self._index_by_number.get(number)
         if index is None or not id or not self._ids[index]:
-            # Complete calls without ids that all have index 0 are distinguished by their JSON.
+            # Some servers send all calls with index 0 and without an id.
+            # A new call starts when the arguments of the previous call are complete JSON.
             is_second_call = index is not None and name and not id and arguments.startswith("{")
             return None if is_second_call and _is_json(self._arguments[index or 0].text) else index
         # Some servers use index 0 for every call.

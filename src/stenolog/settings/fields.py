@@ -49,7 +49,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     @property
     def is_secret(self) -> bool:
-        """Whether the value is never shown."""
+        """Whether the value is a secret, which is never shown."""
         return self.path[-1] in SECRET_FIELDS
 
     @property
@@ -72,7 +72,7 @@ def section_paths() -> frozenset[KeyPath]:
 
 
 def field_path(path: KeyPath) -> KeyPath:
-    """Return the path in the table of fields, with NAME for a name that the user chose."""
+    """Return the path in the table of fields, where NAME replaces a name that the user chose."""
     return (path[0], ANY_NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED_TABLES else path
 
 

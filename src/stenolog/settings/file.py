@@ -79,10 +79,10 @@ class FileContent(Struct, frozen=True, kw_only=True):
 
 
 def config_path(config: File | None, environment: Mapping[str, str]) -> File:
-    """Return the config file: `config`, the file that STENO_CONFIG names, or the user's file.
+    """Return `config`, or else the file that STENO_CONFIG names, or else the user's config file.
 
-    A file in the current folder is never used, because it could send conversations and keys
-    elsewhere.
+    A config file in the current folder is never used, because it could send conversations and keys
+    to another server.
     """
     if config is not None:
         return expand_home(config)
@@ -140,8 +140,9 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileConten
 def start_lines(text: str) -> dict[KeyPath, int]:
     """Return the line in which each value and each table of this TOML starts.
 
-    tomllib does not report lines. But a value always ends at the end of a line, and an incomplete
-    value is not valid. So this function adds lines to a statement until the statement is valid.
+    Python's tomllib does not report lines. A value always ends at the end of a line, and an
+    incomplete value is not valid. This function therefore adds lines to a statement until the
+    statement is valid.
     """
     line_numbers: dict[KeyPath, int] = {}
     lines = text.split("\n")

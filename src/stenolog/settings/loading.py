@@ -51,7 +51,7 @@ _BOOLEAN_WORDS: Final = {
 
 
 def variable_of(path: KeyPath) -> str:
-    """Return the variable that sets a field."""
+    """Return the name of the environment variable that sets a field."""
     return VARIABLE_PREFIX + DOT_REPLACEMENT.join(path).upper().replace("-", "_")
 
 
@@ -88,13 +88,13 @@ def _parse_toml(text: str) -> Any:
 
 
 def variable_form(name: str) -> str:
-    """Return a name in the form used in variables, without case and dashes."""
+    """Return a name in the form used in variables: lower case, with underscores for dashes."""
     return name.lower().replace("-", "_")
 
 
 # --- layers ---------------------------------------------------------------------------------------
 # A layer has the values of the file, the environment or the flags, checked field by field.
-# A later layer overrides an earlier layer, and an additional agent overrides `agent`.
+# A later layer overrides an earlier layer. The values of `agents.NAME` override those of `agent`.
 # Problems are collected, so that all of them are reported at once.
 
 
@@ -106,7 +106,7 @@ _FIELD_PAIRS: Final = {
     "system": "system_file", "key": "key_env", "token": "token_env", "secret": "secret_env",
 }  # fmt: skip
 _ALTERNATIVES: Final = _FIELD_PAIRS | {second: first for first, second in _FIELD_PAIRS.items()}
-"""Pairs of fields with the same meaning. The field that was set last counts."""
+"""The other field with the same meaning, by field name. The field in the later layer counts."""
 _MAX_PROMPT_BYTES: Final = 1_048_576
 
 
@@ -127,7 +127,7 @@ Layer = dict[KeyPath, SettingValue]
 
 
 def merge_layers(base: Layer, override: Layer) -> Layer:
-    """Merge two layers. A field in `override` also removes the field with the same meaning."""
+    """Merge two layers. A field in `override` also replaces the other field of the same meaning."""
     kept_base = {
         path: entry
         for path, entry in base.items()
@@ -143,7 +143,7 @@ class LayerReader:
         self.problems: list[Problem] = []
         self.names: dict[str, set[str]] = {kind: set() for kind in NAMED_TABLES}
         self._sources: dict[KeyPath, str] = {}
-        """Source that first defined each setting."""
+        """Source that first used each user-chosen name, by table and name."""
 
     # --- the layers --------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class LayerReader:
         return layer
 
     def read_environment_layer(self, variables: Mapping[str, str]) -> Layer:
-        """Return the layer of the environment. Call `read_file_layer` first: it finds the names."""
+        """Return the layer of the environment. Call `read_file_layer` first, to find the names."""
         layer: Layer = {}
         for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
             name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]

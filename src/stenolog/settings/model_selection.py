@@ -20,7 +20,7 @@ from stenolog.providers.chat_model import ChatModel
 # --- ollama ---------------------------------------------------------------------------------------
 # Ollama's native API, used for the context size of a model.
 #
-# Ollama silently truncates longer requests, so the size must be known before the first request.
+# Ollama silently truncates requests that are too long, so the size must be known in advance.
 
 
 DEFAULT_CONTEXT_TOKENS: Final = 4_096
@@ -196,10 +196,10 @@ def find_model(
 ) -> Choice | NoModel:
     """Return the configured model, or the first model that is available on this machine.
 
-    `configured`: `scripted`, `local`, `local:PATH`, `ollama/NAME`, `openai/NAME` and so on for each
-    provider, `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with
-    the key for a custom address. `defaults`: default model for each provider. `ollama`: returns the
-    chat models of an Ollama server. Raises UsageError for a model that cannot be identified.
+    `configured` is `scripted`, `local`, `local:PATH`, `ollama/NAME`, `PROVIDER/NAME`,
+    `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with the key for
+    a custom address. `defaults`: default model for each provider. `ollama`: returns the chat models
+    of an Ollama server. Raises UsageError for a model that cannot be identified.
     """
     name = configured.strip()
     finder = _Finder(environment, defaults or {}, ollama, weights)

@@ -19,7 +19,7 @@ _OTHER_VALUE: Final = re.compile("[^&]*+")
 
 
 def without_password(text: str) -> str:
-    """Return an address without secrets: `scheme://user:***@host/db?password=***`."""
+    """Return an address without secrets, such as `scheme://user:***@host/db?password=***`."""
     scheme, slashes, rest = text.partition("://")
     if not slashes:
         scheme, rest = "", text
@@ -54,12 +54,12 @@ def _mask_values(text: str, value_pattern: re.Pattern[str]) -> str:
 
 
 def _mask_password(rest: str, *, end_characters: str) -> str:
-    """Mask the password, or a lone user, in the text after the scheme."""
+    """Mask the password, or a user without a password, in the text after the scheme."""
     end = next((index for index, letter in enumerate(rest) if letter in end_characters), len(rest))
     if "@" not in rest[:end]:
         if "@" not in rest or _HOST.match(rest):
             return rest
-        # The text before the ? or # is not a host, so that character is part of the password.
+        # The text before the ? or # is not a host, so the ? or # is part of the password.
         end = len(rest)
     credentials, _, host = rest[:end].rpartition("@")
     user, colon, _ = credentials.partition(":")

@@ -54,7 +54,7 @@ def check_value(field: Field, value: object) -> Any:
 
 
 def describe_type(field: Field) -> str:
-    """Describe the values that a field accepts: `a whole number from 1 to 100`."""
+    """Describe the values that a field accepts, such as `a whole number from 1 to 100`."""
     match inspect.type_info(field.type):
         case inspect.BoolType():
             return "true or false"
@@ -235,4 +235,4 @@ _VALUE_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "hosts": _check_hosts,
     "origins": _check_origins,
 }
-"""Check by field name, because a name has the same meaning in every table."""
+"""Check functions by field name. A field name has the same meaning in every table."""
