@@ -69,7 +69,7 @@ def _is_credential(match: re.Match[str]) -> bool:
 PRIVATE_KEY: Final = SecretPattern(
     "private key",
     # A truncated key extends to the end of the text.
-    # No group is possessive: before Python 3.11.3, such a group matched one character too many.
+    # The group `(?:…)*` is not possessive: Python before 3.11.3 matched one character too many.
     lazy_pattern(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
