@@ -90,7 +90,7 @@ class Aliases:
         return mark is not None and mark == self._scanned_mark and key not in self._all_aliases
 
     def owners(self, *, rescan: bool = False) -> Mapping[str, str]:
-        """Return the session key of each alias. An existing session with the same key comes first."""
+        """Return the session key of each alias. Keys of existing sessions take precedence."""
         with self._mutex:
             mark = alias_mark(self._store)
             if mark == NO_ALIASES:

@@ -83,7 +83,7 @@ class SessionStore(Protocol):
         """
 
     def get_summary(self, key: str) -> str:
-        """Return the summary of the messages that it replaces; an empty text on failure."""
+        """Return the summary of the oldest messages, which are hidden; an empty text on failure."""
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace only the summary. Returns False on failure: the old summary stays."""
