@@ -1,8 +1,8 @@
 """A catalog that answers from the messages indexed so far, while a thread indexes the rest.
 
-The first list of thousands of sessions must not wait until all their messages are indexed. For this
-reason, the thread first adds a row for each new session, read from the start of the session's file.
-The thread adds the messages afterwards.
+The first list of thousands of sessions must not wait until all their messages are indexed. The
+thread therefore first adds a row for each new session, read from the start of the session's file,
+and adds the messages afterwards.
 """
 
 import logging

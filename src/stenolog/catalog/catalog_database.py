@@ -54,7 +54,7 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 
 # A catalog of another version is discarded and built again.
 VERSION: Final = "10"
-"""Version of tables, tokens, stems, searchable text and sums. Increase it with each change."""
+"""Version of tables, tokens, stems, searchable text and sums, increased with each change."""
 
 BLOCK_SIZE: Final = 4_096
 """Number of messages per block. The table catalog_block has each block's oldest and newest time."""
@@ -101,7 +101,7 @@ Row = tuple[Any, ...]
 
 
 class CatalogDamaged(Exception):
-    """The catalog is damaged or outdated. It is discarded and built again."""
+    """The catalog is damaged or outdated, so it is discarded and built again."""
 
 
 class CatalogUnusable(Exception):

@@ -7,7 +7,7 @@ a writer dies, SQLite's journal restores the database.
 
 A writer holds the flock of the lock file. Only the writer creates, removes or recovers the
 database. SQLite finds a journal by its name alone, and must never apply the journal to another
-database. For this reason, processes without the flock open the database read-only.
+database. Processes without the flock therefore open the database read-only.
 """
 
 import fcntl
@@ -498,7 +498,7 @@ class MemoryDatabase:
             create_tables(self._connection)
 
     def close(self) -> None:
-        """Close the database. A thread that still uses it gets CatalogUnusable."""
+        """Close the database. A thread that still uses the database gets CatalogUnusable."""
         with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS):
             self._closed = True
             self._connection.close()

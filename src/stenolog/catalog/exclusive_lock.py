@@ -1,9 +1,9 @@
 """Exclusive use of a connection by one thread at a time, which survives Ctrl-C.
 
-KeyboardInterrupt may be raised between any two steps, even directly after a lock is acquired. For
-this reason, each use of the connection is an object. The use ends when the object is marked as
-ended or garbage-collected. If a traceback keeps the object alive, as in a notebook, the thread that
-started the use takes it over at its next call. Other threads wait no longer than their timeout.
+KeyboardInterrupt may be raised between any two steps, even directly after a lock is acquired. Each
+use of the connection is therefore an object. The use ends when the object is marked as ended or
+garbage-collected. If a traceback keeps the object alive, as in a notebook, the thread that started
+the use takes it over at its next call. Other threads wait no longer than their timeout.
 """
 
 import os

@@ -96,8 +96,8 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
     """Open the catalog of a store, which stays up to date by itself.
 
     The catalog is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite
-    database, or tables in a PostgreSQL database. For any other store it is kept in memory. A
-    catalog can be deleted at any time. `keep`: whether the catalog may be stored. [default: yes,
+    database, or tables in a PostgreSQL database. The catalog of any other store is kept in memory.
+    A catalog can be deleted at any time. `keep`: whether the catalog may be stored. [default: yes,
     unless the store was opened with read_only=True]
     """
     return Catalog(store, keep=keep)
@@ -480,7 +480,7 @@ class Catalog:
     def _find_running_keys(
         self, where: SessionFilter, progress: Progress | None = None
     ) -> set[str] | None:
-        """Return the keys of the running sessions; None if the filter has no state."""
+        """Return the keys of the running sessions; None if the filter selects no state."""
         if where.state is None:
             return None
         rows = self._read(lambda tx, database: list(tx.execute(database.sql["stamps"])), progress)
@@ -579,7 +579,7 @@ class Refresher:
     are read. A stamp is read before its session, so that concurrent writes are at worst read twice.
 
     Several processes may refresh one catalog at the same time. Each session has a version. If two
-    processes read the same version, only the first can write the next version; the other process
+    processes read the same version, only the first can write the next version; the second process
     starts again with the new row. The store is never called during a transaction, because the
     tables may be in the store's database.
     """
@@ -623,7 +623,7 @@ class Refresher:
         return bool(current_id == catalog_id)
 
     def _update(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
-        """Index changed sessions. Return the keys of those that another process changed first."""
+        """Index changed sessions. Return the session keys that another process changed first."""
         # Imported on demand: these modules are needed only if there are changes.
         from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list
@@ -660,7 +660,7 @@ def _select_keys(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
 
 
 def database_of(store: Store, *, keep: bool) -> Database:
-    """Return the database of a store's catalog. `keep`: whether it may be written."""
+    """Return the database of a store's catalog. `keep`: whether the catalog may be written."""
     if isinstance(store, CatalogFileStore):
         path = store.catalog_file()
         return MemoryDatabase() if path is None else FileDatabase(path, writable=keep)
@@ -723,7 +723,7 @@ class _ListQuery(Struct, frozen=True):
 
     filter_values: Sequence[Any]
     running: set[str] | None
-    """Keys of the running sessions; None if the filter has no state."""
+    """Keys of the running sessions; None if the filter selects no state."""
     sort: Sort
     limit: int
     cursor: tuple[int | None, str | None]
@@ -737,7 +737,7 @@ class _ListQuery(Struct, frozen=True):
 def filter_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any]:
     """Return the values for `session_filter` in queries.sql.
 
-    `running_keys`: keys of the running sessions; None if the filter has no state.
+    `running_keys`: keys of the running sessions; None if the filter selects no state.
     """
     return [
         *prefix_range(where.prefix),

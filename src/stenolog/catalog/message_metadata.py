@@ -78,7 +78,7 @@ def mark_client_calls(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, 
 
 
 def client_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the ids of those tool calls of a message that the client runs."""
+    """Return the ids of the tool calls that the client runs, not the agent."""
     stored = _metadata(body).get("of_client")
     ids = stored if isinstance(stored, list) else []
     return frozenset(id for id in ids if isinstance(id, str))

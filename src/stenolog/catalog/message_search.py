@@ -2,9 +2,9 @@
 
 The cost of a search is bounded, regardless of the number of matches.
 
-If there are few matches, all are read. If there are many, the newest matches are found block by
-block (schema.sql), starting with the blocks that may contain the newest messages. So a search for a
-word that every message has is as fast as a search for a rare word.
+If there are few matches, all are read. If there are many matches, the newest are found block by
+block (schema.sql), starting with the blocks that may contain the newest messages. A search for a
+word that every message has is therefore as fast as a search for a rare word.
 Ranking is limited to the newest thousand matches. If a filter excludes almost all matches of a
 common word, all its matches are read.
 """
@@ -36,7 +36,7 @@ from stenolog.records import Span
 from stenolog.stores import spans
 
 MAX_RANKED: Final = 1_000
-"""Maximum number of matches that are ranked. If there are more, the newest are ranked."""
+"""Maximum number of matches that are ranked; of more matches, only the newest are ranked."""
 
 _MAX_SESSION_MARKS: Final = 64
 """Maximum number of sessions in a full-text query. With more, matches are filtered afterwards."""

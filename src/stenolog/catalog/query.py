@@ -1,7 +1,7 @@
 """Parse a search query. Every text is a valid query. Pure.
 
-All plain words are required. `"in quotes"`: in this order. `-word`: excluded. `wor*`: words with
-this prefix. All other characters are literal.
+All plain words are required. `"in quotes"`: words in this order. `-word`: excluded. `wor*`: words
+with this prefix. All other characters are literal.
 
 The second part of this module is the interface of a full-text index, and its implementation for
 SQLite's index FTS5.
@@ -186,7 +186,7 @@ class FTS5:
     def tokens_to_remove(
         self, ids: Sequence[int], read_added: Callable[[], Sequence[MessageTokens]]
     ) -> list[Values]:
-        """Return the columns that were added: FTS5 needs them again to remove the words."""
+        """Return the added columns, because FTS5 needs them again to remove the words."""
         return self.tokens_to_add(read_added()) if ids else []
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:

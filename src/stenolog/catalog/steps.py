@@ -304,8 +304,8 @@ def _usage_of(
 def _withdrawn_spans(info: SessionInfo) -> list[Span]:
     """Return the ranges of seqs in which a hidden message counts as withdrawn, not summarized.
 
-    The floor (the seq up to which all messages are hidden) alone does not decide this: if all
-    messages before a withdrawn message are hidden, the withdrawn message is below the floor, too.
+    The floor (the seq up to which all messages are hidden) does not show which messages were
+    withdrawn: a withdrawn message is below the floor, too, if all messages before it are hidden.
     """
     summarized_upto = info.floor if info.summary else 0
     unsummarized = [(summarized_upto + 1, info.last_seq)] if summarized_upto < info.last_seq else []

@@ -261,7 +261,7 @@ def normalize(form: Literal["NFKC", "NFKD"], text: str) -> str:
     """Normalize a text in linear time, with the result of `unicodedata.normalize`.
 
     Python sorts the combining marks after a letter by insertion. Sorting 100,000 marks takes half a
-    minute, and blocks all other threads. For this reason, long runs of marks are sorted first.
+    minute, and blocks all other threads. Long runs of marks are therefore sorted first.
     """
     sorted_text = _LONG_MARKS.sub(_sort_marks, text)  # guard: linear-normalization
     return unicodedata.normalize(form, sorted_text)

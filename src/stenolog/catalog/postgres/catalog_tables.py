@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "catalog_"
 _LAYOUT_VERSION: Final = 2
-"""Version of the tables and triggers that only PostgreSQL has. Increase it with each change."""
+"""Version of the tables and triggers that only PostgreSQL has, increased with each change."""
 
 
 def table_prefix(namespace: str) -> str:
@@ -104,7 +104,7 @@ class SchemaDatabase:
 
     @contextmanager
     def write_transaction(self) -> Iterator[Transaction]:
-        """Start a write transaction. It does not block readers."""
+        """Start a write transaction, which does not block readers."""
         self._check_writable()
         with self._convert_errors(), self._database.write_transaction() as inner:
             transaction = _BytesTransaction(inner)

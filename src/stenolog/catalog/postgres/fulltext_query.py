@@ -35,7 +35,7 @@ _LEADING_MARKS: Final = 4
 """Number of marks before the stems: block, session, owner and role."""
 
 _MAX_QUERY_TOKENS: Final = 16
-"""Maximum number of tokens of a term in a tsquery; others are checked in column `lines`."""
+"""Maximum number of tokens of a term in a tsquery; the rest is checked in column `lines`."""
 _MAX_LEXEME: Final = 500
 """Maximum length of a token in characters. PostgreSQL accepts at most 2,046 bytes."""
 
@@ -50,7 +50,7 @@ class TSQuery:
     def tokens_to_remove(
         self, ids: Sequence[int], read_added: Callable[[], Sequence[MessageTokens]]
     ) -> list[Values]:
-        """Return only the ids: PostgreSQL does not need the tokens to remove them."""
+        """Return only the ids, because PostgreSQL needs no tokens to remove a message."""
         del read_added
         return [(id_,) for id_ in ids]
 
