@@ -11,8 +11,8 @@ synced before they are read, so that a power failure cannot remove messages and 
 No turn is noted twice. The idempotency key of a batch consists of the session's uid, the last seq
 of the turn, and the kind of the notes. The boundaries of turns do not depend on later messages (see
 `transcript`). If a turn is repeated, after a kill or by another process, its idempotency keys are
-the same, even if the model answers differently or the turns are grouped differently. For this
-reason, a key belongs to a turn, not to the group of turns of one model call. A store remembers the
+the same, even if the model answers differently or the turns are grouped differently. An idempotency
+key therefore belongs to a turn, not to the group of turns of one model call. A store remembers the
 idempotency keys of at least its last thousand messages, and a group of turns writes fewer messages.
 Even if the store forgets a key, the note gets the same id and counts as the same note, because ids
 are derived from keys.
@@ -364,7 +364,7 @@ class Consolidation:
     def _write_notes(
         self, run: "_Run", batch: Sequence[Turn], facts_by_turn: Mapping[int, ExtractedFacts]
     ) -> int | None:
-        """Store the notes of a batch. Return its number of turns; None if the session is gone.
+        """Store the notes of these turns, and return how many; None if the session is gone.
 
         The session may be deleted or purged while the model answers. A purge always wins: the lease
         of `guarded` is taken before the session is looked up, and a purge invalidates the lease.

@@ -91,8 +91,8 @@ def _find_numbers(text: str) -> Iterator[str]:
 def _find_names(text: str) -> Iterator[str]:
     """Yield the words that look like names because of their capital letters.
 
-    The first word of a sentence always has a capital letter. This word is a name if a verb or a
-    comma follows: "Ann is a friend", but not "Likes tea".
+    The first word of a sentence always has a capital letter. The first word is a name if a verb or
+    a comma follows: "Ann is a friend", but not "Likes tea".
     """
     for sentence in _SENTENCE_END.split(text):
         word_matches = list(_LETTER_WORD.finditer(sentence))

@@ -1,8 +1,9 @@
 """Cache of the notes of recently used scopes, so that only new messages are read.
 
 Messages never change, so cached notes are valid until a message is hidden, restored or purged. The
-session info of the store shows each of these changes, by any process. After such a change, the
-whole scope is read again. The cache is never used without checking the store.
+session info of the store shows each of these changes, by any process. If a message was hidden,
+restored or purged, the whole scope is read again. The cache is never used without checking the
+store.
 """
 
 import math

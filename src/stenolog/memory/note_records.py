@@ -205,7 +205,7 @@ class PurgePlan(Struct, frozen=True):
     """Steps that purge one note, though a store can purge only the first messages of a session."""
 
     append: Sequence[dict[str, Any]]
-    """Messages to append first: copies of those before the note, and the record of the purge."""
+    """Messages to append first: copies of the earlier messages, and the record of the purge."""
     at: Sequence[datetime]
     """Times of the messages to append."""
     before: int

@@ -24,7 +24,7 @@ class NoteState:
     """
 
     def __init__(self, scope: Scope) -> None:
-        """Create the state of a scope without notes."""
+        """Create the NoteState of a scope that has no notes."""
         self._scope = scope
         self._records: dict[str, NoteRecord] = {}
         self._newer: dict[str, tuple[str, ...]] = {}
@@ -79,7 +79,7 @@ class NoteState:
 
     @cached_property
     def notes(self) -> list[Note]:
-        """All notes that are not purged, oldest first, with their current state."""
+        """All notes that are not purged, oldest first. Superseded notes name their successor."""
         last_mixed = self._last_mixed_seq
         notes = [
             self._with_successor(note) if note.id in self._newer else note for note in self._ordered

@@ -280,8 +280,8 @@ class Notes:
         """Delete the text of a note permanently. Raises NoSuchNote. Repeat an interrupted call.
 
         Each note is a message, and `Store.purge` can only delete the first messages of a session.
-        For this reason, the notes before the purged note are first appended again, with their ids
-        and times. Followers of the store see these notes again. Afterwards `undo` cannot restore a
+        The notes before the purged note are therefore first appended again, with their ids and
+        times. Followers of the store see these notes again. After a purge, `undo` cannot restore a
         forgotten note that was appended again, nor notes that were forgotten before that note.
         Notes that were forgotten later can be restored.
         """

@@ -1,10 +1,10 @@
 """Checks that the user said a quote, to keep inventions of a model out of memory. Pure.
 
 A quote counts if its words occur in sequence in one message of the user, regardless of case,
-spacing and punctuation. But if a sentence ends between the words, it must end in the quote as well:
-"Fish? No. Meat!" does not say "no meat". A model could still attach any claim to a true quote. For
-this reason, the fact must share a significant word with the quote: a name, a number, or a form of
-the same word. The user must also have said the values in the fact, such as the words after "is" and
+spacing and punctuation. If a sentence ends between the words, the quote must end a sentence there,
+too: "Fish? No. Meat!" does not say "no meat". A model could still attach any claim to a true quote.
+The fact must therefore share a significant word with the quote: a name, a number, or a form of the
+same word. The user must also have said the values in the fact, such as the words after "is" and
 "to".
 """
 
@@ -112,8 +112,8 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
 def is_related(fact: str, quote: str) -> bool:
     """Whether a fact can follow from a quote, because both share a significant word.
 
-    A shared word is no proof. The check rejects facts that have nothing to do with the quote. It
-    also rejects true facts in completely different words or in another language.
+    A shared word is no proof. The check rejects facts that have nothing to do with the quote. The
+    check also rejects true facts in completely different words or in another language.
     """
     forms = _WordForms(_significant_words(quote))
     return any(forms.has_form_of(word) for word in _significant_words(fact))

@@ -55,7 +55,7 @@ def recall(
     relevant without sharing a word with the question. `now`: its time zone is used for dates and
     for words such as "yesterday". `tokens`: the token counter of the model that gets the block.
 
-    `exclude_session`: the session that asks. Its visible messages are left out, but its summarized
+    `exclude_session`: the session that asks, whose visible messages are left out; its summarized
     messages are searched. `half_life_days`: age in days at which half of the reduction by age
     applies; 0 disables the reduction. Raises UsageError if `now` has no time zone, and the errors
     of the stores.

@@ -66,7 +66,7 @@ def scope_of(key: str, *, agent: str = "main") -> Scope:
 
 
 def scope_from_key(notes_key: str) -> Scope:
-    """Return the scope with this `key`. Raises InvalidKey if it is not the key of a scope."""
+    """Return the scope with this `key`. Raises InvalidKey if no scope can have the key."""
     of: ScopeKind = "sender" if notes_key.startswith(_SENDER_PREFIX) else "session"
     agent, _, owner = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
     scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=owner, of=of)
