@@ -7,8 +7,8 @@ a session with exactly that key. A reader resolves a key if it finds no session 
 
 Each store has a change marker that changes whenever a session gets aliases. The marker is created
 before the first alias is stored, and changed after each alias. If the marker says that there are no
-aliases, resolving a key costs one read of the marker. Otherwise the first unknown key costs a read
-of all sessions, and each change of the marker a read of the changed sessions.
+aliases, resolving a key costs one read of the marker. If there are aliases, the first unknown key
+costs a read of all sessions, and each change of the marker a read of the changed sessions.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""The layout of a workspace: its sessions, those of each named agent, and other namespaces.
+"""The layout of a workspace: its sessions, the sessions of named agents, and other namespaces.
 
 A workspace of files has the folders `sessions`, `agents/NAME/sessions` and any other folder that
 contains logs. A database has a namespace for each of these folders.

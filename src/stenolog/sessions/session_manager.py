@@ -153,7 +153,7 @@ class JSONFileStore:
         """Meta, markers and leases of this process, by the key of the session."""
         self._sessions: dict[str, _KnownSession] = {}
         self._known_files: dict[str, _KnownFile] = {}
-        """The files of the folder by name, and those of the old folder by path."""
+        """The files of the folder by name, and the files of the old folder by path."""
 
     def __repr__(self) -> str:
         return f"JSONFileStore({str(self.directory)!r})"
@@ -421,7 +421,7 @@ class JSONFileStore:
         return self._local.read_marker(name)
 
     def update_marker(self, name: str) -> None:
-        """Change the marker in this process."""
+        """Update the change marker of this name in this process."""
         self._local.update_marker(name)
 
     def health(self) -> Health:
@@ -640,7 +640,7 @@ def _session_from_memory(session: JSONSession, memory: InMemoryStore) -> JSONSes
         for old, current in zip(session.messages, history, strict=False)
     ]
     new_messages = [
-        # By this key, a later import of the file recognizes messages that it has already imported.
+        # By the idempotency key, a later import recognizes messages that it has already imported.
         JSONMessage(
             new.to_json(), new.at, tokens.get(new.seq) or f"json:{os.urandom(10).hex()}", new.hidden
         )

@@ -48,7 +48,7 @@ class SessionStore(Protocol):
     """Sessions as an agent loop uses them. A context manager. Only `save` and `close` raise.
 
     A write that appends returns the seq, or None if it failed. Any other write returns True, or
-    False if it failed. So `if not sessions.add_message(…)` detects every failure.
+    False if it failed. For example, `if not sessions.add_message(…)` detects every failure.
     """
 
     @property
@@ -130,7 +130,7 @@ class SessionStore(Protocol):
         """Return the store's health and the failures so far. A failed check becomes a problem."""
 
     def close(self) -> SessionHealth:
-        """Close the store, and return its health before closing; a second call returns the same.
+        """Close the store. Return its health before closing, also from a second call.
 
         `failed_writes` of the result counts the writes that were not stored. If closing fails, the
         store's error is raised and the next call tries again; every acknowledged write is stored
@@ -263,7 +263,7 @@ class JSONLBackend:
         )
 
     def save(self, key: str) -> None:
-        """Archive hidden messages if they outnumber the others and the log has 64 KiB or more.
+        """Archive hidden messages if they outnumber the later ones and the log has 64 KiB or more.
 
         A failure of the store is raised; a missing session is no failure.
         """

@@ -2,7 +2,7 @@
 
 The counts are one field of meta, which is written together with the result of the calls. For
 summaries, the field is in the session; for notes, in the progress mark (memory/consolidation.py).
-If a process is killed between a model call and this write, the counts of the call are lost.
+If a process is killed between a model call and the write, the counts of the call are lost.
 """
 
 from collections.abc import Mapping
