@@ -45,7 +45,7 @@ def _key_pattern(
 
 
 _ALPHANUMERIC_RUN: Final = lazy_pattern("[A-Za-z0-9]{16}")
-"""16 letters or digits in a row. Words such as `sk-learn-compatible-api` have no such row."""
+"""16 letters or digits in a row, which words such as `sk-learn-compatible-api` do not have."""
 
 
 def _has_alphanumeric_run(match: re.Match[str]) -> bool:
