@@ -1,9 +1,8 @@
 """Lossless encoding of messages as JSON, and of records as lines of a log.
 
 The fast codec (msgspec) changes some values silently: NaN becomes null, bytes become text, numeric
-keys become text, equal keys are merged. For this reason, the encoded payload is decoded again and
-compared with the input. If both differ, the message is searched for the field that cannot be
-stored.
+keys become text, equal keys are merged. The encoded payload is therefore decoded again and compared
+with the input. If both differ, the message is searched for the field that cannot be stored.
 """
 
 import math
@@ -238,8 +237,8 @@ _CRC_FIELD: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 _record_decoder = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord)
 _decode_record = _record_decoder.decode
 # `decode_lines` decodes a buffer of intact lines.
-# It raises a msgspec error if a line has an unknown kind or a lone surrogate.
-# After that error, the caller parses the lines one by one.
+# `decode_lines` raises a msgspec error if a line has an unknown kind or a lone surrogate.
+# If `decode_lines` fails, the caller parses the lines one by one.
 decode_lines = _record_decoder.decode_lines
 
 

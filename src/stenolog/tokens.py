@@ -103,7 +103,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
         """Return the calibration after one more report.
 
         `estimated`: the estimate without calibration. A report without tokens is ignored. One
-        report moves the ratio to at most twice and at least half of its value. So a single wrong
+        report moves the ratio to at most twice and at least half of its value. A single wrong
         report changes little, and a few reports are enough to adjust to another model.
         """
         if estimated <= 0 or reported <= 0:
