@@ -42,7 +42,7 @@ class StampRules(Struct, frozen=True):
 
 
 class NotIndexable(Exception):
-    """The catalog cannot process the messages of a session: a bug in the catalog."""
+    """The catalog cannot process the messages of a session, because of a bug in the catalog."""
 
     def __init__(self, error: Exception) -> None:
         kind = type(error).__name__
@@ -230,7 +230,7 @@ class SessionReader:
         if info.uid != row.uid or info.last_seq < row.indexed:
             return True
         if info.generation != row.generation:
-            # Archiving does not change messages; other rewrites of a log may.
+            # Archiving does not change messages, but other rewrites of a log may change them.
             return info.archived <= row.archived
         return row.stamp is not None and not self._rules.may_be_append(row.stamp, stamp)
 

@@ -33,7 +33,7 @@ LONGEST_NAME: Final = 500
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _EMPTY_JSON: Final = {"{}", "[]"}
-"""JSON of arguments or results without content."""
+"""JSON texts of arguments or results that have no content."""
 _LONGEST_WORD: Final = 200
 """Maximum length of a word in a part of unknown type; longer words are taken as encoded data."""
 
@@ -230,7 +230,7 @@ def _flatten_json(value: Any) -> str:
         elif isinstance(current, dict):
             for name, inner in reversed(current.items()):
                 stack += (inner, f"{name}: ", ", ")
-            del stack[len(stack) - bool(current) :]  # no comma before the first name
+            del stack[len(stack) - bool(current) :]  # remove the comma before the first name
         elif isinstance(current, list):
             for inner in reversed(current):
                 stack += (inner, ", ")

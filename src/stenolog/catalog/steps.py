@@ -225,7 +225,7 @@ def _adding_steps(
     prompt, last_seq, tokens = "", 0, 0
     if row is not None:
         prompt, last_seq, tokens = row.prompt, row.indexed, row.tokens
-    # Another process may have been stopped before it stored the prompt.
+    # A process that was stopped may not have stored the session's prompt.
     is_partial = row is not None and (not row.listed or row.stamp is None)
     ownership = (Ownership() if row is None else row.ownership).with_messages(content.messages)
     groups = list(_split_messages(content.messages)) or [()]
