@@ -1,11 +1,11 @@
 """Checks that the user said a quote, to keep inventions of a model out of memory. Pure.
 
 A quote counts if its words occur in sequence in one message of the user, regardless of case,
-spacing and punctuation. If a sentence ends between the words, the quote must end a sentence there,
-too: "Fish? No. Meat!" does not say "no meat". A model could still attach any claim to a true quote.
-The fact must therefore share a significant word with the quote: a name, a number, or a form of the
-same word. The user must also have said the values in the fact, such as the words after "is" and
-"to".
+spacing and punctuation. If a sentence of the user ends between two words, a sentence of the quote
+must end there, too: "Fish? No. Meat!" does not say "no meat". A model could still attach any claim
+to a true quote. The fact must therefore share a significant word with the quote: a name, a number,
+or a form of the same word. The user must also have said the values in the fact, such as the words
+after "is" and "to".
 """
 
 from collections.abc import Iterable, Sequence
