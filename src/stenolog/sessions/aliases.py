@@ -76,7 +76,7 @@ class Aliases:
     def key_to_read(self, key: str) -> str:
         """Resolve a key without reading the store if it resolved to itself before.
 
-        The session may have been deleted since. A caller that finds nothing must use `resolve_key`.
+        A caller that finds no session must use `resolve_key`, because the session may be deleted.
         """
         if key.__class__ is str and key in self._non_aliases:
             return key

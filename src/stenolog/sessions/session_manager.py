@@ -709,7 +709,7 @@ def _keep_copy(folder: int, name: str, suffix: str) -> None:
             return
         with suppress(OSError):
             if _read_file(folder, copy_name) == content:
-                return  # copied by a process that was killed before it replaced the file
+                return  # a process made this copy and was killed before it replaced the file
 
 
 def _copy_names(name: str, suffix: str) -> Iterator[str]:
