@@ -218,7 +218,7 @@ def check_times(at: Sequence[datetime], count: int) -> list[str]:
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise UsageError(f"at must have datetimes with a time zone, not {moment!r}")
     try:
-        # strftime omits the leading zeros of early years.
+        # Use isoformat, because strftime omits the leading zeros of early years.
         moments = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
     except OverflowError as error:
         raise UsageError(f"at: {error}") from error
