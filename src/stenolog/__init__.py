@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     __version__: str
 else:
-    # Imported on first use, so that a program does not wait for parts that it does not need.
+    # Names are imported on first use, so that a program does not wait for unneeded modules.
     _, _find_name, __dir__ = lazy_exports(
         __name__,
         {

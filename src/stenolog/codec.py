@@ -1,8 +1,8 @@
 """Lossless encoding of messages as JSON, and of records as lines of a log.
 
 The fast codec (msgspec) changes some values silently: NaN becomes null, bytes become text, numeric
-keys become text, equal keys are merged. So the encoded payload is decoded again and compared with
-the input. If both differ, the message is searched for the field that cannot be stored.
+keys become text, equal keys are merged. The encoded payload is therefore decoded again and compared
+with the input. If both differ, the message is searched for the field that cannot be stored.
 """
 
 import math
@@ -175,7 +175,7 @@ def _shorten(field: str) -> str:
 
 def payload_digest(payloads: Sequence[bytes]) -> str:
     """Return a digest of messages that were appended with one idempotency key."""
-    # Imported only when an idempotency key is used.
+    # Imported on demand: only calls with an idempotency key need this module.
     from hashlib import blake2b
 
     state = blake2b(digest_size=8)
@@ -218,7 +218,7 @@ def check_times(at: Sequence[datetime], count: int) -> list[str]:
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise UsageError(f"at must have datetimes with a time zone, not {moment!r}")
     try:
-        # strftime omits the leading zeros of early years.
+        # Use isoformat, because strftime omits the leading zeros of early years.
         moments = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
     except OverflowError as error:
         raise UsageError(f"at: {error}") from error
@@ -236,8 +236,9 @@ _CRC_FIELD: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 
 _record_decoder = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord)
 _decode_record = _record_decoder.decode
-# Decodes a buffer of intact lines. Raises a msgspec error for an unknown kind or a lone surrogate.
-# The caller then parses the lines one by one.
+# `decode_lines` decodes a buffer of intact lines.
+# `decode_lines` raises a msgspec error if a line has an unknown kind or a lone surrogate.
+# If `decode_lines` fails, the caller parses the lines one by one.
 decode_lines = _record_decoder.decode_lines
 
 
@@ -326,10 +327,10 @@ def parse_line(line: bytes) -> Record | None:
 
 
 def salvage(line: bytes) -> list[Record]:
-    """Return the intact records inside a damaged line, for example two records without a newline.
+    """Return the intact records inside a damaged line, such as two records without a newline.
 
     Stored messages are never mistaken for records: quotes inside text are escaped, and an object
-    inside another one follows a colon, a comma or a bracket.
+    inside another object follows a colon, a comma or a bracket.
     """
     records: list[Record] = []
     end = tried_starts = 0

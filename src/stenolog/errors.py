@@ -146,7 +146,10 @@ class OnceConflict(UsageError):
 
 
 class StaleCheckpoint(UsageError):
-    """The session's floor changed since the caller read it. Read the session again."""
+    """The floor changed since the caller read the session. Read the session again.
+
+    The floor is the seq up to which all messages are hidden.
+    """
 
     def __init__(self, key: str, expected: int, found: int) -> None:
         self.key = key

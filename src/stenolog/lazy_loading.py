@@ -15,7 +15,8 @@ def lazy_exports(
     """Return `__all__`, `__getattr__` and `__dir__` for a package.
 
     `exports` maps each module to its public names, separated by spaces. Type checkers do not see
-    the result: the package also imports each name under `if TYPE_CHECKING`, as `name as name`.
+    the result, so the package must also import each name under `if TYPE_CHECKING`, as `name as
+    name`.
     """
     module_of = {name: module for module, names in exports.items() for name in names.split()}
 

@@ -468,7 +468,7 @@ def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, CallPosition
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content; of other parts, only the type in brackets."""
+    """Return the text of a message's content. A part without text becomes its type in brackets."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -123,7 +123,7 @@ class Message(
             raise AttributeError(f"message {self.seq} has no field {name!r}") from None
 
     def __getitem__(self, name: str) -> Any:
-        # Decode the message at each access: a caller that changes a list must not affect others.
+        # Decode the message at each access: callers must not see each other's changes to a list.
         return self.to_dict()[name]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -180,15 +180,15 @@ class Undo(Struct, frozen=True, omit_defaults=True):
     newly: list[Span] = []
     """Seqs that were visible before the operation hid them."""
     added: Span | None = None
-    """Seqs that a replace appended."""
+    """Seqs that the operation appended, if it replaced messages."""
     was: str | None = None
     """The previous summary, if the operation changed it."""
     elsewhere: bool = False
-    """Whether the other fields are stored only in the change record, to keep states short."""
+    """Whether the other fields are stored only in the change record, to keep a State short."""
 
 
 class Change(Struct, frozen=True, omit_defaults=True):
-    """A numbered operation on visibility, summary or meta, with the resulting state."""
+    """A numbered operation on visibility, summary or meta, with the values after the operation."""
 
     op: str
     number: int
@@ -231,7 +231,7 @@ class DeletedAs(Struct, frozen=True):
 
 
 class State(Struct, omit_defaults=True):
-    """The state of a session at one point of its log. Opening a log starts from the last state."""
+    """The state of a session at one point of its log. Opening a log starts at the last State."""
 
     format: int
     key: str
@@ -260,12 +260,12 @@ class State(Struct, omit_defaults=True):
 
 
 class Void(Struct, frozen=True, omit_defaults=True):
-    """Marks preceding bytes and records as invalid."""
+    """A mark in a log that the preceding bytes and records are invalid."""
 
     bytes: int
     """Number of bytes directly before this line that belong to no record."""
     seqs: list[Span] = []
-    """Seqs of an interrupted write, never acknowledged."""
+    """Seqs of an interrupted write that was never acknowledged."""
     lost: list[Span] = []
     """Seqs that may have been acknowledged and are no longer readable."""
     changes: list[int] = []
@@ -320,8 +320,8 @@ def decode_object(payload: bytes | Raw) -> dict[str, Any]:
     try:
         body: dict[str, Any] = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # Lone surrogates are stored as escapes, which only the standard library decodes. They are
-        # rare, so `json` is imported here and not at start-up.
+        # Lone surrogates are stored as escapes, which only the standard library decodes.
+        # Lone surrogates are rare, so `json` is imported here and not at start-up.
         from json import loads
 
         body = loads(bytes(payload))
@@ -374,7 +374,7 @@ class Undone(Struct, frozen=True, kw_only=True):
     """Result of `undo`."""
 
     op: str
-    """truncate, clear, hide, replace, checkpoint or summary."""
+    """The undone operation: truncate, clear, hide, replace, checkpoint or summary."""
     shown: int
     """Number of messages that became visible."""
     hid: int

@@ -103,7 +103,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
         """Return the calibration after one more report.
 
         `estimated`: the estimate without calibration. A report without tokens is ignored. One
-        report moves the ratio to at most twice and at least half of its value. So a single wrong
+        report moves the ratio to at most twice and at least half of its value. A single wrong
         report changes little, and a few reports are enough to adjust to another model.
         """
         if estimated <= 0 or reported <= 0:
@@ -152,7 +152,7 @@ _SPACED_SCRIPTS: Final = (
 """Scripts that mostly separate words by spaces: Greek, Cyrillic, Arabic, Hangul …"""
 _LETTERS: Final = f"A-Za-z{_ACCENTED_LETTERS}{_HAN}{_RARE_HAN}{_KANA}{_SPACED_SCRIPTS}"
 
-# Every repetition is bounded, so that no text makes a piece long or matching slow.
+# Every repetition is bounded, so that pieces stay short and matching stays fast.
 _LONG_CHARACTER_RUN: Final = "[A-Za-z0-9+/=_-]{20,72}"
 _PIECES: Final = lazy_pattern(
     "|".join(
@@ -176,7 +176,7 @@ _PIECES_OF_LONG_RUN: Final = lazy_pattern(
 )
 """Pieces of a long run of letters, digits and signs, such as a path, a key or base64."""
 _LONG_RUN_WITH_SPACE: Final = lazy_pattern(f" ?{_LONG_CHARACTER_RUN}")
-# Changes between capitals, small letters and digits, which are rare in names and paths.
+# Changes between capitals, small letters and digits are rare in names and paths.
 # In keys, hashes and base64, about every fourth character starts a change of kind.
 _CHARACTER_KIND_CHANGE: Final = lazy_pattern("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
 _NOT_ALPHANUMERIC: Final = lazy_pattern(f"[^0-9{_LETTERS}]")
@@ -299,7 +299,7 @@ def _price_other_script(piece: str) -> float:
 # --- the parts of a message ------------------------------------------------------------------
 
 _SKIP_FIELDS: Final = frozenset({"role", "type", "signature", "cache_control"})
-"""Message fields that are not counted: the model does not see them, or the overhead has them."""
+"""Message fields that are not counted: models do not see them, or MESSAGE_TOKENS has them."""
 _TEXT_FIELDS: Final = frozenset(
     {"name", "tool_call_id", "call_id", "arguments", "refusal", *REASONING_FIELDS[:3]}
 )
@@ -399,7 +399,7 @@ def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
 
 
 def _attachment_tokens(part: Mapping[str, Any], kind: str) -> int:
-    """Return the tokens of a part's encoded data, based on its size; 0 without such data."""
+    """Return the tokens of a part's encoded data, based on its size; 0 without encoded data."""
     media_type, data = encoded_data(part)
     if len(data) < _MIN_ENCODED_LENGTH:
         return 0

@@ -1,4 +1,4 @@
-"""Prices of answers, from the installed package genai-prices. Newer prices are not fetched.
+"""Prices of answers, from the installed package genai-prices. Newer prices are not downloaded.
 
 Each answer is priced separately, because many models charge more per token for a long prompt.
 """
@@ -14,13 +14,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 Price = Callable[[str, Mapping[str, int]], float | None]
-"""Function that returns the price of an answer in US dollars, from its token counts, or None."""
+"""Function of model name and token counts: the price of an answer in US dollars, or None."""
 
 _MAX_MODEL_NAMES: Final = 10_000
-"""Maximum number of model names that are looked up, because any program can write names."""
+"""Maximum number of model names kept in memory. Any program can store invented names."""
 _MAX_NAME_LENGTH: Final = 300
 _fork_lock: Final = threading.Lock()
-# A module that another thread is importing at a fork would stay locked in the child for ever.
+# If another thread imports a module during a fork, the module stays locked in the child.
 os.register_at_fork(
     before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_fork_lock.release
 )
@@ -30,7 +30,7 @@ def load_prices() -> Price | None:
     """Return the function that prices an answer; None if genai-prices is not installed."""
     with _fork_lock:
         try:
-            # Optional dependency, only needed for costs.
+            # This package is an optional dependency, needed only for costs.
             import genai_prices  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
             return None
@@ -38,7 +38,7 @@ def load_prices() -> Price | None:
 
 
 class LazyPrices:
-    """Prices that are imported when the first answer is priced, because the import takes long.
+    """Prices that are loaded for the first answer, because importing genai-prices takes long.
 
     This class does not use `cached_property`: its lock in Python 3.11 would stay locked in a forked
     child.
@@ -56,7 +56,7 @@ class LazyPrices:
 
 
 class _Rates(Struct, frozen=True):
-    """Prices per token of one model, for prompts of a range of lengths."""
+    """Prices per token of one model, for prompts within a range of lengths."""
 
     uncached: Decimal
     cached: Decimal
@@ -69,17 +69,17 @@ class _Model(Struct, frozen=True):
     reference: str
     provider: str | None
     thresholds: Sequence[int] = ()
-    """Numbers of prompt tokens above which other prices apply, in order."""
+    """Numbers of prompt tokens above which other prices apply, in ascending order."""
     rates: dict[int, _Rates] = {}
     """Prices by the number of thresholds that the prompt exceeds."""
 
 
 class _PriceList:
-    """The price list of genai-prices. A price is looked up once per model and range."""
+    """The price list of genai-prices. Prices are looked up once per model and prompt range."""
 
     def __init__(self, package: Any) -> None:
         self._package = package
-        # The first use imports modules of the package, while the caller's lock prevents a fork.
+        # This first use imports modules of the package while the caller's lock prevents a fork.
         with suppress(LookupError, ValueError):
             self._look_up_price(_Model("gpt-4o", None), 1)
         self._models: dict[str, _Model | None] = {}
@@ -118,7 +118,7 @@ class _PriceList:
         return None
 
     def _rates_for(self, model: _Model, tier: int) -> _Rates:
-        """Return the prices for a prompt that exceeds this number of thresholds."""
+        """Return the prices for a prompt that exceeds `tier` of the model's thresholds."""
         if tier not in model.rates:
             length = model.thresholds[tier - 1] + 1 if tier else 1
             price = self._total_price(model, length)

@@ -1,8 +1,8 @@
 """A catalog that answers from the messages indexed so far, while a thread indexes the rest.
 
-The first list of thousands of sessions must not wait until all their messages are indexed. So the
-thread first adds a row for each new session, made from the start of the session's file. Then the
-thread adds the messages.
+The first list of thousands of sessions must not wait until all their messages are indexed. The
+thread therefore first adds a row for each new session, read from the start of the session's file,
+and adds the messages afterwards.
 """
 
 import logging
@@ -21,9 +21,9 @@ from stenolog.stores.base import Store
 LIST_WAIT_SECONDS: Final = 5.0
 """Maximum number of seconds that the first read waits for the rows of the newest sessions."""
 REFRESH_WAIT_SECONDS: Final = 0.2
-"""Maximum number of seconds that a read waits for changes of the store to be added."""
+"""Maximum number of seconds that a read waits until changes of the store are indexed."""
 _FEW_NEW_SESSIONS: Final = 20
-"""Maximum number of new sessions that are indexed without adding rows first."""
+"""Maximum number of new sessions that are indexed directly, without adding rows first."""
 _FIRST_ROW_COUNT: Final = 200
 """Number of rows after which the first list is shown."""
 _COUNT_SECONDS: Final = 0.5
@@ -50,7 +50,7 @@ ReadHeads = Callable[[Sequence[str]], Iterator[SessionHead]]
 class BackgroundCatalog(Catalog):
     """A catalog that a thread keeps up to date. A read may miss the newest changes of the store.
 
-    The thread looks for changes only after the catalog was read.
+    The thread looks for changes of the store at the start, and after each read of the catalog.
     """
 
     def __init__(self, store: Store, *, heads: ReadHeads) -> None:
@@ -88,7 +88,7 @@ class BackgroundCatalog(Catalog):
         self._active = _ThreadRefresher(self, self._store, database)
 
     def is_refreshing_thread(self) -> bool:
-        """Return whether the calling thread is the thread of this catalog, during a refresh."""
+        """Return whether the caller is this catalog's thread, and a refresh is in progress."""
         return self._is_refreshing and threading.current_thread() is self._thread
 
     def _read(self, work: CatalogRead[T], progress: Progress | None = None) -> T:
@@ -153,7 +153,7 @@ class BackgroundCatalog(Catalog):
                 self._progress = min(indexed_count, self._count), self._count
 
     def _add_rows(self) -> None:
-        """Add a row without messages for each new session, if many sessions are new."""
+        """If many sessions are new, add a row without messages for each of them."""
 
         def read(transaction: Transaction, database: Database) -> tuple[int, set[str], Database]:
             [(catalog_id, _)] = transaction.execute(database.sql["about"])
@@ -167,7 +167,7 @@ class BackgroundCatalog(Catalog):
         new_keys = [key for key in keys if key not in known_keys]
         if len(new_keys) <= _FEW_NEW_SESSIONS:
             return
-        # Imported on demand: only the first start with many sessions needs this module.
+        # Imported on demand: these modules are needed only if many sessions are new.
         from stenolog.catalog.indexing import CatalogWriter
         from stenolog.catalog.steps import SessionColumns, Step
 
@@ -200,7 +200,7 @@ class _ThreadRefresher(Refresher):
         self._catalog = catalog
 
     def refresh(self, progress: Progress | None = None) -> int | None:
-        """Return the id of the catalog. The thread of the catalog adds all messages first."""
+        """Return the id of the catalog. The catalog's own thread adds all new messages first."""
         if self._catalog.is_refreshing_thread():
             return super().refresh(progress)
         with self.database.read_transaction() as transaction:

@@ -4,9 +4,9 @@ Each word is searched separately, newest messages first, so that a common word c
 rare one. The result has the messages with the most and the rarest words, and their neighbours: an
 answer often shares no word with its question.
 
-Only messages of one session or sender are searched. If a session has a summary, hidden messages at
-or below the floor were summarized and can be found. Messages hidden in any other way were withdrawn
-and cannot be found, even if they are summarized later.
+Only messages of one session or sender are searched. Hidden messages that a summary covers can be
+found. Messages hidden in any other way were withdrawn and cannot be found, even if a later summary
+covers them.
 """
 
 import json
@@ -25,15 +25,15 @@ from stenolog.records import Span
 from stenolog.stores import spans
 
 MAX_TEXT_LENGTH: Final = 8_000
-"""Maximum number of characters that are returned of a message."""
+"""Maximum number of characters that are returned per message."""
 
 _MAX_PER_WORD: Final = 500
-"""Maximum number of messages per word. Of a more common word, the newest are used."""
+"""Maximum number of messages per word. If more messages have the word, the newest are used."""
 
 _NO_LIMIT: Final = -1
 _MAX_WORDS: Final = 24
 _MESSAGES_WITH_NEIGHBOURS: Final = 20
-"""Number of best messages that are returned with their neighbours."""
+"""Number of best matches whose neighbouring messages are returned, too."""
 _NEIGHBOUR_OFFSETS: Final = (-1, 1, -2, 2)
 _ENOUGH_MATCHES_IN_PERIOD: Final = 20
 """If the requested period has at least this many matches, only the period is searched."""
@@ -43,15 +43,15 @@ class CandidateQuery(Struct, frozen=True, kw_only=True):
     """The question, and the messages to search."""
 
     owner: str
-    """Key of the session that is searched, or a sender."""
+    """Key of the session to search, or a sender if `threads` is set."""
     threads: bool
-    """Whether `owner` is a sender, and all sessions of that sender are searched."""
+    """Whether `owner` is a sender whose sessions are all searched."""
     stems: Sequence[str]
     """Stems of the words of the question."""
     agent: str | None
     """Name of an agent; sessions of other agents are left out. None: all agents."""
     exclude_visible_of: str | None
-    """Key of the session that asks; its visible messages are left out."""
+    """Key of the session that asks the question; its visible messages are left out."""
     since: int | None
     until: int | None
     limit: int
@@ -70,7 +70,7 @@ class _Session(Struct, frozen=True):
 
 
 MarkGroups = Sequence[Sequence[str]]
-"""Groups of marks (query.py). A message must have at least one mark of each group."""
+"""Groups of marks (index tokens, see query.py). A match has at least one mark of each group."""
 
 FindNewest = Callable[[MarkGroups, int], list[int]]
 """Function that returns the ids of the newest messages with these marks, up to a limit."""
@@ -102,7 +102,7 @@ class CandidateSearch:
         self._counts_by_stem: dict[str, int] = {}
 
     def find(self) -> Candidates:
-        """Return the candidates, and the frequencies of the words."""
+        """Return the candidates, and how many messages contain each word of the question."""
         positions: dict[tuple[int, int], None] = {}
         if not self._has_no_sessions:
             has_period = self._query.since is not None or self._query.until is not None
@@ -135,7 +135,7 @@ class CandidateSearch:
         return self._visibilities[session]
 
     def _read_visible_ids(self) -> set[int]:
-        """Return the ids of the messages that are visible in the asking session."""
+        """Return the ids of the visible messages of the session that asks the question."""
         if self._current is None or self._current.visible >= self._current.count:
             return set()
         return {
@@ -167,7 +167,7 @@ class CandidateSearch:
         )
 
     def _find_unseen(self, statement: str, values: Sequence[object], limit: int) -> list[int]:
-        # Visible messages are mostly the newest ones, and must not use up the limit.
+        # Visible messages are left out afterwards, so they must not use up the limit.
         row_limit = _NO_LIMIT if limit == _NO_LIMIT else limit + len(self._visible_ids)
         rows = self._transaction.execute(self._sql[statement], (*values, row_limit))
         ids = [id_ for (id_,) in rows if id_ not in self._visible_ids]
@@ -179,7 +179,7 @@ class CandidateSearch:
         return self._fulltext.mark_values(required_groups, excluded=self._excluded_marks)
 
     def _rank_messages(self, find: FindNewest) -> Iterator[tuple[int, int]]:
-        """Yield session and seq of the messages with the most and rarest words, then the newest."""
+        """Yield session and seq of matches: the most and rarest words first, then the newest."""
         limit = self._query.limit
         if not self._stems:
             return self._positions_without_withdrawn(find([], limit))
@@ -240,10 +240,9 @@ class _Visibility(Struct, frozen=True):
     withdrawn: list[Span]
 
     def may_return(self, seq: int) -> bool:
-        """Return whether a message may be returned: it is visible, or it was summarized.
+        """Return whether a message may be returned: it is visible, or a summary covers it.
 
-        A message was summarized if it is hidden before the first visible message, and not
-        withdrawn.
+        A summary covers all messages before the first visible one, except withdrawn messages.
         """
         if self.seqs and seq >= self.seqs[0][0]:
             return spans.contains(self.seqs, seq)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 # --- filters --------------------------------------------------------------------------------------
-# Conversion of texts, keys and times to the values in the tables.
+# These functions convert texts, keys and times to the values in the tables.
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,7 +31,7 @@ def from_microseconds(microseconds: int) -> datetime:
 
 
 MAX_INTEGER: Final = 2**63 - 2
-"""Largest integer in a query; SQLite adds one to it."""
+"""Largest integer in a query: one less than SQLite's maximum, because one may be added."""
 
 
 def replace_surrogates(text: str) -> str:
@@ -49,15 +49,15 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 
 
 # --- statements -----------------------------------------------------------------------------------
-# The statements of a catalog in SQLite, by name.
+# These functions load the SQL statements of a catalog in SQLite.
 
 
 # A catalog of another version is discarded and built again.
 VERSION: Final = "10"
-"""Version of tables, tokens, stems, searchable text and sums. Each change needs a new version."""
+"""Version of tables, tokens, stems, searchable text and sums, increased with each change."""
 
 BLOCK_SIZE: Final = 4_096
-"""Number of messages per row of catalog_block, which has their oldest and newest time."""
+"""Number of messages per block. The table catalog_block has each block's oldest and newest time."""
 
 _FOLDER: Final = Path(__file__).parent
 _SQL_COMMENT: Final = re.compile(r"(?m)^--.*\n")
@@ -101,7 +101,7 @@ Row = tuple[Any, ...]
 
 
 class CatalogDamaged(Exception):
-    """The catalog is damaged or outdated. It is discarded and built again."""
+    """The catalog is damaged or outdated, so it is discarded and built again."""
 
 
 class CatalogUnusable(Exception):

@@ -1,13 +1,13 @@
 """The catalog in a file next to its store (stores/catalog_file.py), or in memory.
 
-A process that finds the file missing, outdated or damaged builds it again. SQLite has no checksums,
-so a lock file records the identity, size and time of the database after the last write: a catalog
-that any other program changed is not used. During a write the lock file contains a mark. If a
-writer dies, SQLite's journal restores the database.
+A process that finds the file missing, outdated or damaged builds it again. SQLite has no checksums:
+a lock file records the identity, size and time of the database after the last write. A catalog that
+any other program changed is not used. During a write, the lock file contains the word `writing`. If
+a writer dies, SQLite's journal restores the database.
 
-A writer holds the flock of the lock file. Only the writer creates or removes the database, or
-recovers it after another writer died: a journal is identified by its name alone, and must never be
-applied to another database. So processes without the flock open the database read-only.
+A writer holds the flock of the lock file. Only the writer creates, removes or recovers the
+database. SQLite finds a journal by its name alone, and must never apply the journal to another
+database. Processes without the flock therefore open the database read-only.
 """
 
 import fcntl
@@ -56,7 +56,7 @@ Identity = tuple[int, int]
 
 
 class LockFile:
-    """A file that the writer locks, and that records the state after the last write."""
+    """A file that the writer locks, and that records the stamp of the database after a write."""
 
     def __init__(self, path: Path, *, timeout: float) -> None:
         self._path = path
@@ -100,7 +100,7 @@ class LockFile:
             time.sleep(_POLL_SECONDS)
 
     def read_mark(self) -> bytes:
-        """Return the content of the lock file, written by the last writer; may be empty."""
+        """Return the mark that the last writer wrote to the lock file; may be empty."""
         try:
             # Without O_NONBLOCK, opening a fifo with this name would block.
             lock = open_descriptor(
@@ -117,12 +117,12 @@ class LockFile:
 
 
 def set_mark(lock: int, mark: bytes) -> None:
-    """Write the mark to the lock file, whose flock is held. Raises OSError."""
+    """Write `mark` to the lock file, which the caller has locked. Raises OSError."""
     os.pwrite(lock, mark.ljust(_MAX_MARK_BYTES - 1) + b"\n", 0)
 
 
 def file_stamp(path: Path) -> bytes:
-    """Return bytes that change with every write or replacement of a file; empty without a file."""
+    """Return bytes that change with every write or replacement of a file; empty if missing."""
     try:
         status = path.lstat()
     except OSError:
@@ -168,7 +168,7 @@ class FileDatabase:
         self._writable = writable
         self._exclusive = ExclusiveLock(str(path))
         self._uses_during_fork: dict[int, ExclusiveUse] = {}
-        """Uses that keep other threads out of SQLite during a fork, by the thread that forks."""
+        """Exclusive uses that block other threads during a fork, by id of the forking thread."""
         self._connections: dict[str, _OpenFile] = {}
         """Open connections: for reading ("ro") and for writing ("rw")."""
         self._damaged_file: Identity | None = None
@@ -225,7 +225,7 @@ class FileDatabase:
         self._disconnect()
         try:
             new_file = self._create_new_file(self._read_calibrations())
-            # A kill between any two steps must not leave a database with the journal of another.
+            # A kill between two steps must not leave a database with another database's journal.
             for path in (self._path, self._journal):
                 path.unlink(missing_ok=True)
             set_mark(lock, WRITING_MARK)
@@ -237,7 +237,10 @@ class FileDatabase:
         self._damaged_file = None
 
     def _read_calibrations(self) -> list[Row]:
-        """Return the calibrations of the old file, if it is readable. No other file has them."""
+        """Return the token calibrations of the old file; empty if the file is unreadable.
+
+        No other file has the calibrations, so they are copied to the new file.
+        """
         if file_identity(self._path) is None:
             return []
         # In a damaged file, even error messages of SQLite may not be decodable.
@@ -278,7 +281,7 @@ class FileDatabase:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
             for handle in self._connections.values():
-                # A use that Ctrl-C interrupted may have left its transaction open.
+                # A call that Ctrl-C interrupted may have left its transaction open.
                 roll_back(handle.connection)
             yield use
 
@@ -391,7 +394,7 @@ class FileDatabase:
         return self._lock.hold_lock()
 
     def _is_unchanged(self) -> bool:
-        """Return whether no other program changed the database, or a write is in progress."""
+        """Return whether the database is as the last write left it, or a write is in progress."""
         while True:
             mark = self._lock.read_mark()
             if mark in (WRITING_MARK, file_stamp(self._path)):
@@ -495,7 +498,7 @@ class MemoryDatabase:
             create_tables(self._connection)
 
     def close(self) -> None:
-        """Close the database. A thread that still uses it gets CatalogUnusable."""
+        """Close the database. A thread that still uses the database gets CatalogUnusable."""
         with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS):
             self._closed = True
             self._connection.close()
@@ -507,7 +510,7 @@ class MemoryDatabase:
             if self._closed:
                 raise CatalogUnusable(f"{_MEMORY_NAME} is closed")
             try:
-                # A use that Ctrl-C interrupted may have left its transaction open.
+                # A call that Ctrl-C interrupted may have left its transaction open.
                 roll_back(self._connection)
                 yield use
             except sqlite3.Error as error:
@@ -554,7 +557,7 @@ def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection
 
 @contextmanager
 def write_cache(connection: sqlite3.Connection) -> Iterator[None]:
-    """Give a connection the page cache of a write transaction until the block ends."""
+    """Give a connection the page cache of a write transaction until the `with` block ends."""
     connection.execute(f"PRAGMA cache_size = -{_WRITE_CACHE_KB}")
     try:
         yield
@@ -583,7 +586,7 @@ def is_calibration(ratio: object, weight: object) -> bool:
     """Return whether ratio and weight are valid values of `tokens.Calibration`."""
     if not isinstance(ratio, float) or not isinstance(weight, float):
         return False
-    # No estimate differs from the real count by more than a factor of 100.
+    # No estimate differs from the real token count by more than a factor of 100.
     return 0.01 <= ratio <= 100 and 0 <= weight < math.inf
 
 

@@ -10,7 +10,7 @@ State = Literal["idle", "running", "interrupted"]
 """State of a session. running: a turn is in progress. interrupted: the last turn has no answer."""
 
 
-# `changed` includes changes of tags. `newest` and `oldest` sort by the time of the last message.
+# `changed` counts changes of tags, too. `newest` and `oldest` sort by the last message's time.
 # `length` is the number of messages. Every order except `oldest` starts with the highest value.
 Sort = Literal["changed", "newest", "oldest", "cost", "tokens", "length"]
 """Order of a list of sessions."""
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     damaged: int
     """Number of damaged lines, as far as known."""
     problem: str | None
-    """Reason why the session cannot be read. Then all numbers are 0 and all times None."""
+    """Why the session cannot be read, or None. If set, all numbers are 0 and all times None."""
     sender: str = ""
     """The verified sender of all user messages, such as `telegram:123`, or empty."""
     last_message: datetime | None = None
@@ -119,7 +119,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     failed: int
     """Number of matching sessions with a failed tool call."""
     facets: Mapping[str, Sequence[Group]]
-    """Most frequent values of each facet, such as `model`, without the condition on that facet."""
+    """Most frequent values of each facet, such as `model`. Its own condition is ignored."""
 
 
 class ProjectGroup(Struct, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class GroupedHits(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A candidate for recall: a message that shares words with a question, or its neighbour."""
+    """A candidate for recall: a message that shares words with a question, or is next to one."""
 
     key: str
     uid: str
@@ -206,6 +206,6 @@ class Candidates(Struct, frozen=True, kw_only=True):
 
     messages: Sequence[Candidate]
     count: int
-    """Number of all messages of the owner."""
+    """Number of all messages in the searched sessions."""
     containing: Mapping[str, int]
     """Number of messages that contain each stem, counted up to a few hundred."""

@@ -1,9 +1,9 @@
 """Exclusive use of a connection by one thread at a time, which survives Ctrl-C.
 
-KeyboardInterrupt may be raised between any two steps, even directly after a lock is acquired. So
-each use is an object, which ends when it is marked as ended or garbage-collected. If a traceback
-keeps the object alive, as in a notebook, the thread that started the use takes it over at its next
-call. Other threads wait no longer than their timeout.
+KeyboardInterrupt may be raised between any two steps, even directly after a lock is acquired. Each
+use of the connection is therefore an object. The use ends when the object is marked as ended or
+garbage-collected. If a traceback keeps the object alive, as in a notebook, the thread that started
+the use takes it over at its next call. Other threads wait no longer than their timeout.
 """
 
 import os
@@ -21,7 +21,7 @@ from stenolog.stores.disk import Descriptor
 from stenolog.stores.locks import ThreadLock
 
 _CHECK_INTERVAL_SECONDS: Final = 0.01
-"""Seconds until a waiting thread checks again if no other thread has woken it."""
+"""Seconds after which a waiting thread checks again, even if no other thread has woken it."""
 _STALE_SECONDS: Final = 0.2
 """Seconds without a check after which a waiting thread loses its place in the queue."""
 
@@ -38,13 +38,13 @@ class ExclusiveUse:
         self.lock: Descriptor | None = None
         """Descriptor of the lock file, if this use writes."""
         self.wakeup: SimpleQueue[None] = SimpleQueue()
-        """Queue that wakes the waiting thread. It is written in C, so that it survives Ctrl-C."""
+        """Queue that wakes the waiting thread. The queue is written in C, and survives Ctrl-C."""
         self.checked_at = 0.0
         """Monotonic time at which the thread last checked whether it may start."""
 
 
 class ExclusiveLock:
-    """A lock that allows one use at a time, in the order in which the threads asked.
+    """A lock that allows one use of a connection at a time, in the order of the requests.
 
     `name`: name of the database, for error messages.
     """
@@ -58,7 +58,7 @@ class ExclusiveLock:
 
     @contextmanager
     def exclusive_use(self, *, timeout: float) -> Iterator[ExclusiveUse]:
-        """Start a use, and end it with the block. Raises CatalogBusy after `timeout` seconds."""
+        """Start a use for a `with` block. Raises CatalogBusy after `timeout` seconds."""
         use = ExclusiveUse()
         try:
             self.begin(use, timeout=timeout)
@@ -85,7 +85,7 @@ class ExclusiveLock:
                 next_use.wakeup.put(None)
 
     def is_current(self, use: ExclusiveUse) -> bool:
-        """Return whether this use is active. A use that was taken over must not clean up."""
+        """Return whether this use is active. Only an active use may clean up."""
         return self._active_use() is use
 
     def is_own_thread(self) -> bool:
@@ -98,7 +98,7 @@ class ExclusiveLock:
             use.checked_at = time.monotonic()
             active_use = self._active_use()
             if active_use is None:
-                # Otherwise a thread that calls again at once would keep all other threads out.
+                # A thread that calls again at once must not overtake the waiting threads.
                 if self._first_waiting_use() not in (None, use):
                     return self._add_to_queue(use)
                 if self._waiting:

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Rows = tuple[list[Row], dict[int, list[str]]]
-"""Rows of sessions, and the tags of each session."""
+"""Rows of sessions, and the tags of each session by its id."""
 
 Progress = Callable[[int, int], None]
-"""Function that gets the number of processed sessions and the number of changed sessions."""
+"""Function that is called with the numbers of processed and of changed sessions."""
 
 _MAX_REFRESH_ROUNDS: Final = 20
 _MAX_READ_ATTEMPTS: Final = 12
@@ -88,7 +88,7 @@ _LAZY_MODULES: Final = (
 """Modules that are imported on first use."""
 _STATES: Final = ("idle", "running", "interrupted")
 _CALIBRATION_TOLERANCE: Final = 0.01
-"""Relative difference from the stored ratio up to which a calibration is not written."""
+"""A new ratio is stored only if it differs from the stored ratio by more than this fraction."""
 _CALIBRATION_FAILURES: Final = (CatalogDamaged, CatalogUnusable, DamagedStore, StoreUnavailable)
 
 
@@ -96,8 +96,8 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
     """Open the catalog of a store, which stays up to date by itself.
 
     The catalog is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite
-    database, or tables in a PostgreSQL database. For any other store it is kept in memory. A
-    catalog can be deleted at any time. `keep`: whether the catalog may be stored. [default: yes,
+    database, or tables in a PostgreSQL database. The catalog of any other store is kept in memory.
+    A catalog can be deleted at any time. `keep`: whether the catalog may be stored. [default: yes,
     unless the store was opened with read_only=True]
     """
     return Catalog(store, keep=keep)
@@ -120,7 +120,7 @@ class Catalog:
         """Reasons why the catalog is not stored at its usual place, one sentence each."""
         self._use_database(database_of(store, keep=self._keep))
         self._stored_calibrations: dict[str, Calibration] = {}
-        """The calibrations that this process wrote last."""
+        """The last calibration that this process stored, by model."""
         self._unstored_calibrations: dict[str, Calibration] = {}
 
     def __repr__(self) -> str:
@@ -152,9 +152,10 @@ class Catalog:
         after: str | None = None,
         progress: Progress | None = None,
     ) -> Page:
-        """Return sessions, most recently changed first. `after`: value of the previous page.
+        """Return a page of sessions in the order `sort`. `after`: `after` of the previous page.
 
-        The conditions are those of `SessionFilter`. Raises UsageError if a value is invalid.
+        The other arguments are described in `SessionFilter`. Raises UsageError if a value is
+        invalid.
         """
         where = SessionFilter(
             prefix=prefix,
@@ -212,8 +213,8 @@ class Catalog:
     ) -> ProjectPage:
         """Return the projects, the most recently used first, each with its newest sessions.
 
-        `size`: maximum number of sessions per project. `after`: value of the previous page. Raises
-        UsageError if a value is invalid.
+        `size`: maximum number of sessions per project. `after`: `after` of the previous page.
+        Raises UsageError if a value is invalid.
         """
         query = self._list_query(where, "newest", size)
         offset = min(max(0, after), MAX_INTEGER)
@@ -278,7 +279,7 @@ class Catalog:
 
     def _read_entry(self, key: str, *, with_state: bool) -> Entry | None:
         if replace_surrogates(key) != key:
-            return None  # its cleaned form could be the key of another session
+            return None  # the key without surrogates could belong to another session
         # Check for a lease first: a turn that ends during the read must not leave an old state.
         is_running = with_state and bool(leased_keys(self._store, [key]))
         rows, tags = self._read(lambda tx, database: _read_rows(tx, database, "entry", (key,)))
@@ -330,11 +331,11 @@ class Catalog:
     def search_sessions(
         self, query: str, where: SessionFilter, *, limit: int = 20, size: int = 3, after: int = 0
     ) -> GroupedHits:
-        """Return messages with all words of a query, by session, the best match first.
+        """Return messages with all words of a query, grouped by session, the best match first.
 
-        `where`: conditions; its `since` and `until` apply to the messages. `size`: maximum
-        number of hits per session. `after`: value of the previous page. Raises UsageError if a
-        value is invalid.
+        `where`: conditions on the sessions; only `since` and `until` apply to the messages. `size`:
+        maximum number of hits per session. `after`: `after` of the previous page. Raises UsageError
+        if a value is invalid.
         """
         # Imported on demand: a list does not need this module.
         from stenolog.catalog.message_search import Search, SearchFilter
@@ -421,9 +422,9 @@ class Catalog:
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
         """Add a reported token count and our estimate, and return the new calibration.
 
-        A write syncs the catalog, and the next turn waits for the write. So a report that
-        hardly changes the ratio stays in this process until the difference is worth a write. A
-        calibration that cannot be stored stays in this process, too; losing it only costs accuracy.
+        A report that hardly changes the ratio is kept in memory, because the next turn would wait
+        for the write. A calibration that cannot be stored is kept in memory, too; losing it only
+        costs accuracy.
         """
         from stenolog.tokens import Calibration
 
@@ -479,7 +480,7 @@ class Catalog:
     def _find_running_keys(
         self, where: SessionFilter, progress: Progress | None = None
     ) -> set[str] | None:
-        """Return the keys of the running sessions; None if the filter has no state."""
+        """Return the keys of the running sessions; None if the filter selects no state."""
         if where.state is None:
             return None
         rows = self._read(lambda tx, database: list(tx.execute(database.sql["stamps"])), progress)
@@ -515,12 +516,12 @@ class Catalog:
         try:
             broken_refresher.database.rebuild()
         except (CatalogDamaged, CatalogBusy):
-            pass  # the next attempt finds the current state
+            pass  # the next attempt reads the catalog again
         except CatalogUnusable as error:
             self._use_memory(broken_refresher, error)
 
     def _use_memory(self, failed_refresher: "Refresher", reason: Exception) -> None:
-        """Replace the database by one in memory. Raises StoreUnavailable if that one failed."""
+        """Replace the database by one in memory. Raises StoreUnavailable if that cannot help."""
         with self._mutex:
             self._check_open()
             if self._active is not failed_refresher:
@@ -546,7 +547,7 @@ _catalogs: "weakref.WeakSet[Catalog]" = weakref.WeakSet()
 def _import_before_fork() -> None:
     """Finish the imports that a forked child would need.
 
-    A module that another thread is importing at the fork stays locked in the child for ever.
+    If another thread imports a module during the fork, the module stays locked in the child.
     """
     for catalog in list(_catalogs):
         for name in _LAZY_MODULES:
@@ -574,13 +575,13 @@ class _KnownStamps(Struct, frozen=True):
 class Refresher:
     """An updater that brings a catalog up to date with a store.
 
-    The store's stamps show which sessions changed; only the new messages of those are read. A stamp
-    is taken before its session is read, so that concurrent writes are at worst read again.
+    The stamps of the store show which sessions changed. Only the new messages of changed sessions
+    are read. A stamp is read before its session, so that concurrent writes are at worst read twice.
 
     Several processes may refresh one catalog at the same time. Each session has a version. If two
-    processes read the same version, only the first can write the next version; the other process
-    starts again with the new row. The store is never called during a transaction: the tables may be
-    in the store's database.
+    processes read the same version, only the first can write the next version; the second process
+    starts again with the new row. The store is never called during a transaction, because the
+    tables may be in the store's database.
     """
 
     def __init__(self, store: Store, database: Database) -> None:
@@ -594,13 +595,13 @@ class Refresher:
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
 
-        Raises CatalogDamaged and CatalogUnusable. Raises CatalogBusy if other processes
-        changed the same sessions first in every round; then the catalog may be out of date.
+        Raises CatalogDamaged and CatalogUnusable. Raises CatalogBusy if other processes changed
+        the same sessions first in every round. After CatalogBusy, the catalog may be out of date.
         """
         catalog_id: int | None = None
         missed_keys: set[str] | None = None
         for _ in range(_MAX_REFRESH_ROUNDS):
-            # Read the rows before the stamps: a session with a row but without a stamp was deleted.
+            # Read the catalog before the store: a session that only the catalog has was deleted.
             known = self._read_known_stamps()
             stamps = self._store.stamps()
             if known.stamps == stamps:
@@ -613,7 +614,7 @@ class Refresher:
             missed_keys = self._update(known, stamps, progress or (lambda _done, _total: None))
             if not missed_keys:
                 return catalog_id
-            # Another process changed these rows, perhaps with older stamps than ours.
+            # Another process changed the missed sessions, perhaps with older stamps than ours.
         raise CatalogBusy("other processes kept changing the catalog")
 
     def is_same_catalog(self, transaction: Transaction, catalog_id: int | None) -> bool:
@@ -622,8 +623,8 @@ class Refresher:
         return bool(current_id == catalog_id)
 
     def _update(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
-        """Index sessions with a new stamp. Return the keys that another process changed first."""
-        # Imported only if there are changes.
+        """Index changed sessions. Return the session keys that another process changed first."""
+        # Imported on demand: these modules are needed only if there are changes.
         from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list
 
@@ -659,7 +660,7 @@ def _select_keys(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
 
 
 def database_of(store: Store, *, keep: bool) -> Database:
-    """Return the database of a store's catalog. `keep`: whether it may be written."""
+    """Return the database of a store's catalog. `keep`: whether the catalog may be written."""
     if isinstance(store, CatalogFileStore):
         path = store.catalog_file()
         return MemoryDatabase() if path is None else FileDatabase(path, writable=keep)
@@ -722,7 +723,7 @@ class _ListQuery(Struct, frozen=True):
 
     filter_values: Sequence[Any]
     running: set[str] | None
-    """Keys of the running sessions; None if the filter has no state."""
+    """Keys of the running sessions; None if the filter selects no state."""
     sort: Sort
     limit: int
     cursor: tuple[int | None, str | None]
@@ -736,7 +737,7 @@ class _ListQuery(Struct, frozen=True):
 def filter_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any]:
     """Return the values for `session_filter` in queries.sql.
 
-    `running_keys`: keys of the running sessions; None if the filter has no state.
+    `running_keys`: keys of the running sessions; None if the filter selects no state.
     """
     return [
         *prefix_range(where.prefix),
@@ -800,7 +801,7 @@ def _entry_from_row(row: Row, tags: Sequence[str], is_running: bool) -> Entry:
 
 
 def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
-    """Return the value of `after` for the page that follows this session."""
+    """Return the value of `after` for the page that starts after this session."""
     time = entry.updated if sort == "changed" else entry.last_message
     # Unreadable sessions have no time.
     last_time = 0 if time is None else to_microseconds(time)

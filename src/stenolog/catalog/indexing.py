@@ -36,13 +36,13 @@ class StampRules(Struct, frozen=True):
     """Rules to interpret the stamps of a store. Most stamps only show that a session changed."""
 
     may_be_append: Callable[[str, str], bool] = lambda _before, _now: True
-    """Function that returns whether the change between two stamps may be only an append."""
+    """Function that returns whether the session may have only grown between two stamps."""
     recency: Callable[[str], int] = lambda _stamp: 0
     """Function that returns a higher number for the stamp of a session that changed later."""
 
 
 class NotIndexable(Exception):
-    """The catalog cannot process the messages of a session: a bug in the catalog."""
+    """The catalog cannot process the messages of a session, because of a bug in the catalog."""
 
     def __init__(self, error: Exception) -> None:
         kind = type(error).__name__
@@ -54,8 +54,8 @@ class NotIndexable(Exception):
 class Indexer:
     """One refresh of the catalog.
 
-    `catalog_id` identifies the catalog, and `known_stamps` are its stamps, both read before the
-    store's stamps. `price_list`: version of the installed price list.
+    `catalog_id` identifies the catalog. `known_stamps` are the stamps in the catalog, which are
+    read before the store's stamps. `price_list`: version of the installed price list.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Indexer:
         return self._writer.missed_keys
 
     def index(self, stamps: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
-        """Add the new messages of the sessions with these stamps."""
+        """Add the new messages of these sessions. `stamps`: the stamp of each session by key."""
         # Messages of about the same time get neighbouring ids, so that the newest are easy to find.
         keys = sorted(stamps, key=lambda key: self._rules.recency(stamps[key]))
         # Concurrent processes start at different sessions and share the work.
@@ -127,7 +127,7 @@ class Indexer:
         except DamagedStore as error:
             self._replace_row(key, row, SessionColumns(stamp=stamp, problem=str(error)))
         except StoreUnavailable as error:
-            # The session may be readable at the next refresh, even without a change.
+            # Without a stamp in its row, the session is read again at the next refresh.
             self._replace_row(key, row, SessionColumns(stamp=None, problem=str(error)))
         except NotIndexable as error:
             log_reports.warning("session %r: %s", key, error)
@@ -153,10 +153,10 @@ class SessionReader:
         self._price = LazyPrices()
 
     def steps_to_current(self, key: str, stamp: str, row: CatalogRow | None) -> Iterator[Step]:
-        """Yield the steps from `row` to the current content of the store.
+        """Yield the steps that bring `row` up to date with the store.
 
-        Raises the errors of the store, and NotIndexable if the content causes any other error: one
-        session must not keep the others out of the catalog.
+        Raises the errors of the store. Any other error becomes NotIndexable, because one session
+        must not keep the other sessions out of the catalog.
         """
         try:
             yield from steps.update_steps(key, stamp, row, self._read(key, stamp, row), self._price)
@@ -166,7 +166,7 @@ class SessionReader:
             raise NotIndexable(error) from error
 
     def _read(self, key: str, stamp: str, row: CatalogRow | None) -> SessionContent:
-        """Return the new messages of a session, or all messages. Raises the errors of the store."""
+        """Return a session's new messages, or all if old ones may differ. Raises store errors."""
         known_row = row if row is not None and row.is_complete else None
         for _ in range(_MAX_READ_ATTEMPTS):
             info_before = self._store.info(key)
@@ -194,10 +194,10 @@ class SessionReader:
     def _has_last_message(
         self, info: SessionInfo, known_row: CatalogRow, tail: Sequence[Message]
     ) -> bool:
-        """Return whether the store has the session's last message in the catalog, at the same seq.
+        """Return whether the store has the catalog's last message of the session at the same seq.
 
-        The store lacks the message if the store was replaced, for example by a backup. An archived
-        message is not compared, because reading an archive takes too long: the result is True.
+        The store lacks the message if the store was replaced, for example by a backup. For an
+        archived message the result is True, because reading an archive takes too long.
         """
         last = known_row.indexed
         if known_row.last_at is None or last <= info.archived:
@@ -230,7 +230,7 @@ class SessionReader:
         if info.uid != row.uid or info.last_seq < row.indexed:
             return True
         if info.generation != row.generation:
-            # Archiving does not change messages; other rewrites of a log may.
+            # Archiving does not change messages, but other rewrites of a log may change them.
             return info.archived <= row.archived
         return row.stamp is not None and not self._rules.may_be_append(row.stamp, stamp)
 
@@ -271,7 +271,7 @@ class CatalogWriter:
         self._message_count = self._byte_count = 0
         self._collecting_since = 0.0
         self.missed_keys: set[str] = set()
-        """Keys of the sessions that another process changed before our step."""
+        """Keys of the sessions that another process changed before this writer."""
 
     def add_steps(self, key: str, session_steps: Iterable[Step]) -> None:
         """Collect the steps of one session; many steps are executed in one transaction."""
@@ -297,10 +297,10 @@ class CatalogWriter:
         with self._database.write_transaction() as transaction:
             [(catalog_id, _)] = transaction.execute(self._sql["about"])
             if catalog_id != self._catalog_id:
-                # The catalog was built again: equal versions may belong to other rows.
+                # The catalog was built again, so the versions in the steps are not comparable.
                 self.missed_keys.update(step.key for step in collected_steps)
             for step in collected_steps:
-                # After a missed step, the following steps of the session are skipped.
+                # If a step of a session was not applied, its following steps are skipped.
                 if step.key not in self.missed_keys and not self._apply_step(transaction, step):
                     self.missed_keys.add(step.key)
             transaction.execute(self._sql["count_write"])

@@ -10,8 +10,8 @@ In a message with tool calls, `of_client` lists the calls that the client runs, 
 An answer has the name of its model as `model`, the token counts of the provider as `usage`
 (`prompt`, `answer` and `cached`), and its duration as `seconds`. The result of a tool has
 `seconds`, and `failed` if the tool failed. If an imported response consists of several messages,
-all have its id as `response`, and one of them has the usage. Messages that a fork of another
-program copied have `copied`: they are shown with the fork, but not imported.
+all have its id as `response`, and one of them has the usage. Messages that another program copied
+into a fork have `copied`; their usage is counted only for the original session.
 
 A user message that a stenolog agent accepted has `received` (docs/decisions/0012), with
 `sender` if a channel or the command line knows its author. A message from a chat app also has
@@ -78,7 +78,7 @@ def mark_client_calls(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, 
 
 
 def client_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the ids of the tool calls in a message that the client runs."""
+    """Return the ids of the tool calls that the client runs, not the agent."""
     stored = _metadata(body).get("of_client")
     ids = stored if isinstance(stored, list) else []
     return frozenset(id for id in ids if isinstance(id, str))
@@ -107,7 +107,7 @@ def model_of(body: Mapping[str, Any]) -> str | None:
 
 
 def model_label(name: str) -> str:
-    """Return the name of a model for people: without the address of its server."""
+    """Return the name of a model for display, without the address of its server."""
     address, _, short = name.rpartition("#")
     return short if short and "://" in address else name
 
@@ -149,7 +149,7 @@ def _provider_usage(usage: Any) -> dict[str, int] | None:
         return None
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = first_count(details, "cached_tokens") or first_count(usage, "cached_tokens") or 0
-    # Anthropic does not include tokens of the cache in the input tokens.
+    # The input tokens that Anthropic reports do not include cached tokens.
     cache_read = first_count(usage, "cache_read_input_tokens") or 0
     cache_written = first_count(usage, "cache_creation_input_tokens") or 0
     return {
@@ -176,26 +176,26 @@ def has_failed(body: Mapping[str, Any]) -> bool:
 
 
 def without_usage(body: Mapping[str, Any], *, copied: bool = False) -> dict[str, Any]:
-    """Return the message without its usage, which another message has.
+    """Return the message without its token counts, because another message has them.
 
-    `copied`: mark the message as a copy that a fork of another program made.
+    `copied`: mark the message as a copy that another program made for a fork.
     """
     metadata = {name: value for name, value in _metadata(body).items() if name != "usage"}
     return _add_metadata({**body, FIELD: metadata}, copied=copied or None)
 
 
 def is_copied(body: Mapping[str, Any]) -> bool:
-    """Return whether a fork of another program copied the message."""
+    """Return whether another program copied the message into a fork."""
     return _metadata(body).get("copied") is True
 
 
 def mark_received(
     body: Mapping[str, Any], *, sender: str = "", origin: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the user message with the mark of the agent that accepts it.
+    """Return the user message with the field `received`: an agent accepted the message.
 
     `sender`: the user or group chat, if the caller has verified it. `origin`: the destination of
-    the answer; None if only the caller waits for it. Replaces an existing mark.
+    the answer; None if only the caller waits for it. Existing metadata is replaced.
     """
     mark: dict[str, Any] = {"received": {"sender": sender} if sender else {}}
     if origin is not None:
@@ -263,7 +263,7 @@ class Ownership(Struct, frozen=True):
 
     The key does not prove who owns a session, because clients of the gateway and importers choose
     keys. A session has no owner if a user message has no sender, or if two messages have different
-    senders. A session without an owner has a separate scope.
+    senders. A session without an owner has a memory scope of its own.
     """
 
     owner: str = ""
@@ -282,7 +282,7 @@ class Ownership(Struct, frozen=True):
         return "" if self.mixed else self.owner
 
     def with_messages(self, messages: Iterable[Message]) -> Self:
-        """Return the ownership after additional messages."""
+        """Return the ownership of the session after these additional messages."""
         now = self
         for message in messages:
             if now.mixed:

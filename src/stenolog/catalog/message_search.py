@@ -2,9 +2,9 @@
 
 The cost of a search is bounded, regardless of the number of matches.
 
-If there are few matches, all are read. If there are many, the newest matches are found block by
-block (schema.sql), starting with the blocks that may contain the newest messages. So a search for a
-word that every message has is as fast as a search for a rare word.
+If there are few matches, all are read. If there are many matches, the newest are found block by
+block (schema.sql), starting with the blocks that may contain the newest messages. A search for a
+word that every message has is therefore as fast as a search for a rare word.
 Ranking is limited to the newest thousand matches. If a filter excludes almost all matches of a
 common word, all its matches are read.
 """
@@ -36,7 +36,7 @@ from stenolog.records import Span
 from stenolog.stores import spans
 
 MAX_RANKED: Final = 1_000
-"""Maximum number of matches that are ranked. If there are more, the newest are ranked."""
+"""Maximum number of matches that are ranked; of more matches, only the newest are ranked."""
 
 _MAX_SESSION_MARKS: Final = 64
 """Maximum number of sessions in a full-text query. With more, matches are filtered afterwards."""
@@ -72,7 +72,7 @@ class SessionGroups(Struct, frozen=True):
     """Search results by session."""
 
     hits: dict[int, list[Hit]]
-    """The best hits of each session of the page, by its id."""
+    """The best hits of each session on the page, by session id."""
     counts: dict[int, int]
     """Number of matches in each session, including sessions on other pages."""
     exact: bool
@@ -109,7 +109,7 @@ class Search:
         self._unlisted = {id_ for (id_,) in transaction.execute(self._sql["unlisted"])}
 
     def find_newest(self, limit: int, after: str | None) -> Hits:
-        """Return the newest matches first."""
+        """Return a page of matches, newest first."""
         start = None if after is None else _decode_cursor(after)
         if self._has_no_sessions:
             return Hits(hits=(), count=0, exact=True, after=None)
@@ -123,7 +123,7 @@ class Search:
         )
 
     def find_best(self, limit: int, after: str | None) -> Hits:
-        """Return the best matches first: people and models before tools, then by BM25 and time."""
+        """Return a page of matches: people and models before tools, then by BM25 and time."""
         start = max(0, _decode_number(after, after)) if after is not None else 0
         match_page = self._find_newest(MAX_RANKED, None)
         ranked_ids = [id_ for id_, _ in self._rank_matches(match_page)]
@@ -173,7 +173,7 @@ class Search:
         )
 
     def _find_newest(self, count: int, start: _Match | None) -> _MatchPage:
-        """Return up to `count` of the newest matches after `start`."""
+        """Return up to `count` of the newest matches that are older than `start`."""
         if self._has_no_sessions:
             return _MatchPage((), is_complete=True)
         rows = list(
@@ -191,9 +191,9 @@ class Search:
         return [match for match in matches if match < start] if start is not None else matches
 
     def _find_newest_by_blocks(self, count: int, start: _Match | None, batch: int) -> _MatchPage:
-        """Read blocks, newest first, until no other block can have newer matches.
+        """Read blocks of messages, newest first, until no unread block can have newer matches.
 
-        `batch`: the estimated number of blocks. Reading several blocks at once is cheaper,
+        `batch`: the estimated number of blocks to read. Reading several blocks at once is cheaper,
         especially for prefixes.
         """
         blocks = [
@@ -228,7 +228,7 @@ class Search:
     # --- results -----------------------------------------------------------------------------
 
     def _read_hits(self, ids: Iterable[int]) -> list[Hit]:
-        """Return the hits with these ids, without those whose session was deleted."""
+        """Return the hits with these message ids. Messages of deleted sessions are left out."""
         return [  # guard: search-shows-hidden
             Hit(
                 key=key,
@@ -287,7 +287,7 @@ def make_snippet(text: str, query: Query, *, width: int = SNIPPET_WIDTH) -> Snip
     """Return the part of a text with the most matching words, or else its start."""
     positions = _find_positions(text, query)
     start, end = _choose_window(text, positions, width)
-    # Replace each space by one character, so that positions do not change.
+    # Replace each whitespace character by one space, so that positions do not change.
     line = "".join(" " if char.isspace() else char for char in text[start:end])
     before, after = _ELLIPSIS * (start > 0), _ELLIPSIS * (end < len(text))
     shift = len(before) - start
@@ -315,7 +315,7 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
     for start, end, word in tokenizer.word_positions(text):
         if len(positions) >= _MAX_POSITIONS:
             break
-        # One character may normalize to several, such as ㌔: then the pairs have other positions.
+        # A character such as ㌔ normalizes to several characters, which shifts the positions.
         is_normalized = unicodedata.is_normalized("NFKC", text[start:end])
         if word.chars and is_normalized and len(word.parts) == max(1, end - start - 1):
             # Limit the number of positions: one word may be as long as the text.
@@ -332,7 +332,7 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
 
 
 def _pair_positions(text: str, start: int, word: Word, tokens: set[str]) -> Iterator[_WordPosition]:
-    """Yield the matching pairs and characters in a script without spaces."""
+    """Yield the positions of matching characters and pairs, in a script without spaces."""
     for at, pair in enumerate(word.parts, start):
         if pair in tokens:
             yield _WordPosition(at, at + len(pair), frozenset([pair]))
@@ -342,7 +342,7 @@ def _pair_positions(text: str, start: int, word: Word, tokens: set[str]) -> Iter
 
 
 def _choose_window(text: str, positions: Sequence[_WordPosition], width: int) -> tuple[int, int]:
-    """Return start and end of the first window with the most different words."""
+    """Return start and end of the first part of the text with the most different matches."""
     if len(text) <= width:
         return 0, len(text)
     best, start = -1, 0
@@ -357,7 +357,7 @@ def _choose_window(text: str, positions: Sequence[_WordPosition], width: int) ->
 
 
 def _align_to_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Shrink the window at both ends if that avoids cutting a word."""
+    """Move start and end inwards to the nearest spaces, so that no word is cut."""
     if start > 0:
         space = text.find(" ", start, start + _MAX_CHARACTERS_BEFORE_MATCH // 2)
         start = space + 1 if space >= 0 else start

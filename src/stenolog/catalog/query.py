@@ -1,9 +1,10 @@
 """Parse a search query. Every text is a valid query. Pure.
 
-All plain words are required. `"in quotes"`: in this order. `-word`: excluded. `wor*`: words with
-this prefix. All other characters are literal.
+All plain words are required. `"in quotes"`: words in this order. `-word`: excluded. `wor*`: words
+with this prefix. All other characters are literal.
 
-The second part is the interface of a full-text index, and its implementation for FTS5 of SQLite.
+The second part of this module is the interface of a full-text index, and its implementation for
+SQLite's index FTS5.
 """
 
 import re
@@ -57,7 +58,7 @@ class TokenRun(Struct, frozen=True):
 
 
 def parse_query(text: str) -> Query:
-    """Parse the terms of a query. Duplicates and terms after the maximum are ignored."""
+    """Parse the terms of a query. Duplicates and terms beyond `MAX_TERMS` are ignored."""
     terms: list[Term] = []
     seen_terms: set[tuple[str | None, ...]] = set()
     for match in _TERM_PATTERN.finditer(text):
@@ -75,9 +76,9 @@ def parse_query(text: str) -> Query:
 
 
 def term_forms(term: Term) -> list[list[TokenRun]]:
-    """Return a term as written, and also with each word as one joined token, if that differs.
+    """Return the forms of a term: as written and, if different, with each word as one token.
 
-    A message matches a form if it has all runs of the form.
+    A message matches a form if it has all token runs of the form.
     """
     written_tokens = [part for word in term.words for part in word.parts]
     joined_tokens = [part for word in term.words for part in word.joined or word.parts]
@@ -128,7 +129,7 @@ def _split_runs(tokens: Sequence[str], chars: set[str], *, is_prefix: bool) -> l
         else:
             run.append(token)
     if run:
-        # Pairs are the longest tokens of such scripts, so a pair needs no search by prefix.
+        # In scripts without spaces, a token has at most two characters: no pair is a prefix.
         runs.append(TokenRun(run, is_prefix=is_prefix and not (chars and set(run[-1]) <= chars)))
     return runs
 
@@ -137,7 +138,7 @@ def _split_runs(tokens: Sequence[str], chars: set[str], *, is_prefix: bool) -> l
 
 
 Values = tuple[Any, ...]
-"""Values for an SQL statement on the full-text index; for a search, only the first values."""
+"""Values for an SQL statement on the full-text index. A search appends other values."""
 
 
 class MessageTokens(Struct, frozen=True):
@@ -147,7 +148,7 @@ class MessageTokens(Struct, frozen=True):
     parts: str
     extra: str
     marks: str
-    """Additional tokens, such as session and role (query.py)."""
+    """Tokens that mark the session, owner, role and stems of the message."""
 
 
 class FullTextDialect(Protocol):
@@ -165,27 +166,27 @@ class FullTextDialect(Protocol):
         """Return the values of a search for a query, optionally limited to a role and sessions."""
 
     def rank_values(self, query: Query) -> Values | None:
-        """Return the part of a query that is used for ranking; None without such a part."""
+        """Return the values for ranking matches; None if no term of the query is ranked."""
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search: a mark of each required group, and no excluded mark."""
+        """Return values that find messages with a mark of each group and no excluded mark."""
 
 
 # --- fts5 -----------------------------------------------------------------------------------------
-# The query language of FTS5, the full-text index of SQLite.
+# This part writes queries for FTS5, the full-text index of SQLite.
 
 
 class FTS5:
     """Values for FTS5: every search is one expression."""
 
     def tokens_to_add(self, messages: Sequence[MessageTokens]) -> list[Values]:
-        """Return the columns of the index."""
+        """Return the columns of the index for each message."""
         return [(message.id, message.parts, message.extra, message.marks) for message in messages]
 
     def tokens_to_remove(
         self, ids: Sequence[int], read_added: Callable[[], Sequence[MessageTokens]]
     ) -> list[Values]:
-        """Return the columns that were added: FTS5 needs them again to remove the words."""
+        """Return the added columns, because FTS5 needs them again to remove the words."""
         return self.tokens_to_add(read_added()) if ids else []
 
     def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
@@ -193,19 +194,19 @@ class FTS5:
         return (match_expression(query, role=role, sessions=sessions),)
 
     def rank_values(self, query: Query) -> Values | None:
-        """Return the part of a query that is used for ranking; None without such a part."""
-        # Leave out prefixes: FTS5 would collect all words with the prefix again for each count.
+        """Return the values for ranking matches; None if no term of the query is ranked."""
+        # Leave out prefixes: FTS5 would look up all words with a prefix for each message.
         expression = " AND ".join(map(_term_expression, query.ranked_terms))
         return (expression,) if expression else None
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search: a mark of each required group, and no excluded mark."""
+        """Return values that find messages with a mark of each group and no excluded mark."""
         condition = " AND ".join(f"({_any_mark_expression(group)})" for group in required)
         return (f"({condition}) NOT ({_any_mark_expression(excluded)})" if excluded else condition,)
 
 
 def match_expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
-    """Return the expression of a query, limited to a role and to sessions."""
+    """Return the FTS5 expression of a query, optionally limited to a role and to sessions."""
     conditions = [_term_expression(term) for term in query.terms if not term.is_excluded]
     if role is not None:
         conditions.append(_quote([role_mark(role)]))

@@ -24,18 +24,18 @@ from stenolog.messages import (
 from stenolog.records import Message
 
 LONGEST_TEXT: Final = 64 * 1024
-"""Maximum number of characters that are indexed of a message."""
+"""Maximum number of characters that are indexed per message."""
 
 LONGEST_PROMPT: Final = 500
 LONGEST_TITLE: Final = 80
 LONGEST_NAME: Final = 500
-"""Maximum number of characters of a program, project or model."""
+"""Maximum number of characters in the name of a program, project or model."""
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _EMPTY_JSON: Final = {"{}", "[]"}
-"""JSON of arguments or results without content."""
+"""JSON texts of arguments or results that have no content."""
 _LONGEST_WORD: Final = 200
-"""Maximum length of a word in a part of unknown type; longer words are encoded data."""
+"""Maximum length of a word in a part of unknown type; longer words are taken as encoded data."""
 
 
 def text_of(fields: Mapping[str, Any], parts: Iterable[Part] | None = None) -> str:
@@ -59,7 +59,7 @@ def role_of(fields: Mapping[str, Any]) -> str:
 
 
 def prompt_from(messages: Iterable[tuple[str, str]]) -> str:
-    """Return the start of the first user message of (role, text) pairs, or an empty string."""
+    """Return the start of the first user message in (role, text) pairs, or an empty string."""
     for role, text in messages:
         if role == "user" and (prompt := text[:LONGEST_PROMPT].strip()):
             return prompt
@@ -67,7 +67,7 @@ def prompt_from(messages: Iterable[tuple[str, str]]) -> str:
 
 
 def title_from(meta: Mapping[str, Any], prompt: str) -> str:
-    """Return the title in meta, or else the first prompt in one line, cut at a word."""
+    """Return the title in meta, or else the first prompt in one line, cut between words."""
     meta_title = meta.get("title")
     if isinstance(meta_title, str) and meta_title.strip():
         return replace_surrogates(" ".join(meta_title.split()))
@@ -110,7 +110,7 @@ def source_from(meta: Mapping[str, Any]) -> str | None:
 
 
 def last_copied_from(meta: Mapping[str, Any]) -> str:
-    """Return the identity of the last message that a fork of another program copied, or empty."""
+    """Return the id of the last message that another program copied into a fork, or empty."""
     return _clean_name(_transcript_facts(meta).get("forked_after"))
 
 
@@ -143,11 +143,11 @@ def channel_of(key: str) -> str | None:
 
 
 def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
-    """Return whether the last turn is finished, or None if the tail is too short to decide.
+    """Return the state of the last turn, or None if `tail` is too short to decide.
 
     The turn is interrupted if the last message is from the user or a tool, has tool calls, or is an
-    answer that does not take an earlier user message into account. `whole`: the tail is the whole
-    session.
+    answer that does not take an earlier user message into account. `tail`: the last messages;
+    `whole`: whether they are the whole session.
     """
     seen_seq: int | None = None
     for message in reversed(tail):
@@ -189,7 +189,7 @@ def _texts_of_part(part: Part, *, of_tool: bool = False) -> Iterator[str]:
 
 
 def _collect_words(value: Any) -> str:
-    """Return the names and values of a part of unknown type, without encoded data."""
+    """Return the names and values in a message part of unknown type, without encoded data."""
     if isinstance(value, dict):
         value = {name: inner for name, inner in value.items() if name not in ("type", FIELD)}
     words = _flatten_json(value).split() if isinstance(value, dict | list) else []
@@ -205,7 +205,7 @@ def _texts_of_call(name: str, arguments: Any) -> Iterator[str]:
 def _words_of_json(text: str) -> str:
     """Return JSON text with its structure removed, so that every word in it can be found.
 
-    Otherwise an escaped line end would be a part of the next word. Other text is not changed.
+    In JSON, an escaped line end would be a part of the next word. Other text is not changed.
     """
     if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
         try:
@@ -230,7 +230,7 @@ def _flatten_json(value: Any) -> str:
         elif isinstance(current, dict):
             for name, inner in reversed(current.items()):
                 stack += (inner, f"{name}: ", ", ")
-            del stack[len(stack) - bool(current) :]  # no comma before the first name
+            del stack[len(stack) - bool(current) :]  # remove the comma before the first name
         elif isinstance(current, list):
             for inner in reversed(current):
                 stack += (inner, ", ")

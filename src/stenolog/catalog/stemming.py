@@ -66,7 +66,7 @@ _BASE_OF_IRREGULAR: Final = {
 _VOWELS: Final = "aeiouy"
 _AGENT_NOUN_ENDING: Final = re.compile("[aeiou][^aeiou]+er$")
 _LONG_ENDINGS: Final = (
-    # Ending, replacement, and minimum length of the rest of the word.
+    # Each row has an ending, its replacement, and the minimum length of the rest of the word.
     # The longest ending comes first, because only the first match is replaced.
     ("ization", "ize", 2),
     ("isation", "ize", 2),

@@ -1,7 +1,7 @@
 """Steps that bring the catalog entry of a session up to date. Pure.
 
 Each step is small enough for one transaction, and names the version of the row that it starts from.
-The process may end between any two steps; the next refresh continues from there.
+If the process ends between two steps, the next refresh continues after the last finished step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ _MAX_PRICE: Final = 1e6
 
 
 class CatalogRow(Struct, frozen=True):
-    """The catalog row of a session, as far as an update needs it."""
+    """The columns of a session's catalog row that an update needs."""
 
     id: int
     version: int
@@ -225,7 +225,7 @@ def _adding_steps(
     prompt, last_seq, tokens = "", 0, 0
     if row is not None:
         prompt, last_seq, tokens = row.prompt, row.indexed, row.tokens
-    # Another process may have been stopped before it stored the prompt.
+    # A process that was stopped may not have stored the session's prompt.
     is_partial = row is not None and (not row.listed or row.stamp is None)
     ownership = (Ownership() if row is None else row.ownership).with_messages(content.messages)
     groups = list(_split_messages(content.messages)) or [()]
@@ -302,10 +302,10 @@ def _usage_of(
 
 
 def _withdrawn_spans(info: SessionInfo) -> list[Span]:
-    """Return the seqs at which a hidden message was withdrawn, because no summary covers it.
+    """Return the ranges of seqs in which a hidden message counts as withdrawn, not summarized.
 
-    The floor alone does not show whether a message was withdrawn: a message that was hidden by hand
-    is below the floor too, as soon as all messages before it are hidden.
+    The floor (the seq up to which all messages are hidden) does not show which messages were
+    withdrawn: a withdrawn message is below the floor, too, if all messages before it are hidden.
     """
     summarized_upto = info.floor if info.summary else 0
     unsummarized = [(summarized_upto + 1, info.last_seq)] if summarized_upto < info.last_seq else []
@@ -340,7 +340,7 @@ def _index_message(
 
 
 def stem_marks(lines: tokenizer.TokenLines) -> str:
-    """Return the marks of all different stems, separated by spaces."""
+    """Return the index tokens of all different stems, separated by spaces."""
     return " ".join(map(stem_mark, dict.fromkeys(stemming.stem_tokens(lines.parts.split()))))
 
 

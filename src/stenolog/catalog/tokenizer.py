@@ -1,6 +1,6 @@
 """The tokenizer of the catalog, for indexed texts and for queries.
 
-A *word* is a text between spaces. It is split into *parts* of letters, digits, marks and
+A *word* is a text between spaces. A word is split into *parts* of letters, digits, marks and
 pictographs. `getUserName`, `get_user_name` and `get-user-name` become get, user, name;
 `HTTPServer2` becomes http, server, 2. Scripts without spaces (Chinese, Japanese, Korean, Thai …)
 are split into overlapping pairs of characters. Case, width and the accents of Latin and Greek
@@ -11,9 +11,9 @@ Each message has two lines of tokens. The first line has the parts in order, so 
 with its parts joined, so that `getusername` finds `getUserName`, and each single character of a
 script without spaces.
 
-Tokens consist of letters, digits and marks only. Additional tokens of the catalog are marked with a
-character that no word has. If a change gives any text other tokens, change
-`catalog_database.VERSION`.
+Tokens consist of letters, digits and marks only. Additional tokens of the catalog, such as the
+session of a message, start with `=`, which no word contains. If a change gives any text other
+tokens, change `catalog_database.VERSION`.
 """
 
 import re
@@ -31,14 +31,14 @@ MAX_TOKEN_LENGTH: Final = 64
 
 _MAX_PARTS: Final = 12
 _MAX_DIGIT_RUNS: Final = 4
-"""A name with more parts or runs of digits is a hash or an encoding, and is not split."""
+"""A name with more parts or more runs of digits is taken as encoded data, and is not split."""
 
 _MAX_NAME_LENGTH: Final = 256
 
 _CACHE_SIZE: Final = 100_000
 _MAX_CACHED_LENGTH: Final = 32
 
-# Scripts without spaces: Han, kana, bopomofo, hangul, Yi, Thai, Lao, Tibetan, Myanmar, Khmer.
+# These scripts have no spaces: Han, kana, bopomofo, hangul, Yi, Thai, Lao, Tibetan, Myanmar, Khmer.
 _UNSPACED_RANGES: Final = (
     "\u0e00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
     "\u3031-\u3035\u3038-\u303c\u3041-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f"
@@ -49,7 +49,7 @@ _LATIN_OR_GREEK: Final = lazy_pattern("[A-Za-z\u00c0-\u024f\u0370-\u03ff\u1e00-\
 _DIGIT_RUNS: Final = lazy_pattern(r"\d+|\D+")
 _UNSPACED_CHARACTER: Final = lazy_pattern(f"[{_UNSPACED_RANGES}]")
 _LONG_MARKS: Final = lazy_pattern("[\\W\uff9e\uff9f]{32,}+")
-"""A long run of characters that are not letters, and of the two marks that count as letters."""
+"""At least 32 characters that may be combining marks, including U+FF9E and U+FF9F."""
 
 
 class Word(Struct, frozen=True):
@@ -77,7 +77,7 @@ class TokenLines(Struct, frozen=True):
 
 
 class _CharacterReplacements(dict[int, str]):
-    """Cache of replacements before splitting: the character itself, a space, or a tab for signs."""
+    """Cache of the replacement of each character: itself, a space, or a tab for signs."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -87,7 +87,7 @@ class _CharacterReplacements(dict[int, str]):
 
 
 class _UnspacedCharacters(dict[str, bool]):
-    """Cache: whether a character is a pictograph or belongs to a script without spaces."""
+    """Cache of whether a character is a pictograph or belongs to a script without spaces."""
 
     def __missing__(self, char: str) -> bool:
         is_unspaced = bool(_UNSPACED_CHARACTER.match(char)) or unicodedata.category(char) == "So"
@@ -140,7 +140,7 @@ def split_words(text: str) -> list[Word]:
 
 
 def split_names(text: str) -> list[str]:
-    """Split a text at spaces and signs. This is fast, for callers that cache each name."""
+    """Split a text at spaces and signs, without splitting the names into tokens."""
     return text.translate(_replacements).split()
 
 
@@ -194,7 +194,7 @@ def _join_words(names: Sequence[Word]) -> Word:
 
 
 def _split_runs(name: str) -> Iterable[tuple[bool, str]]:
-    """Split a name into runs; each run has only characters of scripts with or without spaces."""
+    """Split a name into runs of characters, of scripts with spaces or of scripts without spaces."""
     if name.isascii():
         return [(False, name)]
     runs = groupby(name, _unspaced_characters.__getitem__)
@@ -260,8 +260,8 @@ def _fold_case(text: str) -> str:
 def normalize(form: Literal["NFKC", "NFKD"], text: str) -> str:
     """Normalize a text in linear time, with the result of `unicodedata.normalize`.
 
-    Python sorts the marks after a letter by insertion. For 100,000 marks this takes half a minute,
-    during which no other thread runs. So long runs of marks are sorted before.
+    Python sorts the combining marks after a letter by insertion. Sorting 100,000 marks takes half a
+    minute, and blocks all other threads. Long runs of marks are therefore sorted first.
     """
     sorted_text = _LONG_MARKS.sub(_sort_marks, text)  # guard: linear-normalization
     return unicodedata.normalize(form, sorted_text)

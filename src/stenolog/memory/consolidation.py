@@ -1,26 +1,27 @@
 """Consolidation: make notes of finished turns, each turn exactly once, even after a kill.
 
-Each session has a mark: every finished turn up to the seq of the mark is in the notes. A run reads
-the turns after the mark, asks a model about these turns, and writes two batches per turn to the
-notes of the session's scope. The first batch is the daily entry; the second batch contains the
-facts that the user's own words support. Then the run moves the mark.
+Each session has a progress mark: every finished turn up to the seq of the mark is in the notes. A
+run reads the turns after the progress mark, asks a model about these turns, and writes two batches
+per turn to the notes of the session's scope. The first batch is the daily entry; the second batch
+contains the facts that the user's own words support. At the end, the run moves the progress mark.
 
-No turn is skipped. The mark moves only past turns whose batches are durable. Messages are synced
-before they are read, so that a power failure cannot remove messages and reuse their seqs.
+No turn is skipped. The progress mark moves only past turns whose notes are durable. Messages are
+synced before they are read, so that a power failure cannot remove messages and reuse their seqs.
 
 No turn is noted twice. The idempotency key of a batch consists of the session's uid, the last seq
-of the turn, and the phase. The boundaries of turns do not depend on later messages (see
-`transcript`). So a repeated turn, after a kill or by another process, has the same keys, even if
-the model answers differently or the turns are grouped differently. Therefore a key belongs to a
-turn, not to the group of turns of one model call. A store remembers the keys of at least its last
-thousand messages, and a group of turns writes fewer messages. Even if the store forgets a key, the
-note gets the same id and counts as the same note, because ids are derived from keys.
+of the turn, and the kind of the notes. The boundaries of turns do not depend on later messages (see
+`transcript`). If a turn is repeated, after a kill or by another process, its idempotency keys are
+the same, even if the model answers differently or the turns are grouped differently. An idempotency
+key therefore belongs to a turn, not to the group of turns of one model call. A store remembers the
+idempotency keys of at least its last thousand messages, and a group of turns writes fewer messages.
+Even if the store forgets a key, the note gets the same id and counts as the same note, because ids
+are derived from keys.
 
-If the model fails, a later run asks again, with increasing delays. Until then no notes are written,
-because the idempotency keys would preserve a poor entry permanently. The number of attempts is
-durable. After the last attempt, the oldest turn gets a daily entry without a model, and the run
-continues with the next turn. If an answer cannot be parsed, the model is asked about each turn
-separately. A turn whose answer still cannot be parsed gets a daily entry without a model
+If the model fails, a later run asks again, with increasing delays. Until the model answers, no
+notes are written, because the idempotency keys would preserve a poor entry permanently. The number
+of attempts is stored. After the last attempt, the oldest turn gets a daily entry without a model,
+and the run continues with the next turn. If an answer cannot be parsed, the model is asked about
+each turn separately. A turn whose answer still cannot be parsed gets a daily entry without a model
 immediately. The number of model calls per run is limited, and the result reports the remaining
 turns.
 """
@@ -70,7 +71,7 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     """The result of a consolidation run on one session."""
 
     turns: int = 0
-    """Number of turns that the mark moved past."""
+    """Number of turns that were consolidated."""
     daily: int = 0
     core: int = 0
     """Number of `core` facts that the turns produced; `daily` is the number of daily entries."""
@@ -79,7 +80,7 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     redacted: int = 0
     """Number of secrets that were redacted."""
     waiting: int = 0
-    """Number of finished turns without notes, after the mark."""
+    """Number of finished turns that are not consolidated yet."""
     problems: tuple[str, ...] = ()
     """Failures, one sentence each. A later run retries the remaining turns."""
     retry_at: datetime | None = None
@@ -87,7 +88,7 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
 
 
 class ProgressMark(Struct, frozen=True, kw_only=True):
-    """The progress of a session, and the number of failed attempts at the next turn."""
+    """The consolidation progress of a session, and the failed attempts at its next turn."""
 
     seq: int = 0
     """Every finished turn up to this seq is in the notes."""
@@ -97,22 +98,22 @@ class ProgressMark(Struct, frozen=True, kw_only=True):
 
 
 class ConsolidationProgress:
-    """The marks of one agent, one per session.
+    """The progress marks of one agent, one per session.
 
-    Marks are stored in the notes store. So deleting the notes deletes the marks, too, and
-    consolidation starts from the beginning. A mark is named by the uid of its session. So a session
+    The marks are stored in the notes store: deleting the notes deletes the marks, too, and
+    consolidation starts from the beginning. A mark is named by the uid of its session: a session
     that was deleted and created again has no mark, and a restored session finds its mark. The mark
     does not contain the key of the session, so that a mark that is written during a purge reveals
     nothing about the user.
     """
 
     def __init__(self, store: Store, *, agent: str) -> None:
-        """Use the marks of `agent` in this notes store."""
+        """Use the progress marks of `agent` in this notes store."""
         self._store = store
         self._prefix = MARK_PREFIX + agent_prefix(agent)
 
     def read_mark(self, uid: str) -> ProgressMark:
-        """Return the mark of a session; for a new session, a mark at the beginning."""
+        """Return the progress mark of a session; for a new session, a mark with seq 0."""
         try:
             meta = self._store.info(self._prefix + uid).meta
         except NoSuchSession:
@@ -134,10 +135,10 @@ class ConsolidationProgress:
     def move_mark(self, uid: str, seq: int, usage: SideUsage | None = None) -> None:
         """Record that every finished turn up to this seq is in the notes.
 
-        The mark does not move backwards. If two calls run at the same time, the lower seq of the
-        two may be stored. Then turns are read again, and their idempotency keys prevent duplicate
-        notes. Raises the errors of the store. `usage`: counts of model calls since the last write,
-        which this call stores and clears.
+        The progress mark does not move backwards. If two calls run at the same time, the lower seq
+        may be stored. In that case some turns are read again, but their idempotency keys prevent
+        duplicate notes. Raises the errors of the store. `usage`: token counts of model calls since
+        the last write, which this call stores and clears.
         """
         if seq > self.read_mark(uid).seq:
             self._write_fields(uid, usage, seq=seq, attempts=None, retry_at=None)
@@ -145,7 +146,7 @@ class ConsolidationProgress:
     def record_failure(
         self, uid: str, *, attempts: int, retry_at: datetime, usage: SideUsage | None = None
     ) -> None:
-        """Record the number of failed attempts at the turn after the mark, and the retry time."""
+        """Record the number of failed attempts at the next turn, and the retry time."""
         self._write_fields(uid, usage, attempts=attempts, retry_at=timestamp(retry_at))
 
     def _write_fields(self, uid: str, usage: SideUsage | None, **fields: Any) -> None:
@@ -181,7 +182,7 @@ class Consolidation:
         tokens: Tokens | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Read sessions from `store` and write to `notes`, with `budget` tokens per model call.
+        """Read sessions from `store`, and write to `notes`. `budget`: tokens per model call.
 
         `scope_of` returns the scope for the notes of a session. [default: the session's own scope]
         `tokens` is the token counter of the model.
@@ -196,15 +197,15 @@ class Consolidation:
         self._tokens = tokens or Tokens()
         self._clock = clock
         self._progress = ConsolidationProgress(notes.store, agent=agent)
-        # With two threads on one session, each model call would be made twice.
+        # Without a lock, two threads on one session would make each model call twice.
         self._locks = [threading.Lock() for _ in range(_LOCK_COUNT)]
 
     def run(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
-        """Make notes of the finished turns after the mark, and move the mark.
+        """Make notes of the finished turns that are not consolidated yet.
 
         After `most_calls` model calls the remaining turns wait for the next run. The result reports
-        failures of the model. Errors of the store are raised, and a later run continues at the
-        mark. Returns an empty result for an unknown session.
+        failures of the model. Raises the errors of the store; a later run continues after the last
+        consolidated turn. Returns an empty result for an unknown session.
         """
         if most_calls < 1:
             raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
@@ -217,7 +218,7 @@ class Consolidation:
             return run.report()
 
     def waiting_sessions(self) -> list[str]:
-        """Return the keys of the sessions that have finished turns after their mark.
+        """Return the keys of the sessions with finished turns that are not consolidated yet.
 
         Reads no messages of a session that is already consolidated. Omits damaged sessions.
         """
@@ -235,7 +236,7 @@ class Consolidation:
         return keys
 
     def skip_session(self, key: str) -> None:
-        """Move the mark to the last message, so that no earlier message is consolidated."""
+        """Exclude all current messages of a session from consolidation."""
         with self._locks[hash(key) % _LOCK_COUNT], suppress(NoSuchSession):
             info = self._store.info(key)
             self._progress.move_mark(info.uid, info.last_seq)
@@ -243,7 +244,7 @@ class Consolidation:
     def _read_turns(
         self, key: str, *, limit: int | None = None, upto: int | None = None
     ) -> "_Run | None":
-        """Return the first finished turns after the mark, or None if the session does not exist."""
+        """Return the next turns to consolidate, or None if the session does not exist."""
         try:
             info_before = self._store.info(key)
             mark = self._progress.read_mark(info_before.uid)
@@ -253,7 +254,7 @@ class Consolidation:
         except NoSuchSession:
             return None
         if info.uid != info_before.uid:
-            return None  # created again during the read: the next run reads the session
+            return None  # the session was created again during the read; the next run reads it
         all_turns = finished_turns(m for m in messages if upto is None or m.seq <= upto)
         turns = all_turns[:limit]
         parsed_turns = (
@@ -270,7 +271,7 @@ class Consolidation:
         )
 
     def _process_turns(self, run: "_Run", most_calls: int) -> None:
-        """Ask the model, write notes and move the mark, for one group of turns after the other."""
+        """For each group of turns, ask the model, write notes and move the progress mark."""
         uid, attempts, turns = run.info.uid, run.mark.attempts, run.turns
         single_count = 0  # number of next turns to ask about one by one
         run.waiting = len(turns) + run.later_turns
@@ -325,7 +326,7 @@ class Consolidation:
         return True
 
     def _ask_model(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, ExtractedFacts] | None:
-        """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
+        """Return the model's answer about each turn, by turn number from 1. Raises _ModelFailed.
 
         Returns None if an answer about several turns is unusable, so that the caller asks about
         each turn separately.
@@ -347,7 +348,7 @@ class Consolidation:
             text = check_answer(answer, COMPLETION_SIGNATURE)
             count_answer(run.usage, text)
         except Exception as error:
-            # Clients raise exceptions of any type, and some include keys in the text.
+            # Clients raise exceptions of any type, and some include API keys in the text.
             text = redact(f"{type(error).__name__}: {error}").text
             raise _ModelFailed(f"the model failed: {text}") from error
         facts_by_turn = extraction.parse_answer(text, turns=count)
@@ -363,7 +364,7 @@ class Consolidation:
     def _write_notes(
         self, run: "_Run", batch: Sequence[Turn], facts_by_turn: Mapping[int, ExtractedFacts]
     ) -> int | None:
-        """Store the notes of these turns. Return their number, or None if the session is gone.
+        """Store the notes of these turns, and return how many; None if the session is gone.
 
         The session may be deleted or purged while the model answers. A purge always wins: the lease
         of `guarded` is taken before the session is looked up, and a purge invalidates the lease.
@@ -409,7 +410,7 @@ class _Run(Struct, kw_only=True):
     mark: ProgressMark
     scope: Scope
     turns: list[Turn]
-    """Turns after the mark that have content to note."""
+    """Turns to consolidate that have content to note."""
     end: int
     """Last seq of the turns that were read."""
     later_turns: int
@@ -424,11 +425,11 @@ class _Run(Struct, kw_only=True):
     """Number of model calls."""
     problems: list[str] = []
     usage: SideUsage = {}
-    """Counts of model calls that are not stored yet."""
+    """Token counts of model calls that are not stored yet."""
     retry_at: datetime | None = None
 
     def redact(self, text: str) -> str:
-        """Return the text without secrets, and add their number to `redacted`."""
+        """Return the text without secrets, and add the number of secrets to `redacted`."""
         redacted = redact(text)
         self.redacted += redacted.count
         return redacted.text
@@ -457,7 +458,7 @@ def _write_turns(
     answers: Mapping[int, ExtractedFacts],
     current_turns: Mapping[int, Turn],
 ) -> None:
-    """Store the daily entry and the facts of each remaining turn. A changed turn gets no facts."""
+    """Store the daily entry and facts of each turn that still exists; of changed turns no facts."""
     # Read the known facts after the slow model call, because other processes write notes, too.
     has_facts = any(answer.facts for answer in answers.values())
     known_facts = notes.list(run.scope, kind="core") if has_facts else []
@@ -479,7 +480,7 @@ def _write_turns(
 
 
 def _daily_text(run: _Run, turn: Turn, extracted: ExtractedFacts) -> str:
-    """Return the model's entry, or the gist if the entry has details that the turn lacks."""
+    """Return the model's daily entry, or the turn's gist if the entry has unsupported details."""
     known_texts = [line.text for line in turn.lines]
     # The model was shown the time of the turn, so the entry may mention the time.
     known_texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
@@ -519,10 +520,10 @@ def _write_facts(
 
 
 def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
-    """Whether a fork copied this turn, which is consolidated in the original session."""
+    """Whether a fork copied this turn. Copies are consolidated only in the original session."""
     if info.forked_from is None:
         return False
     forked_at = info.meta.get(FORKED_AT)
     if isinstance(forked_at, int):
         return turn[-1].seq <= forked_at
-    return turn[-1].at <= info.created  # a fork from before `forked_at` was stored
+    return turn[-1].at <= info.created  # old versions did not store `forked_at`

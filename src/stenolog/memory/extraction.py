@@ -21,7 +21,7 @@ MAX_FACTS: Final = 8
 MAX_DAILY_CHARACTERS: Final = 600
 _MAX_SUBJECTS: Final = 40
 _ANSWER_TOKENS_PER_TURN: Final = 400
-"""Tokens of an answer per turn."""
+"""Maximum number of tokens that the answer has for each turn."""
 
 _TASK: Final = """\
 You keep the notes of an assistant. Below are turns of a conversation between a user and the \
@@ -80,7 +80,7 @@ def answer_tokens(turns: int) -> int:
 def build_prompt(
     turns: Sequence[Turn], *, subjects: Sequence[str] = (), budget: int, count: Count = estimate
 ) -> list[dict[str, str]]:
-    """Return the messages that ask about these turns, each shown in at most `budget` tokens.
+    """Return the messages that ask about these turns. Each turn has at most `budget` tokens.
 
     `subjects`: the subjects of known facts, oldest first; only the newest are shown. The texts of
     known facts are left out, so that the model does not return them as new facts.

@@ -97,8 +97,8 @@ class Memory:
         """Make notes of the finished turns of a session that are not consolidated yet.
 
         Calls the model at most `most_calls` times, so run this method in a thread after a turn.
-        `waiting` in the result is the number of turns left for the next call. If
-        consolidation is disabled, this method does nothing, and the turns wait until it is enabled.
+        `waiting` in the result is the number of turns left for the next call. If consolidation is
+        disabled, this method does nothing, and the turns wait until consolidation is enabled.
         Raises errors of the stores, and UsageError if `most_calls` is less than 1.
         """
         if self._consolidation is None:

@@ -1,4 +1,4 @@
-"""Turns facts from a model into drafts of notes. Pure functions.
+"""Makes drafts of notes from the facts that a model returned. Pure functions.
 
 The same facts and the same notes always give the same drafts.
 """
@@ -23,7 +23,7 @@ class Fact(Struct, frozen=True, kw_only=True):
 
     text: str
     about: str = ""
-    """Subject, such as `diet`. The newest fact with the same subject is in force."""
+    """Subject, such as `diet`. Of the facts with the same subject, the newest is in force."""
     quote: str = ""
     """The user's exact words."""
     confidence: float = 0.5

@@ -1,6 +1,6 @@
 """Finds notes that older versions made in scopes shared by several sessions.
 
-Such mixed notes are never recalled.
+These mixed notes are never recalled.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Find names, numbers and addresses in a text that no other text contains. Pure.
 
 A model that was misled by a web page or a tool result can attach anything to a true quote: an
-account number, an address to write to, a person to trust. Names, numbers and addresses make such a
+account number, an address to write to, a person to trust. Names, numbers and addresses make a false
 note harmful, so the user must have said each of them.
 
 Names are recognized by their capital letters. In scripts without capital letters, and for names in
@@ -16,7 +16,7 @@ from stenolog.catalog.tokenizer import normalize
 from stenolog.lazy_loading import lazy_pattern
 
 # Each pattern is tried only at the start of a run of its characters.
-# Otherwise one very long word would be scanned from each character and take minutes.
+# Scanning a very long word from each of its characters would take minutes.
 _ADDRESS_PATTERN: Final = lazy_pattern(
     r"""(?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S++                           # https://example.org/pay
     | (?<![\w+.-])[\w+.-]++@[\w-]++(?:\.[\w-]++)*+                    # ann@example.org
@@ -52,7 +52,7 @@ _VERB_LIST: Final = (
     "is was are were has had have will would can could does did must should may and or"
 )
 _VERBS: Final = frozenset(_VERB_LIST.split())
-"""Words that follow a subject; a capitalized word before such a word is a name."""
+"""Words that follow a subject; a capitalized word before one of these words is a name."""
 
 
 def unsupported_details(text: str, user_texts: Iterable[str]) -> list[str]:
@@ -89,10 +89,10 @@ def _find_numbers(text: str) -> Iterator[str]:
 
 
 def _find_names(text: str) -> Iterator[str]:
-    """Yield the words that are names by their capital letters.
+    """Yield the words that look like names because of their capital letters.
 
-    The first word of a sentence always has a capital letter. This word is a name if a verb or a
-    comma follows: "Ann is a friend", but not "Likes tea".
+    The first word of a sentence always has a capital letter. The first word is a name if a verb or
+    a comma follows: "Ann is a friend", but not "Likes tea".
     """
     for sentence in _SENTENCE_END.split(text):
         word_matches = list(_LETTER_WORD.finditer(sentence))

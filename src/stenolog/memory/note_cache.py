@@ -1,8 +1,9 @@
 """Cache of the notes of recently used scopes, so that only new messages are read.
 
 Messages never change, so cached notes are valid until a message is hidden, restored or purged. The
-session info of the store shows each of these changes, by any process: the scope is read again.
-The cache is never used without checking the store.
+session info of the store shows each of these changes, by any process. If a message was hidden,
+restored or purged, the whole scope is read again. The cache is never used without checking the
+store.
 """
 
 import math
@@ -25,11 +26,11 @@ from stenolog.stores.base import Store
 from stenolog.stores.locks import ThreadLock
 
 # --- word index -----------------------------------------------------------------------------------
-# Finds the notes that share words with a question. Each note is tokenized once.
+# This index finds the notes that share words with a question. Each note is tokenized once.
 
 
 MAX_NOTES_PER_WORD: Final = 2_000
-"""Maximum number of notes per word; of more notes, only the newest are used."""
+"""Maximum number of notes per word. If more notes have the word, the newest are used."""
 
 
 class WordIndex:
@@ -41,7 +42,7 @@ class WordIndex:
         self._ids_by_stem: dict[str, list[str]] = {}
         """Ids of the notes that contain a stem, by stem."""
         self._unfinished_note: Note | None = None
-        """Note of which KeyboardInterrupt may have left only a part of the stems in the index."""
+        """Note whose stems may be only partly in the index, because of a KeyboardInterrupt."""
 
     def weights(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
         """Return the total weight of the question's stems in each note, by note id.
@@ -84,7 +85,7 @@ MAX_NOTES: Final = 100_000
 
 
 class CachedNotes(Struct, frozen=True, kw_only=True):
-    """The notes of a scope, and the state of the session that they were read from."""
+    """The notes of a scope, and the version of the session that they were read from."""
 
     state: NoteState
     word_index: WordIndex
@@ -98,7 +99,7 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
     """Seqs of the visible messages that were read."""
 
     def with_messages(self, messages: Sequence[Message]) -> "CachedNotes":
-        """Return the state after additional messages."""
+        """Return the notes after these additional messages."""
         if not messages:
             return self
         visible_spans = ((message.seq, message.seq) for message in messages if not message.hidden)
@@ -148,7 +149,7 @@ class NoteCache:
             return empty_notes
         unread_notes = replace(empty_notes, uid=info.uid, generation=info.generation)
         if cached is not None and (cached.uid, cached.generation) == (info.uid, info.generation):
-            # Without a purge, the stems of the notes are the same.
+            # No message was purged, so the stems of the notes are the same.
             unread_notes = replace(unread_notes, word_index=cached.word_index)
         return self._read_after(unread_notes, key)[0]
 

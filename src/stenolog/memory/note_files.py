@@ -1,7 +1,7 @@
 """Exports the notes of a scope as a page, and imports the changes that a person made to the page.
 
 A changed text becomes a new note that supersedes the old note. A deleted item is forgotten. An
-added item becomes a new note. Changes to notes since the export are never overwritten, but
+added item becomes a new note. Notes that changed since the export are never overwritten, but
 reported.
 """
 
@@ -27,7 +27,7 @@ class NoteChanges(Struct, frozen=True, kw_only=True):
     """Drafts of changed notes; each draft names the note that it supersedes."""
     forgotten: tuple[Note, ...] = ()
     conflicts: tuple[str, ...] = ()
-    """Edits that were not imported, one sentence each: the note changed since the export."""
+    """Edits that were not imported because the note changed since the export, one sentence each."""
 
     @property
     def count(self) -> int:
@@ -104,7 +104,7 @@ def _content_of(note: Item | Note) -> _NoteContent:
 
 
 def _current_content(note: Note | None, notes_by_id: Mapping[str, Note]) -> _NoteContent | None:
-    """Return the content of the note that supersedes a note, or None if no note is in force."""
+    """Return the content of a note or its last successor; None if that note is not in force."""
     while note is not None and note.superseded_by:
         note = notes_by_id.get(note.superseded_by)
     return _content_of(note) if note is not None and note.in_force else None
@@ -116,7 +116,7 @@ def _draft_of_item(item: Item) -> Draft:
 
 
 def _is_imported(page: Page, draft: Draft, notes_by_id: Mapping[str, Note]) -> bool:
-    """Whether this edit of this page was imported before, even if the note changed since."""
+    """Whether this edit of this page was imported before, even if the note has changed since."""
     token = _edit_token(page, draft)
     return token is not None and batch_name(token) in notes_by_id
 

@@ -1,4 +1,4 @@
-r"""Convert notes to a Markdown page that a person can edit, and parse such a page. Pure.
+r"""Convert notes to a Markdown page that a person can edit, and parse an edited page. Pure.
 
 Each note is a list item with its id in a comment. Continuation lines are indented by two spaces.
 Characters that Markdown or an editor would change are escaped as `\<`, `\&`, `\*` and `\\`, and

@@ -68,7 +68,7 @@ class Note(Struct, frozen=True, kw_only=True):
     superseded_by: str = ""
     forgotten: bool = False
     mixed: bool = False
-    """Whether several sessions wrote to the scope (decision 0012). Such notes are not recalled."""
+    """Whether several sessions wrote to the scope (decision 0012). Mixed notes are not recalled."""
 
     @property
     def in_force(self) -> bool:
@@ -143,7 +143,7 @@ def message_of(draft: Draft, id: str) -> dict[str, Any]:
 
 
 class NoteRecord(Struct, frozen=True):
-    """The state of a note according to one message."""
+    """A note as it is stored in one message."""
 
     seq: int
     note: Note
@@ -154,7 +154,7 @@ class NoteRecord(Struct, frozen=True):
 
 
 def record_of(scope: Scope, message: Message) -> NoteRecord | None:
-    """Return the state of the note in a message, or None if the message is not a note."""
+    """Return the note that a message stores, or None if the message is not a note."""
     stored = _parse_stored(message)
     if stored is None:
         return None
@@ -202,10 +202,10 @@ def _parse_stored(message: Message) -> _StoredNote | None:
 
 
 class PurgePlan(Struct, frozen=True):
-    """Steps that purge one note from a store that can only purge from its start."""
+    """Steps that purge one note, though a store can purge only the first messages of a session."""
 
     append: Sequence[dict[str, Any]]
-    """Messages to append first: the messages before the note, and the record of the purge."""
+    """Messages to append first: copies of the earlier messages, and the record of the purge."""
     at: Sequence[datetime]
     """Times of the messages to append."""
     before: int
@@ -246,8 +246,8 @@ def plan_purge(
 def _purge_record(purged: _StoredNote) -> dict[str, Any]:
     """Return the record that replaces a purged note.
 
-    The record keeps `supersedes`. Otherwise the notes that the purged note replaced would be in
-    force again, in addition to the note that replaced the purged note.
+    The record keeps `supersedes`, so that the notes that the purged note replaced do not come into
+    force again.
     """
     record = {"role": ROLE, "kind": PURGED_KIND, "id": purged.id, "was": purged.kind}
     return {**record, "supersedes": list(purged.supersedes)} if purged.supersedes else record
@@ -258,7 +258,7 @@ def _messages_to_keep(
 ) -> list[Message]:
     """Return the messages up to the seq `upto` that a purge must keep.
 
-    The purged note is left out, and each message whose note has a later message.
+    Leaves out the purged note, and each message whose note is stored again in a later message.
     """
     last_seq_by_id = {note.id: message.seq for message, note in stored if note is not None}
     return [

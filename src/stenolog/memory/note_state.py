@@ -1,4 +1,4 @@
-"""The state of the notes of a scope: existing notes, and the notes in force. Pure.
+"""The notes of a scope: all existing notes, and the notes in force. Pure.
 
 A note is superseded by a later note that names its id. The older note is not changed, so it is in
 force again when the later note is hidden. A fact is also superseded by a fact with the same subject
@@ -18,13 +18,13 @@ from stenolog.records import Message
 
 
 class NoteState:
-    """The notes of one scope after some of its messages. Immutable; see `with_messages`.
+    """The notes of one scope, from the messages read so far. Immutable; see `with_messages`.
 
     Adding one message is cheap, regardless of the number of notes.
     """
 
     def __init__(self, scope: Scope) -> None:
-        """Create the state of a scope without notes."""
+        """Create the NoteState of a scope that has no notes."""
         self._scope = scope
         self._records: dict[str, NoteRecord] = {}
         self._newer: dict[str, tuple[str, ...]] = {}
@@ -36,7 +36,7 @@ class NoteState:
         return len(self._records)
 
     def with_messages(self, messages: Iterable[Message]) -> Self:
-        """Return the state after additional messages."""
+        """Return the notes after these additional messages."""
         records = [record for message in messages if (record := record_of(self._scope, message))]
         if not records:
             return self
@@ -57,7 +57,7 @@ class NoteState:
     def _add_record(self, record: NoteRecord) -> bool:
         """Add one record, and return whether its id is new.
 
-        A later message replaces an earlier message of the same id, except a purge.
+        A later message replaces an earlier message of the same id, but not the record of a purge.
         """
         id = record.note.id
         known_record = self._records.get(id)
@@ -70,7 +70,7 @@ class NoteState:
         return known_record is None
 
     def find_record(self, id: str) -> NoteRecord | None:
-        """Return the state of the note with this id, or None."""
+        """Return the record of the note with this id, or None."""
         return self._records.get(id)
 
     def all_ids(self) -> Iterable[str]:
@@ -79,7 +79,7 @@ class NoteState:
 
     @cached_property
     def notes(self) -> list[Note]:
-        """All notes that are not purged, oldest first, with their current state."""
+        """All notes that are not purged, oldest first. Superseded notes name their successor."""
         last_mixed = self._last_mixed_seq
         notes = [
             self._with_successor(note) if note.id in self._newer else note for note in self._ordered
@@ -93,7 +93,7 @@ class NoteState:
 
     @property
     def _last_mixed_seq(self) -> int:
-        """Last seq that a different session wrote to the scope of this session, or 0.
+        """Last seq in the scope of this session that another session wrote, or 0.
 
         It is unknown which sessions wrote the notes up to this seq, and which notes these sessions
         were shown.
@@ -113,7 +113,7 @@ class NoteState:
     def in_force(self) -> dict[str, Note]:
         """Notes that are not superseded, forgotten or mixed, by id, oldest first."""
         return {
-            # The condition of `Note.in_force`, without a call for each note.
+            # This condition equals `Note.in_force`, without a call for each note.
             note.id: note
             for note in self.notes
             if note.superseded is None and not note.forgotten and not note.mixed
@@ -138,8 +138,7 @@ class NoteState:
             if visible_notes:
                 return min(visible_notes, key=lambda note: (note.at, note.id))
             ids.update(level)
-            # A note that supersedes a forgotten note also supersedes the notes that the forgotten
-            # note replaced.
+            # A successor of a forgotten note also supersedes what the forgotten note replaced.
             level = [name for up in level for name in self._newer.get(up, ()) if name not in ids]
         return None
 

@@ -72,7 +72,7 @@ def _token_runs(form: Sequence[str], chars: set[str], *, by_prefix: bool) -> Ite
             yield from (f" {token} " for token in run)
         else:
             together = list(run)
-            # Pairs are the longest tokens of such scripts, so a pair needs no search by prefix.
+            # In scripts without spaces, a token has at most two characters: no pair is a prefix.
             is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= chars
             yield f" {' '.join(together)}{'' if is_prefix else ' '}"
 
@@ -98,12 +98,12 @@ class PurgedNote(Struct, frozen=True, kw_only=True):
 class Notes:
     """The notes of all scopes in one store. Each call reads and writes only its own scope.
 
-    Recently used scopes are cached. For these, only new messages are read, unless a note was
-    forgotten or restored since. Thread-safe.
+    Recently used scopes are cached. Of a cached scope, only new messages are read, unless a note
+    was forgotten or restored. Thread-safe.
     """
 
     def __init__(self, store: Store) -> None:
-        """Keep notes in this store, opened in the namespace `notes`. The caller closes it."""
+        """Keep notes in this store, which the caller opens in the namespace `notes` and closes."""
         self._store = store
         self._cache = NoteCache(store)
 
@@ -118,8 +118,8 @@ class Notes:
         """Add the drafts in one atomic batch, and return the notes.
 
         If the scope knows the idempotency key `once`, nothing is added, even if the drafts differ.
-        The call then returns the notes of the first call, except purged notes. Raises UsageError
-        for a draft without text, and the errors of the store.
+        In that case, the notes of the first call are returned, except purged notes. Raises
+        UsageError for a draft without text, and the errors of the store.
         """
         check_drafts(drafts)
         if not drafts:
@@ -142,9 +142,9 @@ class Notes:
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
         """Yield these notes with a lease that a purge of the scope invalidates.
 
-        Enter the `with` before checking that the session of the notes still exists. A purge deletes
-        the session first and its notes second. So a writer that has seen the session either writes
-        before the notes are purged, or gets LeaseLost. Creates a missing scope, which
+        Enter the `with` block before checking that the session of the notes still exists. A purge
+        deletes the session first and its notes second. If a writer still sees the session, it
+        either writes before the notes are purged, or gets LeaseLost. Creates a missing scope, which
         `discard_empty` removes again. Raises NoSuchSession if the scope is purged at the same time,
         StoreBusy if another process writes to the scope for too long.
         """
@@ -234,7 +234,7 @@ class Notes:
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
         for prefix in prefixes:
             for key in self._store.list_sessions(prefix=prefix):
-                with suppress(InvalidKey):  # the key may not be the key of a scope
+                with suppress(InvalidKey):  # some keys are not the key of a scope
                     scopes.append(scope_from_key(key))
         return scopes
 
@@ -265,7 +265,7 @@ class Notes:
                 _hide_message(lease.store, scope, seq)
 
     def undo(self, scope: Scope) -> Undone:
-        """Undo the last forget; up to eight can be undone. Raises NothingToUndo.
+        """Undo the last `forget`; the last eight can be undone. Raises NothingToUndo.
 
         After a purge, some forgotten notes can no longer be restored; see `purge`.
         """
@@ -280,10 +280,10 @@ class Notes:
         """Delete the text of a note permanently. Raises NoSuchNote. Repeat an interrupted call.
 
         Each note is a message, and `Store.purge` can only delete the first messages of a session.
-        So the notes before the purged note are first appended again, with their ids and times.
-        Followers of the store see these notes again. Afterwards `undo` can restore neither a
-        forgotten note that was appended again nor a note that was forgotten before it; notes that
-        were forgotten later can be restored.
+        The notes before the purged note are therefore first appended again, with their ids and
+        times. Followers of the store see these notes again. After a purge, `undo` cannot restore a
+        forgotten note that was appended again, nor notes that were forgotten before that note.
+        Notes that were forgotten later can be restored.
         """
         with self._hold_lease(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
@@ -316,7 +316,7 @@ class Notes:
             yield lease
 
     def _known_batch(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
-        """Return the remaining notes of a batch from before a purge, or None.
+        """Return the remaining notes of a batch that was added before a purge, or None.
 
         A purge removes the idempotency keys, but the ids of the remaining notes identify the batch.
         """
@@ -339,8 +339,8 @@ def _hide_message(store: Store, scope: Scope, seq: int) -> None:
     except UsageError as error:
         if type(error) is not UsageError:
             raise
-        # The store hides a thousand ranges already. Append a copy that is marked as forgotten:
-        # only the last message of each id counts.
+        # The store already hides a thousand ranges of messages.
+        # Only the last message of each id counts, so append a copy that is marked as forgotten.
         [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 

@@ -1,10 +1,11 @@
 """Checks that the user said a quote, to keep inventions of a model out of memory. Pure.
 
 A quote counts if its words occur in sequence in one message of the user, regardless of case,
-spacing and punctuation. But if a sentence ends between the words, it must end in the quote as well:
-"Fish? No. Meat!" does not say "no meat". A model could still attach any claim to a true quote. So
-the fact must share a significant word with the quote: a name, a number, or a form of the same word.
-The user must also have said the values in the fact, such as the words after "is" and "to".
+spacing and punctuation. If a sentence of the user ends between two words, a sentence of the quote
+must end there, too: "Fish? No. Meat!" does not say "no meat". A model could still attach any claim
+to a true quote. The fact must therefore share a significant word with the quote: a name, a number,
+or a form of the same word. The user must also have said the values in the fact, such as the words
+after "is" and "to".
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ _SENTENCE_END: Final = lazy_pattern(
 )
 _ELLIPSIS: Final = lazy_pattern(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
-# The list has no negations and no past tenses, because "not" and "was" change the meaning.
+# Function words exclude negations and past tenses, because "not" and "was" change the meaning.
 _FUNCTION_WORD_LIST: Final = (
     "a about also am an and any are as at be but by for from has have he her hers him his i if im "
     "in into is it its ive just me mine my of on or our ours please really she so some than that "
@@ -73,7 +74,7 @@ _PLAIN_WORD_LIST: Final = (
     "weeks work worked working works year years young younger"
 )
 _PLAIN_WORDS: Final = frozenset(_PLAIN_WORD_LIST.split())
-"""Words that name no person or place. A fact may use such words even if the user did not."""
+"""Words that name no person or place. A fact may use these words even if the user did not."""
 _MAX_ENDING_LETTERS: Final = 3
 """Maximum number of last letters in which two forms of a long word may differ."""
 _MAX_STEM_LETTERS: Final = 40
@@ -111,15 +112,15 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
 def is_related(fact: str, quote: str) -> bool:
     """Whether a fact can follow from a quote, because both share a significant word.
 
-    A shared word is no proof. The check rejects facts that have nothing to do with the quote. It
-    also rejects true facts in completely different words or in another language.
+    A shared word is no proof. The check rejects facts that have nothing to do with the quote. The
+    check also rejects true facts in completely different words or in another language.
     """
     forms = _WordForms(_significant_words(quote))
     return any(forms.has_form_of(word) for word in _significant_words(fact))
 
 
 def shares_enough_words(fact: str, texts: Iterable[str]) -> bool:
-    """Whether the user said a quarter of the significant words of a fact, not only one word.
+    """Whether the user said at least a quarter of the significant words of a fact.
 
     Without this rule, "my bank" would support any sentence that has the word bank in it.
     """
@@ -151,7 +152,7 @@ def _introduced_values(fact: str) -> list[str]:
     if fact_words[1:2] and fact_words[1] in _FORMS_OF_BE:
         start = 0  # "evilbank is the user's bank"
     values = _significant_words(fact) - _PLAIN_WORDS - _INTRODUCING_WORDS
-    # `named_details.py` compares numbers: there "two" equals 2.
+    # Numbers are compared in `named_details.py`, where "two" equals 2.
     return [word for word in fact_words[start:] if word in values and not word.isdecimal()]
 
 
@@ -187,7 +188,7 @@ def _contains_in_order(text_words: Sequence[str], parts: Sequence[Sequence[str]]
 
 
 class _WordForms:
-    """Words that can be searched for forms of the same word: pay and pays, allergic and allergy.
+    """A set of words that finds other forms of a word, such as pay and pays, allergic and allergy.
 
     Each search takes constant time, because a user or a model may send very many words.
     """

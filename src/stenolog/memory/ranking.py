@@ -1,8 +1,9 @@
 """Ranks notes and messages by relevance to a question. Pure functions.
 
 The score is BM25 over stems. A message is scored together with the two messages before and after
-it, because an answer often shares no word with its question. Age reduces a score to at least half,
-except for core facts. If the question names a time, candidates of other times score much lower.
+it, because an answer often shares no word with its question. Age reduces a score by at most half,
+and not at all for core facts. If the question names a time, candidates of other times score much
+lower.
 """
 
 import math
@@ -18,7 +19,7 @@ from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.time_words import Period, find_period
 
 # --- question -------------------------------------------------------------------------------------
-# A question for recall: its stems, and the period that it names.
+# A question for recall has stems, and may name a period.
 
 
 _MAX_QUESTION_CHARACTERS = 4_000
@@ -30,7 +31,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
     text: str
     stems: tuple[str, ...]
-    """Distinct stems of the question, without stop words and words for a time."""
+    """Distinct stems of the question, without stop words and words that name a time."""
     period: Period | None
     """The period that the question names, if any."""
 
@@ -59,11 +60,11 @@ _BM25_B: Final = 0.6
 _NEIGHBOUR_SHARES: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
 """Share of a neighbour's words that counts for a message, by distance in seqs."""
 _MIN_AGE_FACTOR: Final = 0.5
-"""Factor of a fully aged candidate."""
+"""Factor for the score of a very old candidate."""
 _OTHER_PERIOD_FACTOR: Final = 0.3
-"""Factor of a candidate outside the period of the question."""
+"""Factor for the score of a candidate outside the period of the question."""
 _TOOL_RESULT_FACTOR: Final = 0.6
-"""Factor of tool results."""
+"""Factor for the score of a tool result."""
 _SECONDS_PER_DAY: Final = 86_400.0
 _MAX_SCORED_CHARACTERS: Final = 4_000
 """Maximum number of characters of a text that are scored."""
@@ -86,7 +87,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class WordFrequencies(Struct, frozen=True, kw_only=True):
-    """Word frequencies in a larger collection than the candidates."""
+    """Word frequencies in all messages that were searched, not only in the candidates."""
 
     count: int = 0
     containing: Mapping[str, int] = {}

@@ -1,8 +1,8 @@
 """Recall: finds notes and past messages that match a question, as one block for the prompt.
 
-Recall reads only one scope. It ignores superseded and forgotten notes, and messages that are
-visible in the asking session. Blocks of earlier recalls are removed from messages before they are
-ranked, so that an earlier recall does not make a text match.
+Recall reads only one scope. Superseded and forgotten notes are left out, and the visible messages
+of the session that asks. Blocks of earlier recalls are removed from messages before the ranking, so
+that recalled text does not make a message match.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ MAX_RANKED: Final = 200
 """Maximum number of ranked messages, and of ranked notes."""
 
 _MIN_RELATIVE_SCORE: Final = 0.25
-"""Minimum score, relative to the best candidate."""
+"""Minimum score of an entry, as a fraction of the best score."""
 
 _MAX_ENTRIES: Final = 50
 
@@ -55,7 +55,7 @@ def recall(
     relevant without sharing a word with the question. `now`: its time zone is used for dates and
     for words such as "yesterday". `tokens`: the token counter of the model that gets the block.
 
-    `exclude_session`: the session that asks. Its visible messages are left out, but its summarized
+    `exclude_session`: the session that asks, whose visible messages are left out; its summarized
     messages are searched. `half_life_days`: age in days at which half of the reduction by age
     applies; 0 disables the reduction. Raises UsageError if `now` has no time zone, and the errors
     of the stores.

@@ -12,14 +12,14 @@ from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.ranking import Kind, Question, RankedCandidate
 
 MAX_TEXT_CHARACTERS: Final = 400
-"""Maximum number of characters of a text in a line."""
+"""Maximum number of characters of a recalled text in a line."""
 
 _CONTEXT_CHARACTERS: Final = 60
 """Maximum number of characters of a text before the first matching word."""
 _ELLIPSIS: Final = "…"
 _MAX_SCANNED_CHARACTERS: Final = 8_000
 _MAX_MISSES: Final = 3
-"""Number of entries that do not fit after which the search for shorter entries stops."""
+"""After this number of entries that do not fit, no shorter entries are tried."""
 
 
 class RecallHit(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def format_recall(
 
     Core facts come first, newest first; the other entries follow by score. An entry that does not
     fit is left out, but a shorter entry that follows soon may still fit. `extra`: additional
-    entries, added as soon as the best entries have used half of the budget.
+    entries, which are added as soon as the best entries have used half of the budget.
     """
     chosen_hits: list[RecallHit] = []
     spent_tokens = count(memory_block([""]))
@@ -132,7 +132,7 @@ def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT_CHARACTERS
 
 
 def _best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
-    """Return the start of the first window with the most distinct stems."""
+    """Return the start of the first part of the text with the most distinct stems."""
     best, start = 0, 0
     for first, _ in matches:
         in_window = (matched for at, matched in matches if first <= at < first + width)

@@ -15,10 +15,10 @@ from stenolog.errors import InvalidKey
 ScopeKind = Literal["session", "sender"]
 
 _SENDER_PREFIX: Final = "%40"
-"""Prefix of senders' scopes in the notes store, which no escaped agent name has."""
+"""Prefix of the keys of senders' scopes; no escaped agent name starts with this prefix."""
 _SENDER_MARK: Final = "@"
 MARK_PREFIX: Final = ":mark:"
-"""Prefix of consolidation marks; the key of a scope never starts with a colon."""
+"""Prefix of the keys of progress marks (consolidation.py); no scope's key starts with a colon."""
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ def scope_of(key: str, *, agent: str = "main") -> Scope:
 
 
 def scope_from_key(notes_key: str) -> Scope:
-    """Return the scope with this `key`. Raises InvalidKey if no scope has such a key."""
+    """Return the scope with this `key`. Raises InvalidKey if no scope can have the key."""
     of: ScopeKind = "sender" if notes_key.startswith(_SENDER_PREFIX) else "session"
     agent, _, owner = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
     scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=owner, of=of)
@@ -86,5 +86,5 @@ def agent_prefix(agent: str) -> str:
 
 
 def mark_uid(key: str) -> str | None:
-    """Return the uid of the session of a mark, or None if the key does not belong to a mark."""
+    """Return the session uid in the key of a progress mark, or None for any other key."""
     return key.rpartition(":")[2] if key.startswith(MARK_PREFIX) else None

@@ -72,7 +72,7 @@ class TimeMention(Struct, frozen=True):
 
 
 def find_period(text: str, *, now: datetime) -> TimeMention:
-    """Return the first period that a text names, relative to `now`, or None as the period."""
+    """Return the first period that a text names, relative to `now`. The period may be None."""
     for pattern, read_period in _RULES:
         for match in pattern.finditer(text):
             try:
@@ -124,7 +124,7 @@ def _check_month(month: int) -> int:
 
 
 def _time_ago_period(match: re.Match[str], now: datetime) -> Period:
-    """Return the exact day, or the week, month or year around the day, of "three weeks ago"."""
+    """Return the day, month or year that a text such as "two days ago" names, or about a week."""
     count, unit = _parse_count(match["many"]), _parse_unit(match["unit"])
     if unit == "week":
         return _day_period(now - timedelta(days=7 * count + 3), 7)
@@ -190,7 +190,7 @@ def _parse_unit(text: str) -> str:
 
 
 def _rule_units_ago(count: int, unit: str = "") -> Callable[[re.Match[str], datetime], Period]:
-    """Return a rule: the period this many units ago. Without `unit`, the text names the unit."""
+    """Return a rule for the period `count` units ago. Without `unit`, the text names the unit."""
     return lambda match, now: _unit_period(unit or _parse_unit(match["unit"]), count, now)
 
 

@@ -1,10 +1,10 @@
 """Splits a session into finished turns, and formats the turns for the model. Pure functions.
 
-Turns are split only where no later message can move the boundary: before a user message without an
-open tool call, and after an answer without tool calls. A turn that continues after such an answer
-counts as two turns. In return, every reader finds the same boundaries at any time, and the seq of
-its last message identifies a turn permanently. (The turns of `context.turn_state` fit a context
-window, but a late answer can move their start.)
+Turns are split only where no later message can move the boundary: before a user message if no tool
+call is open, and after an answer without tool calls. If a turn continues after an answer without
+tool calls, it counts as two turns. In return, every reader finds the same boundaries at any time,
+and the seq of the last message identifies a turn permanently. (The turns of `context.turn_state`
+fit a context window, but a late answer can move their start.)
 
 A turn contains the texts of the user and the assistant. System messages, reasoning, recalled
 memory, and tool calls with their results are left out, because a web page or a file must not be
@@ -37,10 +37,10 @@ from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import estimate
 
 _MAX_END_CHARACTERS: Final = 100_000
-"""Number of characters used at each end of a long text."""
+"""Number of characters that are used at the start and at the end of a long text."""
 
 _MAX_CHARS: Final = {"user": 4_000, "assistant": 2_000}
-"""Maximum number of characters shown of a message, by role."""
+"""Maximum number of characters that are shown per message, by role."""
 
 Count = Callable[[str], int]
 """Function that counts the tokens of a text."""
@@ -64,7 +64,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     seqs: tuple[int, ...]
     """Seqs of the turn's messages that were not withdrawn."""
     at: datetime
-    """Time at which its first message was stored."""
+    """Time at which the first message of the turn was stored."""
     lines: tuple[Line, ...]
     redacted: int
     """Number of redacted secrets."""
@@ -131,9 +131,9 @@ def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
         role = role_of(fields)
         if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
             line = Line(role, "\n".join(_author_texts(fields.get("content"))))
-            # Stores reject two lone surrogates that become a pair.
+            # Replace lone surrogates: joined texts could form a pair, which stores reject.
             text = line.text.encode("utf-8", "replace").decode()
-            # Remove blocks and secrets before any cut: a half of one would not be recognized.
+            # Remove blocks and secrets before texts are cut: half a secret is not recognized.
             redacted_text = redact_ends(strip_blocks(text), max_end_length=_MAX_END_CHARACTERS)
             redacted += redacted_text.count
             if redacted_text.text.strip():
@@ -208,7 +208,7 @@ def _author_texts(content: Any) -> Iterator[str]:
             case FilePart():
                 yield f"[{part.kind}]"
             case UnknownPart():
-                # Only types of one word are shown, so that a type cannot carry a text.
+                # The type is shown only if it is one word, so that no text can be hidden in it.
                 is_word = part.type.isidentifier() and len(part.type) <= _MAX_TYPE_LENGTH
                 yield f"[{part.type if is_word else 'part'}]"
 

@@ -22,7 +22,7 @@ class SecretPattern(Struct, frozen=True):
     pattern: re.Pattern[str]
     """The secret is the group `quoted`, `bare` or `value`, or else the whole match."""
     hints: tuple[str, ...]
-    """Words in lower case; a text without any of these words has no such secret."""
+    """Words in lower case; a text without any of these words has no secret of this kind."""
     check: Callable[[re.Match[str]], bool] = bool
 
     def may_occur_in(self, lower_case_text: str) -> bool:
@@ -45,7 +45,7 @@ def _key_pattern(
 
 
 _ALPHANUMERIC_RUN: Final = lazy_pattern("[A-Za-z0-9]{16}")
-"""16 letters or digits in a row. Words such as `sk-learn-compatible-api` have no such row."""
+"""16 letters or digits in a row, which words such as `sk-learn-compatible-api` do not have."""
 
 
 def _has_alphanumeric_run(match: re.Match[str]) -> bool:
@@ -68,8 +68,8 @@ def _is_credential(match: re.Match[str]) -> bool:
 
 PRIVATE_KEY: Final = SecretPattern(
     "private key",
-    # A truncated key extends to the end of the text. The group is not possessive: before Python
-    # 3.11.3 a possessive group matched one character too many.
+    # A truncated key extends to the end of the text.
+    # The group `(?:…)*` is not possessive: Python before 3.11.3 matched one character too many.
     lazy_pattern(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
@@ -143,7 +143,7 @@ _KEY_PATTERNS: Final = (
     ),
     # Azure shared access signature.
     _secret_pattern("token", "sig=", r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"),
-    # The gateway's cookie and login links.
+    # These two patterns find the gateway's cookie and login links.
     _key_pattern("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
     _secret_pattern("token", "/login?code=", r"/login\?code=(?P<value>[\w.-]{8,}+)"),
     _key_pattern("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
@@ -195,8 +195,9 @@ _HEADER_PATTERNS: Final = (
         r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
         r"[^\r\n\"'\\]{0,4096}+)",
     ),
-    # In URLs: scheme://user:password@host. The password may contain an @ or a slash, so it extends
-    # to the last @. Text that starts with a port number is not a password.
+    # This pattern finds the password in a URL: scheme://user:password@host.
+    # The password may contain an @ or a slash, so it extends to the last @.
+    # Text that starts with a port number is not a password.
     _secret_pattern(
         "password",
         "://",
@@ -291,7 +292,7 @@ _PASSWORD: Final = lazy_pattern(
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
-# This pattern takes most of the time, so it starts with the set of possible first letters.
+# This pattern takes most of the search time, so it starts with the possible first letters.
 _ASSIGNED_SECRET: Final = lazy_pattern(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
@@ -315,7 +316,7 @@ _PIN: Final = lazy_pattern(
 _ASSIGNMENT_SIGNS: Final = ("=", ":", ":=", "=>")
 
 _PLACEHOLDER: Final = lazy_pattern(
-    # Placeholders and references instead of a secret.
+    # These texts are placeholders and references instead of a secret.
     r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
     r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
     r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
@@ -412,7 +413,7 @@ SECRET_PATTERNS: Final = (  # guard: keys-redacted
     SecretPattern("secret", _ASSIGNED_SECRET, _ASSIGNED_HINTS, _is_assigned_secret),
     SecretPattern("pin", _PIN, ("pin",)),
     SecretPattern("card number", _CARD_NUMBER, tuple("3456"), _is_card_number),
-    # Passwords come last: their check reads the text after the match, which may be a secret.
+    # Passwords come last: their check reads the text after the match, which may be another secret.
     SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
 )
 """All kinds of secrets in search order, the most specific first."""

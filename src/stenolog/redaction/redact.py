@@ -32,7 +32,7 @@ _MIN_SECRET_LENGTH: Final = 16
 _INVISIBLE_REGEX: Final = (
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
-    # Invisible characters that are written as JSON escapes.
+    # This part matches invisible characters that are written as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
 _INVISIBLE_CHARACTERS: Final = lazy_pattern(_INVISIBLE_REGEX)
@@ -43,7 +43,7 @@ _INVISIBLE_OR_ESCAPED_CHARACTERS: Final = lazy_pattern(
     _INVISIBLE_REGEX
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
-"""Invisible characters, and letters written as escapes."""
+"""Invisible characters, and letters and digits that are written as JSON escapes."""
 
 
 class Redacted(Struct, frozen=True):
@@ -104,7 +104,7 @@ def _hidden_characters(text: str) -> list[SecretSpan]:
 
 
 class _StepwiseRedaction:
-    """A text in which secrets are replaced step by step, with positions in the original text.
+    """A text whose secrets are replaced step by step. Their original positions are kept.
 
     Each step searches the result of the previous step, so that no secret is found twice.
     """
@@ -201,7 +201,7 @@ class _DataRedactor:
         """Kinds of secrets to search for in texts."""
         self._scalar_count = 0
         self.stubs: dict[int, str] = {}
-        """Replacements of secrets, by position among all scalars and field names."""
+        """Replacement of each secret, by its number among all scalars and field names."""
 
     def redact(self, value: Any, kind: SecretKind | None = None, *, is_named: bool = False) -> Any:
         """Return the value without secrets. If `kind` is given, the whole value is a secret."""
@@ -347,7 +347,7 @@ def _find_matches(text: str, pattern: SecretPattern) -> list[SecretSpan]:
 
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int]:
-    """Return the part of a match that is the secret.
+    """Return start and end of the secret within a match.
 
     A value without quotes extends to the next space, without punctuation that ends the sentence or
     closes a bracket. `!` and `?` count as part of the value, because passwords often end with them.

@@ -27,7 +27,7 @@ class SecretKind(Struct, frozen=True):
     has_numbers: bool = False
     """Whether a number can be a secret of this kind."""
     includes_nested: bool = True
-    """Whether all values inside an object or list in such a field are secrets."""
+    """Whether all values inside an object or list in a field of this kind are secrets."""
 
 
 @cache
@@ -95,8 +95,7 @@ _SCHEMA_VALUES: Final = ("value", "default", "const", "example")
 _DESCRIPTION_FIELDS: Final = ("description", "title", "label", "placeholder")
 
 _FIELD_NAME: Final = lazy_pattern(
-    # The pattern starts at the first of several backslashes, so that each run of backslashes is
-    # scanned once.
+    # A match starts at the first of several backslashes, so that each run is scanned once.
     r"(?<!\\)(?P<quote>\\{0,31}[\"'])(?P<name>[^\"'\\\n]{1,160})(?P=quote)\s*+(?:=>|[:=])\s*+"
 )
 _QUOTE: Final = lazy_pattern(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
@@ -119,7 +118,7 @@ class SecretSpan(Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> SecretKind | None:
-    """Return the kind of secret of a field name, or None."""
+    """Return the kind of secret that a field of this name contains, or None."""
     without_suffix = _NAME_SUFFIX.sub("", name[-2 * _MAX_NAME_LENGTH :])
     compatible = without_suffix if without_suffix.isascii() else normalize("NFKC", without_suffix)
     normalized = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", compatible[-_MAX_NAME_LENGTH:]).lower())
@@ -220,7 +219,7 @@ def _find_quote_end(text: str, quote: re.Match[str]) -> Span:
     """Return the end of a quoted text, and the end of its closing quote.
 
     A newline also ends the text. Each level of escapes doubles the backslashes before a quote and
-    adds one. So a quote with as many backslashes as the opening quote closes the text. A quote with
+    adds one. A quote with as many backslashes as the opening quote closes the text. A quote with
     more backslashes may be part of the text, and a quote with fewer backslashes closes an outer
     text.
     """

@@ -1,14 +1,14 @@
 """Aliases: additional names of imported sessions, for example the names that another program used.
 
 Aliases are stored only in the meta of their session, in the field `aliases`. Aliases are therefore
-correct after a restart and in other processes, and move with the session. If a session's own key
-equals an alias, the key opens that session. A writer resolves a key unless this process knows a
-session with exactly that key. A reader resolves a key if it finds no session with that key.
+correct after a restart and in other processes, and move with the session. If the key of a session
+equals an alias of another session, the key wins. A writer resolves a key unless this process knows
+a session with exactly that key. A reader resolves a key if it finds no session with that key.
 
 Each store has a change marker that changes whenever a session gets aliases. The marker is created
 before the first alias is stored, and changed after each alias. If the marker says that there are no
-aliases, resolving a key costs one read of the marker. Otherwise the first unknown key costs a read
-of all sessions, and each change of the marker a read of the changed sessions.
+aliases, resolving a key costs one read of the marker. If there are aliases, the first unknown key
+costs a read of all sessions, and each change of the marker a read of the changed sessions.
 """
 
 from array import array
@@ -39,7 +39,7 @@ class Aliases:
         """Keys of sessions that this process has read or written."""
         self._scanned_mark: object = None
         self._stamp_hashes = array("q")
-        """Hash of each key and stamp at the last scan: eight bytes instead of both strings."""
+        """Hash of the key and stamp of each session at the last scan, which saves memory."""
         self._aliases_by_session: dict[str, tuple[str, ...]] = {}
         """Aliases of each session that has aliases, by the key of the session."""
         self._owners: Mapping[str, str] = {}
@@ -70,13 +70,13 @@ class Aliases:
         _remember_key(self._known_sessions, key)
 
     def forget_session(self, key: str) -> None:
-        """Resolve this key again before the next write, because its session was deleted."""
+        """Make the next write resolve this key again, because its session was deleted."""
         self._known_sessions.discard(key)
 
     def key_to_read(self, key: str) -> str:
         """Resolve a key without reading the store if it resolved to itself before.
 
-        The session may have been deleted since. A caller that finds nothing must use `resolve_key`.
+        A caller that finds no session must use `resolve_key`, because the session may be deleted.
         """
         if key.__class__ is str and key in self._non_aliases:
             return key
@@ -90,7 +90,7 @@ class Aliases:
         return mark is not None and mark == self._scanned_mark and key not in self._all_aliases
 
     def owners(self, *, rescan: bool = False) -> Mapping[str, str]:
-        """Return the session of each alias. Ignore an alias that is also the key of a session."""
+        """Return the session key of each alias. Keys of existing sessions take precedence."""
         with self._mutex:
             mark = alias_mark(self._store)
             if mark == NO_ALIASES:
@@ -124,10 +124,10 @@ class Aliases:
         try:
             info = self._store.info(key)
         except (NoSuchSession, DamagedStore):
-            # A missing or damaged session has no aliases. Other errors are not caught:
-            # a caller that misses an alias would start a second session.
+            # A missing or damaged session has no aliases.
+            # Other errors are raised: a caller that misses an alias would start a second session.
             return ()
-        # A fork has a copy of the meta, but not the aliases.
+        # A fork has a copy of the meta, but the aliases belong to the original session.
         return () if info.forked_from is not None else aliases_in(info.meta)
 
 
@@ -158,17 +158,17 @@ def aliases_in(meta: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def alias_mark(store: Store) -> str | None:
-    """Return the marker; None if the store has no markers and all sessions must be read."""
+    """Return the change marker of the aliases; None if the store has no change markers."""
     return store.read_marker(_MARKER) if isinstance(store, ChangeMarkerStore) else None
 
 
 def prepare_alias_mark(store: Store) -> None:
-    """Create the marker before the first alias is stored. Raises StoreUnavailable."""
+    """Create the change marker before the first alias is stored. Raises StoreUnavailable."""
     if alias_mark(store) == NO_ALIASES:
         change_alias_mark(store)
 
 
 def change_alias_mark(store: Store) -> None:
-    """Change the marker. Raises StoreUnavailable."""
+    """Update the change marker of the aliases. Raises StoreUnavailable."""
     if isinstance(store, ChangeMarkerStore):
         store.update_marker(_MARKER)

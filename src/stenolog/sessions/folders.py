@@ -1,4 +1,4 @@
-"""The layout of a workspace: its sessions, those of each named agent, and other namespaces.
+"""The layout of a workspace: its sessions, the sessions of named agents, and other namespaces.
 
 A workspace of files has the folders `sessions`, `agents/NAME/sessions` and any other folder that
 contains logs. A database has a namespace for each of these folders.
@@ -41,7 +41,7 @@ class SessionsLocation(Struct, frozen=True, kw_only=True):
     old: Path | None = None
     """Folder that is searched for old sessions."""
     fallback: Path | None = None
-    """Workspace of the fallback store, used by this store only."""
+    """Workspace of the fallback store, which no other store uses."""
     json_fallback: Path | None = None
     """Folder of JSON files that is used if the fallback store cannot be written."""
 
@@ -59,7 +59,7 @@ class OtherNamespaces(Struct, frozen=True, kw_only=True):
 
     agents: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
-    """Names of other namespaces, except that of the notes, which are not conversations."""
+    """Names of other namespaces, except those without conversations, such as the notes."""
 
 
 def agent_namespace(agent: str) -> str:
@@ -104,8 +104,8 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
 def _legacy_folder(folder: Path, agent: str | None) -> Path:
     if agent is not None:
         return folder / AGENTS / escape_key(agent) / NAMESPACE
-    # A database may be in the folder of the old sessions itself. A folder of any other name is not
-    # searched, because its files may belong to any program.
+    # A database may be in the folder of the old sessions itself.
+    # A folder with another name is not searched, because its files may belong to any program.
     return folder if folder.name == NAMESPACE else folder / NAMESPACE
 
 
@@ -200,7 +200,7 @@ def _other_namespaces_in_database(store: Store) -> OtherNamespaces:
 
 def _log_folder_names(place: Path) -> Iterator[str]:
     """Yield the names of the folders with logs. Any folder that contains a log counts."""
-    if os.path.lexists(place / NAMESPACE):  # even if it is not a folder: its reader reports that
+    if os.path.lexists(place / NAMESPACE):  # if it is not a folder, the reader reports the error
         yield NAMESPACE
     for name in _subfolders(place, follow=False):
         if name != NAMESPACE and _has_logs(place / name, by_name=name == NOTES):

@@ -41,7 +41,7 @@ class KeyParts(Struct, frozen=True):
 
     channel: str
     who: str
-    """The sender, or the chat of a group that shares a session. A key does not show which it is."""
+    """The sender, or the chat of a group that shares a session. A key does not show which one."""
     thread: str | None = None
 
 
@@ -80,7 +80,7 @@ def owner_in_key(key: str) -> str:
 
 
 def owner_for(origin: Origin, *, scope: Scope = "sender") -> str:
-    """Return the sender to store with a message, the same in all threads of the sender.
+    """Return the sender to store with a message. All threads of a sender have the same value.
 
     For a group that shares one session, return the group. Raises InvalidKey, UsageError.
     """
@@ -91,7 +91,7 @@ def cli_sender(key: str) -> str:
     """Return the sender of messages typed in a terminal in this session, or an empty string.
 
     Only `cli:default` and its threads have a sender. Scripts may pass a different key for each of
-    their users, so other keys have none.
+    their users, so other keys have no sender.
     """
     parts = split_key(key)
     is_own = parts is not None and join_key(KeyParts(parts.channel, parts.who)) == CLI_DEFAULT
@@ -130,7 +130,7 @@ def split_key(key: str) -> KeyParts | None:
 def key_from_zeroclaw_name(name: str) -> str | None:
     """Return the key for zeroclaw's `channel_sender` or `channel_thread_sender`; None if ambiguous.
 
-    In such a name, a `_` may be a separator or a part of the sender's name: `telegram_alice_b` may
+    In these names, a `_` may be a separator or a part of the sender's name: `telegram_alice_b` may
     be the private session of alice_b, which b must not read. Therefore the middle part must be a
     number, like the ids of threads and chats.
     """

@@ -1,9 +1,8 @@
 """SessionManager: the legacy store, which keeps each session as one JSON file.
 
-The store of picoclaw keeps sessions in memory until `save`. Here, every write rewrites the
-session's file before it returns, so that an acknowledged message survives the process (P1).
-Processes take turns through a lock on the folder, and read the changes of other processes before
-they write.
+The store of picoclaw keeps sessions in memory until `save`. In this module, every write rewrites
+the session's file before it returns, so that an acknowledged message survives the process (P1). A
+process locks the folder during a write, and first reads the changes of other processes.
 """
 
 import copy
@@ -44,7 +43,7 @@ T = TypeVar("T")
 
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FileVersion = tuple[int, int, int]
-"""Identifies a version of a file: inode, size, modification time."""
+"""Version of a file: its inode, size and modification time."""
 
 
 class _KnownFile(NamedTuple):
@@ -61,7 +60,7 @@ class _KnownFile(NamedTuple):
 
 
 class _KnownSession(NamedTuple):
-    """The last known content of a session, and how often this process has seen it change.
+    """The last known content of a session, and how many of its changes this process has seen.
 
     `rewrites` counts the changes that did more than append messages.
     """
@@ -74,10 +73,10 @@ class _KnownSession(NamedTuple):
 class SessionManager(JSONLBackend):
     """The SessionStore on JSON files, one per session.
 
-    Its `store` has no undo, fork, delete, restore and purge (UsageError), and keeps meta and leases
-    for this process only. `because`: reason why this store replaces another store; `health()` then
-    reports the reason and is not ok. `old`: a folder of legacy sessions to continue; nothing is
-    written there.
+    The calls undo, fork, delete, restore and purge of its `store` raise UsageError. Meta and leases
+    are kept for this process only. `because`: reason why this store replaces another store; with a
+    reason, `health()` is not ok and reports the reason. `old`: a folder of legacy sessions to
+    continue; nothing is written to that folder.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ def _first_argument(key: Any, *_: object, **__: object) -> str:
 
 
 class JSONFileStore:
-    """The Store calls that JSON files can support; all other calls raise UsageError.
+    """A Store on JSON files. Calls that JSON files cannot support raise UsageError.
 
     Each call is made in memory, on the current content of the file.
     """
@@ -154,7 +153,7 @@ class JSONFileStore:
         """Meta, markers and leases of this process, by the key of the session."""
         self._sessions: dict[str, _KnownSession] = {}
         self._known_files: dict[str, _KnownFile] = {}
-        """The files of the folder by name, and those of the old folder by path."""
+        """The files of the folder by name, and the files of the old folder by path."""
 
     def __repr__(self) -> str:
         return f"JSONFileStore({str(self.directory)!r})"
@@ -179,7 +178,7 @@ class JSONFileStore:
         times = at or [datetime.now(UTC)] * len(new_messages)
 
         def add(memory: InMemoryStore) -> list[int]:
-            # A file has a token for each message, and none for a batch.
+            # A file has an idempotency key for each message, and none for a batch.
             tokens = [
                 f"{once}:{number}" if once is not None and len(new_messages) > 1 else once
                 for number in range(len(new_messages))
@@ -210,7 +209,7 @@ class JSONFileStore:
     pop = _write_method(InMemoryStore.pop)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields for this process; None removes a field."""
+        """Set fields of meta, for this process only; None removes a field."""
         self._check_writable()
         self._local.set_meta(key, **fields)
 
@@ -228,7 +227,7 @@ class JSONFileStore:
                 self._write_file(folder, session)
 
     def _change_session(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
-        """Run a call on the session in memory, and write its file before the change is visible."""
+        """Run a call in memory, and write the session's file before the change is visible."""
         check_key(key)
         self._check_writable()
         with self._lock_folder() as folder:
@@ -267,7 +266,7 @@ class JSONFileStore:
             self._keep_foreign_file(folder, name, key)
             disk.replace_file(folder, name, json_file.compose_file(session))
         except OSError as error:
-            # If the rename succeeded and only the last sync failed, the file is read again.
+            # The rename may have succeeded although the last sync failed, so read the file again.
             self._known_files.pop(name, None)
             raise StoreUnavailable(f"writing {self.directory / name}: {error.strerror}") from error
         self._remember_session(key, session)
@@ -277,8 +276,8 @@ class JSONFileStore:
     def _keep_foreign_file(self, folder: int, name: str, key: str) -> None:
         """Keep a file of picoclaw under another name if it has the name of our file.
 
-        If both files have the same session, our file contains all of it. If picoclaw uses the same
-        name for another session, the renamed file still counts as a session file.
+        If both files have the same session, our file contains the whole session. If picoclaw uses
+        the same name for another session, the renamed file still counts as a session file.
         """
         known_file = self._known_files.get(name)
         is_same_session = known_file is None or known_file.key == key
@@ -366,7 +365,7 @@ class JSONFileStore:
         return memory
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return a full view."""
+        """Return a new full view of the session."""
         return self.view(view.key, view.last)
 
     def list_sessions(
@@ -379,7 +378,7 @@ class JSONFileStore:
         return [key for key in keys if after is None or key > after][:limit]
 
     def stamps(self) -> dict[str, str]:
-        """Return a text for each session that differs after every change of the session."""
+        """Return a stamp for each session: a text that changes with every change of the session."""
         self._load_all()
         local = self._local.stamps()
         return {
@@ -422,11 +421,11 @@ class JSONFileStore:
         return self._local.read_marker(name)
 
     def update_marker(self, name: str) -> None:
-        """Change the marker in this process."""
+        """Update the change marker of this name in this process."""
         self._local.update_marker(name)
 
     def health(self) -> Health:
-        """Return the state of the folder."""
+        """Return the health of the folder: its free space and problems."""
         self._check_open()
         files = sorted(self._known_files.items())
         problems = [f"{name}: {file.problem}" for name, file in files if file.problem]
@@ -533,7 +532,7 @@ class JSONFileStore:
             return self._in_memory(key, self._session_of(key))
 
     def _current_session(self, folder: int, key: str) -> JSONSession:
-        """Return the session from its file if another process has written it, else from memory.
+        """Return the session from its file if another process changed the file, else from memory.
 
         If the file is gone, another process imported it, and the content in memory is still valid.
         """
@@ -555,7 +554,7 @@ class JSONFileStore:
     def _load_changed(self, folder: int, name: str) -> None:
         """Load a file that changed.
 
-        If two files have the same key, the file with our file name counts.
+        If two files have the same key, the file with stenolog's name for that key counts.
         """
         session = self._changed_session(folder, name, name)
         if session is None:
@@ -593,7 +592,7 @@ class JSONFileStore:
 
 
 class ManagerLease:
-    """The lease of a session of JSON files."""
+    """The lease of a session that is stored as a JSON file."""
 
     def __init__(self, lease: InMemoryLease, files: JSONFileStore) -> None:
         self._lease = lease
@@ -641,7 +640,7 @@ def _session_from_memory(session: JSONSession, memory: InMemoryStore) -> JSONSes
         for old, current in zip(session.messages, history, strict=False)
     ]
     new_messages = [
-        # A later import of this file recognizes messages that it already imported by their tokens.
+        # By the idempotency key, a later import recognizes messages that it has already imported.
         JSONMessage(
             new.to_json(), new.at, tokens.get(new.seq) or f"json:{os.urandom(10).hex()}", new.hidden
         )
@@ -710,7 +709,7 @@ def _keep_copy(folder: int, name: str, suffix: str) -> None:
             return
         with suppress(OSError):
             if _read_file(folder, copy_name) == content:
-                return  # copied by a process that was killed before it replaced the file
+                return  # a process made this copy and was killed before it replaced the file
 
 
 def _copy_names(name: str, suffix: str) -> Iterator[str]:

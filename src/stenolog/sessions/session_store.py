@@ -20,7 +20,7 @@ from stenolog.stores.locks import ThreadLock
 __all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
 
 MIN_COMPACT_BYTES: Final = 64 * 1024
-"""Minimum size of the live log, in bytes, for `save` to compact it."""
+"""Size in bytes from which `save` archives hidden messages of a live log."""
 
 _logger = logging.getLogger("stenolog")
 _Result = TypeVar("_Result")
@@ -48,7 +48,7 @@ class SessionStore(Protocol):
     """Sessions as an agent loop uses them. A context manager. Only `save` and `close` raise.
 
     A write that appends returns the seq, or None if it failed. Any other write returns True, or
-    False if it failed. So `if not sessions.add_message(…)` detects every failure.
+    False if it failed. For example, `if not sessions.add_message(…)` detects every failure.
     """
 
     @property
@@ -83,7 +83,7 @@ class SessionStore(Protocol):
         """
 
     def get_summary(self, key: str) -> str:
-        """Return the summary of the messages below the floor; an empty text on failure."""
+        """Return the summary of the oldest messages, which are hidden; an empty text on failure."""
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace only the summary. Returns False on failure: the old summary stays."""
@@ -109,9 +109,10 @@ class SessionStore(Protocol):
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> bool:
-        """Replace the summary and hide all messages up to this seq, atomically.
+        """Replace the summary and hide all messages up to the seq `upto`, atomically.
 
-        Returns False on failure, also if the floor is not `expect_floor`: then nothing changes.
+        `expect_floor`: fail if the floor, up to which all messages are hidden, is not this seq.
+        Returns False on failure: nothing changes.
         """
 
     def save(self, key: str) -> None:
@@ -129,7 +130,7 @@ class SessionStore(Protocol):
         """Return the store's health and the failures so far. A failed check becomes a problem."""
 
     def close(self) -> SessionHealth:
-        """Close the store, and return its health before closing; a second call returns the same.
+        """Close the store. Return its health before closing, also from a second call.
 
         `failed_writes` of the result counts the writes that were not stored. If closing fails, the
         store's error is raised and the next call tries again; every acknowledged write is stored
@@ -155,13 +156,13 @@ def fallback_reason(store: Store) -> str | None:
 
 
 class JSONLBackend:
-    """A SessionStore for any Store, which the SessionStore owns and closes.
+    """A SessionStore that uses any Store. Closing the SessionStore closes the Store.
 
     A key that is only an alias opens the imported session with that alias (sessions/aliases.py).
     """
 
     def __init__(self, store: Store, *, session: str | None = None) -> None:
-        """Create the facade. `session`: key of an existing session, which need not be looked up."""
+        """Create the facade. `session`: key that is known to be the key of an existing session."""
         self._store = store
         self._closing = Lock()
         self._health_at_close: SessionHealth | None = None
@@ -252,7 +253,7 @@ class JSONLBackend:
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> bool:
-        """Set summary and floor in one step; return False on failure. Logs and counts failures."""
+        """Set the summary and hide messages; return False on failure. Logs and counts failures."""
         return self._change(
             "checkpoint",
             key,
@@ -262,7 +263,7 @@ class JSONLBackend:
         )
 
     def save(self, key: str) -> None:
-        """Compact if more messages are below the floor than above and the log has 64 KiB or more.
+        """Archive hidden messages if they outnumber the later ones and the log has 64 KiB or more.
 
         A failure of the store is raised; a missing session is no failure.
         """
@@ -333,7 +334,7 @@ class JSONLBackend:
     def _write(
         self, call: str, key: str, write: Callable[[str], _Result], *, creates_session: bool = False
     ) -> _Result | None:
-        """Call `write` with the key of the session that `key` opens; None after a failure."""
+        """Return the result of `write` for the session that `key` opens; None after a failure."""
         try:
             session = self._aliases.key_to_write(key)
             result = write(session)
@@ -350,7 +351,7 @@ class JSONLBackend:
         return result
 
     def _change(self, call: str, key: str, change: Callable[[str], object]) -> bool:
-        """Call `change` as `_write` does; return whether the call succeeded."""
+        """Call `change` for the session that `key` opens; return whether the call succeeded."""
 
         def change_and_confirm(session: str) -> bool:
             change(session)

@@ -1,8 +1,8 @@
-"""Token counts of model calls outside of turns: those that write notes and summaries.
+"""Token counts of model calls outside of turns: calls that write notes and summaries.
 
-The counts are stored as one field of meta that is written together with the result of the calls: in
-the session for summaries, in the consolidation mark for notes. So counting needs no further write.
-A process that is killed between a call and that write loses the counts of the call.
+The counts are one field of meta, which is written together with the result of the calls. For
+summaries, the field is in the session; for notes, in the progress mark (memory/consolidation.py).
+If a process is killed between a model call and the write, the counts of the call are lost.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def add_usage(usage: SideUsage, added_usage: Mapping[str, Mapping[str, int]]) ->
 
 
 def updated_field(meta: Mapping[str, Any], uid: str, added_usage: SideUsage) -> dict[str, Any]:
-    """Return the field of meta with further counts, as arguments of `set_meta`."""
+    """Return the field of meta with `added_usage` included, as arguments of `set_meta`."""
     if not added_usage:
         return {}
     usage = read_field(meta, uid)
@@ -66,7 +66,7 @@ def _count(value: Any) -> int:
 
 
 def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
-    """Return the counts by model, with the price of an average call for each call."""
+    """Return the counts by model. Each call costs as much as an average call of its model."""
     counts: dict[str, Counts] = {}
     for name, sums in usage.items():
         calls = max(sums["calls"], 1)

@@ -11,8 +11,8 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 def undo_last(store: Store, key: str) -> Undone:
     """Undo the newest change, as the store does. Raises NothingToUndo.
 
-    If the change replaced messages, the answer to the replacement is hidden too: it would otherwise
-    follow the restored messages without the message that it answers.
+    If the change replaced messages, the answer to the replacement is hidden too. The answer must
+    not follow the restored messages without the message that it answers.
     """
     last_step = _last_step(store, key)
     if last_step is None or last_step.op != "replace":

@@ -1,7 +1,7 @@
 """Messages, tokens and costs by day, model, channel, session and project. Pure.
 
-Token counts of the provider are used if a message has them. Otherwise the tokens of its text are
-estimated and counted separately, because it is unknown how often a model read the message.
+If a message has token counts of the provider, these counts are used. The tokens of other messages
+are estimated and counted separately, because it is unknown how often a model read a message.
 """
 
 from collections.abc import Iterable, Mapping
@@ -77,7 +77,7 @@ class Totals:
     channels: dict[str, Counts] = field(default_factory=dict)
     """Counts by the part of the key before the first colon; empty for a key without a colon."""
     side: dict[str, Counts] = field(default_factory=dict)
-    """Calls that made notes and summaries, by model. Included in all sums except `days`."""
+    """Calls that made notes and summaries, by model; not included in `days` and `projects`."""
     by_session: dict[str, Counts] = field(default_factory=dict)
     projects: dict[str, Counts] = field(default_factory=dict)
     """Counts by the working directory of the session; empty for an unknown directory."""
@@ -181,7 +181,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 def cost_of(models: Mapping[str, Counts]) -> Cost:
-    """Return the costs of counts by model."""
+    """Return the total cost, and the cost of each model."""
     answered_models = {name: counts for name, counts in models.items() if counts.answers}
     costs = {name: counts.dollars for name, counts in answered_models.items() if counts.priced}
     return Cost(

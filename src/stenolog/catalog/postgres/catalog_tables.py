@@ -1,7 +1,7 @@
 """The catalog inside a PostgreSQL store: a separate set of tables per namespace.
 
 Readers see a consistent state, and wait only while the tables are emptied or created. A writer
-locks the row of `about`, which excludes other writers and purges.
+locks the row of the table `about`, which excludes other writers and purges.
 """
 
 import codecs
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "catalog_"
 _LAYOUT_VERSION: Final = 2
-"""Version of the tables and triggers that only PostgreSQL has. Increase it with each change."""
+"""Version of the tables and triggers that only PostgreSQL has, increased with each change."""
 
 
 def table_prefix(namespace: str) -> str:
-    """Return the prefix of the table names; short, because PostgreSQL truncates long names."""
+    """Return a short prefix of the table names, because PostgreSQL truncates long names."""
     return f"{PREFIX}{blake2b(namespace.encode(), digest_size=8).hexdigest()}_"
 
 
@@ -54,7 +54,7 @@ def load_statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
 
 @cache
 def load_triggers(schema: str, namespace: str) -> Mapping[str, str]:
-    """Return the function that empties the catalog after a purge, and its triggers."""
+    """Return the SQL of the function that empties the catalog after a purge, and its triggers."""
     text = _read_sql("triggers.sql", schema, table_prefix(namespace))
     return split_named_statements(text.replace("{namespace}", namespace.encode().hex()))
 
@@ -78,7 +78,7 @@ class SchemaDatabase:
         self.prefix = table_prefix(namespace)
         self.sql = load_statements(schema, self.prefix)
         self._about = f"{quote_name(schema)}.{self.prefix}about"
-        # The triggers contain the schema's name.
+        # The triggers contain the schema's name, so it is a part of the version.
         self._version = f"{VERSION}/{_LAYOUT_VERSION}/{schema}"
         self._database = database
         self._namespace = namespace
@@ -104,7 +104,7 @@ class SchemaDatabase:
 
     @contextmanager
     def write_transaction(self) -> Iterator[Transaction]:
-        """Start a write transaction. It does not block readers."""
+        """Start a write transaction, which does not block readers."""
         self._check_writable()
         with self._convert_errors(), self._database.write_transaction() as inner:
             transaction = _BytesTransaction(inner)

@@ -1,8 +1,8 @@
 """Full-text search of PostgreSQL. Words of a query are always quoted, never operators. Pure.
 
-A tsquery finds the messages that have the words, but not their order. Consecutive words are checked
-among these messages in the stored tokens, because positions in a tsvector end at 16,383, and at 255
-for each word.
+A tsquery finds the messages that have the words of a query in any order. The order is checked in
+the stored tokens of these messages: a tsvector has no positions above 16,383, and at most 255 for
+each word.
 """
 
 import json
@@ -35,7 +35,7 @@ _LEADING_MARKS: Final = 4
 """Number of marks before the stems: block, session, owner and role."""
 
 _MAX_QUERY_TOKENS: Final = 16
-"""Maximum number of tokens of a form in the tsquery; others are checked in column `lines`."""
+"""Maximum number of tokens of a term in a tsquery; the rest is checked in column `lines`."""
 _MAX_LEXEME: Final = 500
 """Maximum length of a token in characters. PostgreSQL accepts at most 2,046 bytes."""
 
@@ -50,7 +50,7 @@ class TSQuery:
     def tokens_to_remove(
         self, ids: Sequence[int], read_added: Callable[[], Sequence[MessageTokens]]
     ) -> list[Values]:
-        """Return the ids of these messages."""
+        """Return only the ids, because PostgreSQL needs no tokens to remove a message."""
         del read_added
         return [(id_,) for id_ in ids]
 
@@ -77,13 +77,13 @@ class TSQuery:
         return _join_conditions(" & ", conditions), checks_json
 
     def rank_values(self, query: Query) -> Values | None:
-        """Return the part of a query that is used for ranking; None without such a part."""
+        """Return the values for ranking matches; None if no term of the query is ranked."""
         runs = (run for term in query.ranked_terms for form in term_forms(term) for run in form)
         tokens = dict.fromkeys(token for run in runs for token in run.tokens)
         return (_any_token_query(tokens),) if tokens else None
 
     def mark_values(self, required: Sequence[Sequence[str]], *, excluded: Sequence[str]) -> Values:
-        """Return the values of a search: a mark of each required group, and no excluded mark."""
+        """Return values that find messages with a mark of each group and no excluded mark."""
         conditions = [_any_token_query(group) for group in required]
         if excluded:
             conditions.append(f"!{_any_token_query(excluded)}")
@@ -106,7 +106,7 @@ def _make_vector(message: MessageTokens) -> str:
             for word, count in words.items()
         ]
         return " ".join([*tokens, *(f"'{mark}'" for mark in marks)])
-    # Omit the numbers of occurrences first, then the last stems.
+    # The tokens are too long: omit the numbers of occurrences first, and then the last stems.
     # Hardly any text of 64 K characters exceeds the limit.
     bytes_left, tokens = _MAX_TSVECTOR_BYTES, []
     for token in dict.fromkeys([*marks[:_LEADING_MARKS], *words, *marks[_LEADING_MARKS:]]):
@@ -118,12 +118,12 @@ def _make_vector(message: MessageTokens) -> str:
 
 
 def _tsquery_is_sufficient(form: Sequence[TokenRun]) -> bool:
-    """Return whether the tsquery alone decides if a message has this form."""
+    """Return whether a tsquery alone decides if a message matches this form of a term."""
     return len(form) <= _MAX_QUERY_TOKENS and all(len(run.tokens) == 1 for run in form)
 
 
 def _unordered_query(form: Sequence[TokenRun]) -> str:
-    """Return a tsquery for the first tokens of a form, in any order."""
+    """Return a tsquery for the first tokens of this form of a term, in any order."""
     conditions: dict[str, None] = {}
     for run in form:
         last = len(run.tokens) - 1
@@ -135,7 +135,7 @@ def _unordered_query(form: Sequence[TokenRun]) -> str:
 
 
 def _line_pattern(run: TokenRun) -> str:
-    """Return the tokens of a run as they occur in the column `lines`."""
+    """Return consecutive tokens as they occur in the column `lines`."""
     return f" {' '.join(run.tokens)}{'' if run.is_prefix else ' '}"
 
 
