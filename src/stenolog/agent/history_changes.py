@@ -67,7 +67,7 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
         copied_count = len(bodies) - position
         if stored[:copied_count] == bodies[position:]:
             last_copy_seq = view.upto + copied_count - new_count
-            store.hide(view.key, view.upto + 1, last_copy_seq)  # guard: edit-beside-clear
+            store.hide(view.key, view.upto + 1, last_copy_seq)
             return
 
 

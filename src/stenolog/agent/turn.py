@@ -294,7 +294,7 @@ class Turn:
         if view is None or unsaved:
             return view
         if not view.messages or self._is_prompt_hidden(view):
-            raise _HistoryChanged  # guard: no-request-after-clear
+            raise _HistoryChanged
         return view
 
     def _is_prompt_hidden(self, view: SessionView) -> bool:
@@ -361,7 +361,7 @@ class Turn:
                 user_text, self._key, sender=self._options.sender, info=info
             )
             sources = self._sources_of(recalled)
-            if None not in sources.values():  # guard: no-recall-of-purged-sessions
+            if None not in sources.values():
                 self._recalled, self._sources = (user_text, recalled), sources
                 break
         return self._recalled[1]
@@ -634,7 +634,7 @@ class Turn:
         if seq is not None and self.view is not None and seq <= self.view.upto:
             # The session was deleted since the last read, so the append has created a new session.
             store = self._instance.store
-            withdraw_message(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
+            withdraw_message(store, self.view, seq, body)
             raise SessionDeleted(self._key)
         if seq is not None:
             self._written_seqs.append(seq)
@@ -658,7 +658,7 @@ class Turn:
         visible_seqs = {message.seq for message in view.messages}
         for seq in self._written_seqs:
             if seq in visible_seqs:
-                store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
+                store.hide(self._key, seq, seq)
 
     def _is_needed(self, view: SessionView, body: Mapping[str, Any]) -> bool:
         """Return whether the visible messages still need the message `body`."""
@@ -693,7 +693,7 @@ def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str
             return  # the new session was deleted as well, or the old session restored
         if new.info.count == 1:
             entry = store.delete(key)
-            if (entry.uid, entry.count) == (new.uid, 1):  # guard: withdraw-one-message
+            if (entry.uid, entry.count) == (new.uid, 1):
                 return
             # Another process has just written to the session, or restored the old session.
             store.restore(key, uid=entry.uid)

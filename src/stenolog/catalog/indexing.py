@@ -205,7 +205,6 @@ class SessionReader:
         messages = [message for message in tail if message.seq == last]
         if not messages:
             messages = self._store.get_history(info.key, after=last - 1, full=True)[:1]
-        # guard: catalog-checks-last-message
         return [(m.seq, to_microseconds(m.at)) for m in messages] == [(last, known_row.last_at)]
 
     def _visible_spans(

@@ -229,7 +229,7 @@ class Search:
 
     def _read_hits(self, ids: Iterable[int]) -> list[Hit]:
         """Return the hits with these message ids. Messages of deleted sessions are left out."""
-        return [  # guard: search-shows-hidden
+        return [
             Hit(
                 key=key,
                 uid=uid,

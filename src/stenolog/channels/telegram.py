@@ -128,7 +128,7 @@ class _SecretFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record may be logged."""
-        return self._secret not in record.getMessage()  # guard: bot-token-not-logged
+        return self._secret not in record.getMessage()
 
 
 class Telegram:

@@ -417,7 +417,6 @@ class InputHistory(History):
         line = f"{json.dumps(string)}\n".encode()
         try:
             create_private_folder(self._file.parent)
-            # guard: chat-history-mode
             descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(descriptor, line)

@@ -212,7 +212,7 @@ class TerminalChat:
         content = text[1:] if text.startswith("//") else text
         body = {"role": "user", "content": content}
         # After a restart, agents answer only messages that are marked as received.
-        body = mark_received(body, sender=cli_sender(self.key))  # guard: chat-unsent-received
+        body = mark_received(body, sender=cli_sender(self.key))
         try:
             return bool(self._opened.agent.sessions.add_full_message(self.key, body))
         except StenologError:

@@ -142,7 +142,6 @@ def _write_new_file(file: Path, text: str) -> None:
     Raises OSError.
     """
     # The file may later contain an API key.
-    # guard: config-file-mode
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as config_file:

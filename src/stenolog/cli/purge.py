@@ -225,7 +225,7 @@ def _confirm_names(names: Iterable[str]) -> None:
     for name in names:
         wanted = one_line(printable(name)).strip()
         typed = click.prompt(f"Type {wanted} to confirm", default="", show_default=False, err=True)
-        if not wanted or typed.strip() != wanted:  # guard: purge-asks
+        if not wanted or typed.strip() != wanted:
             raise click.ClickException(f"You did not type {wanted}. Nothing was deleted.")
 
 

@@ -102,7 +102,6 @@ def run_command(
     steps: list[Callable[[], None]] = []
 
     def confirm(planned_results: Sequence[RetentionResult]) -> bool:
-        # guard: retention-asks
         if not yes and any(result.step.action != "archive" for result in planned_results):
             _confirm_deletion(planned_results)
         steps.append(bars.enter_context(show_progress("Applying rules", len(planned_results))))

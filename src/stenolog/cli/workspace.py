@@ -53,7 +53,7 @@ def display_name(workspace: str) -> str:
     # This import is only needed for databases.
     from stenolog.settings.secrets import without_password
 
-    return without_password(workspace)  # guard: workspace-name-redacted
+    return without_password(workspace)
 
 
 def damage_lines(info: "SessionInfo | Entry", workspace: str) -> Iterator[str]:

@@ -137,7 +137,6 @@ def resolve_session(
     session_key, view = agent.resolve(key)
     is_refused = view is None and not new_session
     if is_refused and any(deleted.key == session_key for deleted in agent.store.list_trash()):
-        # guard: deleted-session-stays-deleted
         raise SessionDeleted(key, advice=_DELETED_ADVICE)
     return session_key, view
 

@@ -197,7 +197,7 @@ class Daemon:
     async def start(self) -> None:
         """Start serving requests."""
         self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets))
-        if self._gateway.read_only:  # guard: read-only-starts-nothing
+        if self._gateway.read_only:
             return
         await self._channels.start()
         start_task(self._resume(), self._background)

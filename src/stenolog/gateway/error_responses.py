@@ -84,7 +84,6 @@ async def response_for(request: Request, error: Exception) -> Response:
         )
     status = status_of(error)
     if status is None:
-        # guard: log-without-password
         traceback_text = without_secrets("".join(traceback.format_exception(error)), settings)
         _logger.error("%s %s failed\n%s", request.method, request.url.path, traceback_text)
         text = INTERNAL_ERROR  # guard: unexpected-error-hidden

@@ -109,7 +109,7 @@ def _steps_of_rule(
     read_info: Callable[[str], SessionInfo | None],
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
-    if not rule.has_condition:  # guard: retention-rule-needs-condition
+    if not rule.has_condition:
         return
     if rule.action == "purge":
         yield from _purge_steps(rule, entries, trash, now=now, tags_of=tags_of)

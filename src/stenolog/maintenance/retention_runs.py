@@ -148,7 +148,7 @@ def apply_rules(
                 for result in _plan_for_agent(workspace, rules, agent_name, agent_namespace)
                 if not (has_unknown and result.step.unfinished and not result.step.uid)
             )
-    if dry_run or not plan or not confirm(plan):  # guard: retention-dry-run
+    if dry_run or not plan or not confirm(plan):
         return plan
     results: list[RetentionResult] = []
     with _open_log(workspace) as log_result:

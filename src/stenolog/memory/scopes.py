@@ -82,7 +82,7 @@ def scope_prefix(agent: str, kind: ScopeKind) -> str:
 
 def agent_prefix(agent: str) -> str:
     """Return the escaped agent name that keys in the notes store start with."""
-    return agent.replace("%", "%25").replace(":", "%3A") + ":"  # guard: scope-agent-escaped
+    return agent.replace("%", "%25").replace(":", "%3A") + ":"
 
 
 def mark_uid(key: str) -> str | None:

@@ -182,7 +182,7 @@ class OpenAIChat:
         message = f"{self.model} at {address} {failure.description}"
         advice = advice_for(failure, model=self.model, base_url=address, key_name=self._key_name)
         message = f"{message.rstrip('.')}. {advice}" if advice else message
-        return self._secrets.sub("[key]", message)  # guard: model-error-redacted
+        return self._secrets.sub("[key]", message)
 
     # --- one try -----------------------------------------------------------------------------
 

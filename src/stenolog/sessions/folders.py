@@ -152,7 +152,6 @@ def log_folders(workspace: Path) -> list[str]:
         agents = workspace / AGENTS
         # The folder of each agent is a workspace, and a workspace may be a link.
         for agent in _subfolders(agents, follow=True) if agents.is_dir() else ():
-            # guard: doctor-reads-agents
             folders += [f"{AGENTS}/{agent}/{name}" for name in _log_folder_names(agents / agent)]
     except OSError as error:
         raise store_error(error, f"looking into {error.filename or workspace}") from error

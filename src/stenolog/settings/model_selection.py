@@ -228,7 +228,7 @@ class _Finder(Struct, frozen=True):
         if base_url:
             if not name:
                 raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
-            return Choice(  # guard: key-for-own-server
+            return Choice(
                 provider="server", model=name, base_url=base_url, key_name=key_name, reason=reason
             )
         provider_name, _, model_name = name.partition("/")

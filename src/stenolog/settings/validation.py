@@ -79,7 +79,7 @@ def _describe_range(kind: inspect.IntType | inspect.FloatType) -> str:
 
 def _describe_wrong_value(field: Field, value: object) -> str:
     # A misplaced secret must not appear in a log.
-    if field.is_secret or isinstance(value, Mapping):  # guard: settings-error-redacted
+    if field.is_secret or isinstance(value, Mapping):
         return ""
     if field.may_be_address or field.type is str:
         # A wrong value may contain a password or a key.

@@ -217,7 +217,7 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
         sync_file(descriptor)  # guard: fallback-store-sync
         # Closing a descriptor drops all locks of this process on the file.
         # Close the file before the rename: a thread may open and lock the renamed file at once.
-        descriptor.close()  # guard: closed-before-rename
+        descriptor.close()
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
 

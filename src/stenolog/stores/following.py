@@ -52,7 +52,7 @@ def poll_messages(
         except StoreClosed:
             return
         if uid is not None and (result is None or result[0] != uid):
-            raise SessionDeleted(key, recreated=result is not None)  # guard: follow-one-session
+            raise SessionDeleted(key, recreated=result is not None)
         if result is not None:
             uid, end, messages = result
             yield from messages

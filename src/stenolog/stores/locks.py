@@ -70,7 +70,7 @@ class InUseCounter:
         """
         self.entry = _CLOSED
         self._ended = True
-        if self._open() is None:  # guard: close-releases-files
+        if self._open() is None:
             self._release_once()
 
     def _on_last_exit(self, _: object) -> None:
@@ -131,4 +131,4 @@ class _Immortal(Struct, gc=False):
 def keep_forever(connection: object) -> None:
     """Keep a connection of the parent open in a forked child."""
     immortal = _Immortal(connection)
-    immortal.self_reference = immortal  # guard: sqlite-fork
+    immortal.self_reference = immortal

@@ -52,7 +52,6 @@ def apply_change(state: State, change: Change) -> None:
         state.meta = change.meta
     if change.undoes is not None:
         # Find the step by its number, so that reading an undo record twice removes only one step.
-        # guard: undo-once
         state.undo = [entry for entry in state.undo if entry.number < change.undoes]
     if change.op in _UNDOABLE_OPERATIONS and not is_known:
         state.undo = [*state.undo, _short_step(change)][-UNDO_DEPTH:]
@@ -346,7 +345,6 @@ def decide_purge(
 
 def _touches_purged(entry: Undo, upto: int) -> bool:
     touched_spans = entry.newly if entry.added is None else [*entry.newly, entry.added]
-    # guard: purge-drops-old-summaries
     return bool(entry.was) or any(first <= upto for first, _ in touched_spans)
 
 

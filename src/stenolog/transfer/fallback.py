@@ -82,7 +82,7 @@ class FallbackStore(JSONLStore):
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
         note = self._make_purge_note(key, uids, before=before)
-        with self._note_purge(note):  # guard: fallback-purge-noted
+        with self._note_purge(note):
             return super().purge(key, before=before)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
@@ -249,7 +249,7 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
     for deletion in fallback.list_trash():
         try:
             record = _read_merge_record(workspace, deletion.uid)
-            if record.deleted == deletion.deleted:  # guard: fallback-deletion-repeated-once
+            if record.deleted == deletion.deleted:
                 continue
             with suppress(NoSuchSession):
                 key, at = deletion.key, deletion.deleted
@@ -339,7 +339,7 @@ class _FallbackSnapshots:
         is_same = bool(record.stored) and record.stored[-1] == _session_uid(self._store, record.key)
         # The session of an earlier merge may have been purged or deleted in the regular store.
         # Messages of the earlier merge are not merged again into another session.
-        after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
+        after = record.after if is_same else record.last_seq
         try:
             mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
             with self._fallback.read_snapshot(mark) as reading:
@@ -546,7 +546,7 @@ def _repeat_purges(
     """
     for path, purge in _pending_purges(workspace):
         try:
-            if not _has_taken_effect(purge, fallback):  # guard: fallback-refused-purge-not-repeated
+            if not _has_taken_effect(purge, fallback):
                 if is_alone:
                     path.unlink()
                 continue
@@ -560,7 +560,7 @@ def _repeat_purges(
                 path.rename(path.with_suffix(".left"))
             else:
                 path.unlink()
-        except StenologError as error:  # guard: fallback-note-keeps-no-store-closed
+        except StenologError as error:
             _logger.warning(
                 "a purge of %r in the fallback cannot be repeated now: %s", purge.key, error
             )
@@ -606,7 +606,7 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
         return None
     if not common_seq:
         return None  # the store has no message of these sessions
-    if info.last_seq > common_seq:  # guard: fallback-purge-trash-is-narrow
+    if info.last_seq > common_seq:
         return purge.key, "the session was also used in the store"
     return _purge_sessions(purge, store)
 
@@ -631,7 +631,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
             newer_seqs = [message.seq for message in history if message.at > purge.at]
             if newer_seqs:
                 store.purge(key, before=newer_seqs[0])
-            elif is_all_trash:  # guard: fallback-purge-spares-newer-trash
+            elif is_all_trash:
                 store.purge(key)
                 return None
             else:

@@ -106,7 +106,6 @@ def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSessio
     has_grown = len(existing.payloads) < len(payloads) or old_session.layout == "stenolog-json"
     saw_all = old_has_all and merged_count <= common and has_grown
     saw_all = saw_all or (old_has_all and _has_hidden_more(old_session, existing))
-    # guard: resumed-merge-keeps-decision
     include_state = saw_all if resumed_choice is None else resumed_choice
     is_old_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
     if old_session.layout not in OTHER_PROGRAMS:

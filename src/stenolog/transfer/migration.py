@@ -406,7 +406,7 @@ class _ImportRun:
                 "the file belongs to the fallback of another store, which merges it; "
                 "`steno import` copies it"
             )
-        if content.session.key in self._options.exclude_keys:  # guard: fallback-purge-not-read-in
+        if content.session.key in self._options.exclude_keys:
             raise NotASession("the session was purged in the fallback store")
         content = replace(content, session=without_oversized_parts(content.session))
         if not (self._options.is_own and content.session.layout == "stenolog-json"):

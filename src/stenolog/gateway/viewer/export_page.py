@@ -149,7 +149,6 @@ def index_page(sessions: Sequence[Any]) -> bytes:
 def _clean_body(body: dict[str, Any], clean: Redactor) -> dict[str, Any]:
     """Return a message without secrets and invisible characters. Pictures stay unchanged."""
     pictures: list[str] = []
-    # guard: html-export-redacted
     cleaned: dict[str, Any] = clean.data(_without_pictures(body, pictures, 0))
     return dict(_with_pictures(cleaned, pictures)) if pictures else cleaned
 

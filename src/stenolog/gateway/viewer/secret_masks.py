@@ -42,7 +42,7 @@ class SecretMask:
 
     def hide(self, text: str) -> str:
         """Return the text with a placeholder for each secret. Rendering keeps placeholders."""
-        if len(text) > self._searchable:  # guard: secrets-covered
+        if len(text) > self._searchable:
             return text
         self._searchable -= len(text)
         pieces, end = list[str](), 0

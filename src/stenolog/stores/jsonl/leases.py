@@ -269,7 +269,7 @@ def acquire_lease(
                 lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
                 lease.start()
                 # A purge may have deleted the lock file before the epoch was written to the file.
-                if not lease.lost:  # guard: lease-begun-in-a-deleted-file
+                if not lease.lost:
                     return lease
         except BaseException as error:
             # Release the lock now: a traceback may refer to the descriptor for a long time.
@@ -398,7 +398,7 @@ def _identity_at(directory: Directory, path: str) -> tuple[int, int] | None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_ino, status.st_dev  # guard: lease-file-identity
+    return status.st_ino, status.st_dev
 
 
 def delete_lock_file(directory: Directory, key: str) -> None:
@@ -422,7 +422,7 @@ def delete_lock_file(directory: Directory, key: str) -> None:
             os.unlink(name, dir_fd=folder)
             sync_folder(folder)
             last = read_holder(descriptor)  # a deleted lock file cannot be leased
-            if last is not None and last != holder:  # guard: epoch-read-after-deletion
+            if last is not None and last != holder:
                 _record_deleted_epoch(folder, last.epoch)
         finally:
             descriptor.close()

@@ -840,7 +840,7 @@ class Log:
             forked_from=state.forked_from,
             in_sight=tuple(visible_spans),
             # An unfinished write at the end of the log does not count yet.
-            change=self.known_state().number,  # guard: view-change-of-unfinished-write
+            change=self.known_state().number,
         )
 
 

@@ -157,7 +157,7 @@ class OpenLogCache:
             try:
                 with log.mutex:
                     if log.refresh():
-                        return work(log) if log.exists else None  # guard: reader-never-writes
+                        return work(log) if log.exists else None
             except OSError as error:
                 self.drop_log(log)
                 raise store_error(error, f"reading {key!r}") from error
@@ -239,7 +239,7 @@ class OpenLogCache:
                 continue
             try:
                 with log.mutex:
-                    log.catch_up(status.st_size)  # guard: catch-up-before-append
+                    log.catch_up(status.st_size)
                     is_new, is_suspect = log.phase is LoadPhase.NEW, log.is_suspect
             except BaseException:
                 self.drop_log(log)

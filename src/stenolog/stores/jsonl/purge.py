@@ -61,7 +61,7 @@ class Purger:
             purged_entries = trash.entries_of_key(self._directory, key, purged=True)
             # The process that hid the sessions may have been killed before its sync.
             # Sync before files are deleted: a power cut could make the sessions visible again.
-            trash.sync_renames(self._directory)  # guard: purge-settles-trash
+            trash.sync_renames(self._directory)
         if not purged_entries:
             raise NoSuchSession(key)
         return self._delete_hidden(key, purged_entries, vacant=True)
@@ -127,9 +127,7 @@ class Purger:
                     leases.delete_lock_file(self._directory, key)
             if live is not None:
                 with _errors_after_effect(key):
-                    trash.move_to_trash(
-                        live, writer.now(), purged=True
-                    )  # guard: purged-not-restorable
+                    trash.move_to_trash(live, writer.now(), purged=True)
                     _unlink(self._directory.descriptor, f".{live.name}.new")
 
     def _is_vacant(self, key: str) -> bool:

@@ -338,7 +338,7 @@ def finish_purge(
         return None
     after = states.decide_purge(state, end, before, complete_step)
     after.archive = prepared.newest
-    after.tokens = [token for token in tokens if token.first >= before]  # guard: purge-drops-tokens
+    after.tokens = [token for token in tokens if token.first >= before]
     first_seq = 1 + (prepared.newest.last if prepared.newest is not None else min(before - 1, end))
     lines = _change_lines(after, first_seq, complete_step, at)
     lines += remaining_lines(log.read_bytes(0, consumed), before, states.missing_seqs(after))
@@ -379,7 +379,6 @@ def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes
                 lines.append(batch.line_of(item))
             elif isinstance(item, UnknownRecord) and item is record and lines:
                 lines.append(line)
-        # guard: purge-drops-void-bytes
         if not records and lines and offset in damaged_offsets and line.endswith(b"\n"):
             lines.append(line)
         offset += len(line)

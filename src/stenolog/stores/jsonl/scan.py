@@ -72,7 +72,7 @@ class Tail(Struct, frozen=True):
 def void_line(tail: Tail, at: str) -> bytes:
     """Return the line of the void record for a tail, with a newline before it if needed."""
     line = control_line("void", tail.next_seq, at, tail.as_void())
-    return line if tail.ends_line else b"\n" + line  # guard: void-record
+    return line if tail.ends_line else b"\n" + line
 
 
 class Scan(Struct, frozen=True):
@@ -234,7 +234,6 @@ def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
         text = buffer[start:newline] if newline >= 0 else buffer[start:]
         if text:
             record = parse_line(text)
-            # guard: salvage-glued-records
             records = [record] if record is not None else salvage(text)
             if newline < 0 and not records:
                 return lines, start

@@ -224,7 +224,7 @@ class JSONLSnapshotWriter:
             )
         with self._open_copy(snapshot, note.old_path, hold=True) as log:
             stamp = snapshots.stamp_of(self._directory, note.old_path)
-            if stamp != instead_of:  # guard: copy-replaces-what-was-compared
+            if stamp != instead_of:
                 raise _changed_error(snapshot)
             if note.has_new_path:
                 self._publish_file(snapshot, new_file)

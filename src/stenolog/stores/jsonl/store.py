@@ -510,7 +510,6 @@ class JSONLStore(operations.SessionOperations):
             unchanged = old is not None and old.matches(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
             lookup = log.visible_messages(last=last, after=after)
-            # guard: view-reads-on-after-complete-writes
             return (log.info(), log.next_seq - 1, after), lookup
 
         with self._in_use.entry:
@@ -620,7 +619,7 @@ class JSONLStore(operations.SessionOperations):
         try:
             problems += self._directory.network_warning()
             if not self._read_only and (problem := write_problem(self.folder)) is not None:
-                failures.append(problem)  # guard: health-read-only-disk
+                failures.append(problem)
             free = self._directory.free_bytes()
         except OSError as error:
             failures.append(str(store_error(error, f"looking at {self.folder}")))

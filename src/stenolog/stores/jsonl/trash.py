@@ -267,7 +267,7 @@ def move_from_trash(log: Log, entry: Entry, key: str, live: Log) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary_name, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         # If a power cut kept only the second rename, the session would be in two places.
-        sync_folder(folder)  # guard: restore-sync-between-renames
+        sync_folder(folder)
         os.rename(entry.name, live.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync_entries()
         sync_folder(folder)

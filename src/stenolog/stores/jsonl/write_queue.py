@@ -428,7 +428,6 @@ def fast_append(
         try:
             with log.mutex:
                 cached = log.keeps_messages
-                # guard: fast-append-tail
                 if (
                     cached
                     or log.phase is not LoadPhase.READY

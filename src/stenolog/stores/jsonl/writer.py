@@ -195,9 +195,7 @@ def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:
                     return Outcome(0, error)
             sync_file(log.descriptor)
         except OSError as failed:
-            return _rewrite_before_failure(
-                log, offset, error or failed
-            )  # guard: failed-sync-not-retried
+            return _rewrite_before_failure(log, offset, error or failed)
         except BaseException as interruption:  # noqa: BLE001
             error = interruption
         else:

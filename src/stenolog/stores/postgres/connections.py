@@ -278,7 +278,7 @@ class ConnectionPool:
             )
         if version < _MIN_VERSION:
             raise UsageError(f"the server has version {version // 10000}; 14 or newer is required")
-        asynchronous_commit = commit == "off"  # guard: postgres-weak-commit-detected
+        asynchronous_commit = commit == "off"
         has_pooler = process != connection.pgconn.backend_pid
         server = ServerProperties(has_pooler=has_pooler, asynchronous_commit=asynchronous_commit)
         if has_pooler:

@@ -287,7 +287,7 @@ class Database:
     def check_writable(self) -> None:
         """Raise ReadOnly or StoreClosed if nothing can be written."""
         self.check_open()
-        if self.settings.read_only:  # guard: postgres-read-only
+        if self.settings.read_only:
             raise read_only_error(self.address)
 
     def problems(self) -> tuple[list[str], list[str]]:

@@ -160,7 +160,7 @@ class Transaction:
         """Whether the next caller can use the connection, because it is open and idle."""
         connection = self.connection.pgconn
         idle = connection.status == _STATUS_OPEN and connection.transaction_status == _STATUS_IDLE
-        return idle and not self.in_use  # guard: postgres-interrupted-connection
+        return idle and not self.in_use
 
     @contextmanager
     def mark_in_use(self) -> Iterator[Self]:

@@ -196,7 +196,7 @@ class SQLLease(Generic[S]):
             # A purge of the session removes its lease, too.
             self._run_check(transaction, "check_lease")
             raise
-        self._run_check(transaction, "check_lease")  # guard: sql-lease-check
+        self._run_check(transaction, "check_lease")
 
     def _run_check(self, transaction: Transaction, statement: str) -> None:
         if not transaction.run(statement, self.epoch):
@@ -226,7 +226,7 @@ class SQLLease(Generic[S]):
             raise
 
     def _is_in_forked_child(self) -> bool:
-        return self._process != os.getpid()  # guard: lease-ends-at-fork
+        return self._process != os.getpid()
 
     def __enter__(self) -> Self:
         return self

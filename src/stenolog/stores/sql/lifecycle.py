@@ -191,7 +191,7 @@ def _remove_sessions(
         for number, uid in rows:
             transaction.run("remove_mark", namespace, copy_marker(printable_text(uid)))
             transaction.run("remove_messages", number, MAX_SEQ)
-            transaction.run("remove_tokens", number, MAX_SEQ)  # guard: sql-purge-removes-tokens
+            transaction.run("remove_tokens", number, MAX_SEQ)
             transaction.run("remove_changes", number)
             transaction.run("remove_session", number)
         if not transaction.run("find_current", namespace, transaction.key(key)):

@@ -122,7 +122,6 @@ class Database:
                 connection.execute("VACUUM")  # guard: sqlite-purge-vacuum
                 # The rewrite may have taken long; wait for readers with a full timeout.
                 self._writer.deadline = self._deadline()
-                # guard: sqlite-purge-log
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except (apsw.Error, OSError) as error:
                 raise write_failure(error, f"rewriting {self.file}") from error
@@ -159,7 +158,6 @@ class Database:
         try:
             queue.waiting.append(caller)
             if queue.is_first(caller):
-                # guard: sqlite-queue-lock-not-awaited
                 (acquired,) = map(queue.lock.acquire, (False,))
             if acquired:
                 if queue.withdraw(caller):  # guard: sqlite-shared-work-done-once

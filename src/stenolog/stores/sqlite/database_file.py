@@ -48,7 +48,6 @@ def resolve_path(file: str | os.PathLike[str]) -> Path:
 
 def header_version(header: bytes, file: Path, newest: int) -> int:
     """Return the schema number in a header. Raises ForeignLog, NewerFormat."""
-    # guard: sqlite-foreign-database
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
             f"{file} was not written by stenolog and was not changed; name another file, and run "

@@ -216,7 +216,6 @@ class SQLiteDialect:
                 return ()
             try:
                 # Keep the row of the purge: after a failure, a later purge repeats all steps.
-                # guard: sqlite-purge-drops-catalog
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
                 return (f"the catalog of {database.file} still contains it: {error}; purge again",)

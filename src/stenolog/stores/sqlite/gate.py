@@ -230,7 +230,7 @@ class ProcessLock:
             return  # waiting again would deadlock with the process whose turn is next
         try:
             if self._become_next(deadline):
-                self._gate.acquire(_GATE_POLL_SECONDS, deadline)  # guard: sqlite-gate
+                self._gate.acquire(_GATE_POLL_SECONDS, deadline)
             self._is_locked = True
         finally:
             self._next.release()

@@ -112,7 +112,7 @@ class Transaction:
         build = _visible_messages if state is None else partial(_messages_with_hidden, state=state)
         try:
             return build(self._message_rows(_MESSAGES, session, seqs))
-        except (ValueError, TypeError):  # guard: sqlite-bad-time
+        except (ValueError, TypeError):
             # A row is damaged: read the columns as bytes, and skip damaged rows.
             return build(readable_rows(self._message_rows(_RAW_MESSAGES, session, seqs)))
 
