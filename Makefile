@@ -38,7 +38,7 @@ help:
 	@echo "Another Python: make test PYTHON=python3.12. More arguments: ARGS=\"...\"."
 
 demo: python
-	@$(PYTHON) scripts/environment.py $(VENV_DEMO) ".[gateway]"
+	@$(PYTHON) scripts/environment.py $(VENV_DEMO) ".[gateway,prices]"
 	@$(VENV_DEMO)/bin/steno --version
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
