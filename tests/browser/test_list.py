@@ -203,6 +203,22 @@ def test_list_sends_one_request_at_a_time_and_none_in_a_hidden_tab(timed: Viewer
     assert requests(after_seconds=30) == 3
 
 
+def test_enter_sets_the_address_before_the_results_arrive(timed: ViewerPage) -> None:
+    viewer, page = timed, timed.page
+    viewer.open("/")
+    page.evaluate(_HOLD_REQUESTS)
+    page.keyboard.press("/")
+    page.keyboard.type("owl 13")
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.search") == "?q=owl+13"
+    expect(page.locator(".hit")).to_have_count(0)
+    page.evaluate("window.answer()")
+    expect(page.locator(".hit")).not_to_have_count(0)
+    assert page.evaluate("location.search") == "?q=owl+13"
+    page.clock.run_for(6_000)
+    assert page.evaluate("window.requests") == 1
+
+
 def test_list_shows_a_notice_when_the_gateway_is_unreachable(timed: ViewerPage) -> None:
     viewer, page = timed, timed.page
     viewer.open("/")
