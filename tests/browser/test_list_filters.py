@@ -196,6 +196,23 @@ def test_filter_keeps_the_search_words(viewer: ViewerPage) -> None:
     expect(page.locator(".group")).to_have_count(1)
 
 
+def test_totals_are_hidden_during_a_search(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/?program=codex")
+    total = page.locator("#total")
+    expect(total).to_contain_text("3 sessions")
+    page.locator("#search").fill("deploy")
+    expect(page.locator(".row")).to_have_count(1)
+    expect(total).to_be_hidden()
+    viewer.screenshot("list-search-totals")
+    viewer.open("/?program=codex&q=deploy")
+    expect(total).to_be_hidden()
+    page.locator("#search").fill("")
+    expect(page.locator(".row")).to_have_count(3)
+    expect(total).to_contain_text("3 sessions")
+    expect(total).to_be_visible()
+
+
 def test_list_is_sorted_by_cost_tokens_length_and_age(viewer: ViewerPage) -> None:
     page = viewer.page
     viewer.open("/")

@@ -279,6 +279,8 @@ async function filterList(input) {
   if (made === undefined || number !== latestQuery) return;
   const link = $(".chosen a", found)?.getAttribute("href");
   found.replaceChildren(...made.body.childNodes);
+  // The totals count the list without search words.
+  $("#total").hidden = Boolean(fields.get("q")?.trim());
   const again = $$("[data-row]", found).find((row) => $("a", row).getAttribute("href") === link);
   if (again) markRow(again);
 }
