@@ -170,6 +170,23 @@ def test_facets_filter_with_counts_and_short_addresses(viewer: ViewerPage) -> No
     viewer.screenshot("list-facets")
 
 
+def test_project_filter_tells_folders_with_the_same_name_apart(
+    viewer: ViewerPage, place: Path
+) -> None:
+    with open_store(str(place)) as store:
+        _add(store, "codex:8", "Ships", days=1, project="/home/ada/harbour")
+        _add(store, "codex:9", "Cranes", days=1, project="/srv/harbour")
+    page = viewer.page
+    viewer.open("/")
+    section = page.locator("#facets section", has_text="Project")
+    names = section.locator("li span").all_inner_texts()
+    assert sorted(names) == ["ada/harbour", "billing", "site", "srv/harbour"]
+    viewer.screenshot("list-same-project-names")
+    section.locator("a", has_text="srv/harbour").click()
+    page.wait_for_url("**/?project=%2Fsrv%2Fharbour")
+    assert _keys(page) == ["codex:9"]
+
+
 def test_date_filter_keeps_empty_fields_out_of_the_address(viewer: ViewerPage) -> None:
     page = viewer.page
     viewer.open("/?program=claude-code")
