@@ -208,9 +208,12 @@ def test_filter_keeps_the_search_words(viewer: ViewerPage) -> None:
     viewer.open("/")
     page.locator("#search").fill("invoice")
     expect(page.locator(".group")).to_have_count(6)
+    expect(page.locator(".group .failures")).to_have_count(1)
     page.locator("#facets a", has_text="has failed tools").click()
     page.wait_for_url("**/?failed=true&q=invoice")
     expect(page.locator(".group")).to_have_count(1)
+    expect(page.locator(".group .failures")).to_have_text("1 failed")
+    viewer.screenshot("list-search-failed")
 
 
 def test_totals_are_hidden_during_a_search(viewer: ViewerPage) -> None:
