@@ -342,6 +342,16 @@ def test_back_keeps_the_loaded_rows_and_the_scroll_position(
         assert abs(after - before) < 3
 
 
+# Pixels between an element and the last word before it.
+_GAP_BEFORE = """one => {
+  const text = one.previousSibling;
+  const range = document.createRange();
+  range.setStart(text, 0);
+  range.setEnd(text, text.data.trimEnd().length);
+  return one.getBoundingClientRect().left - range.getBoundingClientRect().right;
+}"""
+
+
 def test_delete_asks_first_and_the_trash_restores_the_session(viewer: ViewerPage) -> None:
     page = viewer.page
     viewer.open("/")
@@ -366,6 +376,7 @@ def test_delete_asks_first_and_the_trash_restores_the_session(viewer: ViewerPage
     page.wait_for_url("**/trash")
     expect(page.locator(".row")).to_have_count(2)
     viewer.screenshot("list-trash")
+    assert page.locator(".row time").first.evaluate(_GAP_BEFORE) < 6
     page.locator(".row", has_text="codex:2").locator("button").click()
     expect(page.locator("#toast")).to_have_text("Restored codex:2.")
     expect(page.locator(".row")).to_have_count(1)
