@@ -258,6 +258,14 @@ def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:
     expect(page.locator("article.user")).to_contain_text("and another")
 
 
+def test_help_explains_the_search_of_messages(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
+    page.locator("#help-button").click()
+    expect(page.locator("#help code")).to_have_text(["boa*", '"red boat"', "-red"])
+    viewer.screenshot("list-help")
+
+
 def test_empty_workspace_offers_three_ways_to_start(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
