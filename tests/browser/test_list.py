@@ -203,6 +203,22 @@ def test_list_sends_one_request_at_a_time_and_none_in_a_hidden_tab(timed: Viewer
     assert requests(after_seconds=30) == 3
 
 
+def test_enter_sets_the_address_before_the_results_arrive(timed: ViewerPage) -> None:
+    viewer, page = timed, timed.page
+    viewer.open("/")
+    page.evaluate(_HOLD_REQUESTS)
+    page.keyboard.press("/")
+    page.keyboard.type("owl 13")
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.search") == "?q=owl+13"
+    expect(page.locator(".hit")).to_have_count(0)
+    page.evaluate("window.answer()")
+    expect(page.locator(".hit")).not_to_have_count(0)
+    assert page.evaluate("location.search") == "?q=owl+13"
+    page.clock.run_for(6_000)
+    assert page.evaluate("window.requests") == 1
+
+
 def test_list_shows_a_notice_when_the_gateway_is_unreachable(timed: ViewerPage) -> None:
     viewer, page = timed, timed.page
     viewer.open("/")
@@ -240,6 +256,14 @@ def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:
     expect(page.locator("dialog[open] textarea")).to_have_value("One line\nand another")
     page.keyboard.press("Enter")
     expect(page.locator("article.user")).to_contain_text("and another")
+
+
+def test_help_explains_the_search_of_messages(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/")
+    page.locator("#help-button").click()
+    expect(page.locator("#help code")).to_have_text(["boa*", '"red boat"', "-red"])
+    viewer.screenshot("list-help")
 
 
 def test_empty_workspace_offers_three_ways_to_start(

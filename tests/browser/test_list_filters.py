@@ -170,6 +170,23 @@ def test_facets_filter_with_counts_and_short_addresses(viewer: ViewerPage) -> No
     viewer.screenshot("list-facets")
 
 
+def test_project_filter_tells_folders_with_the_same_name_apart(
+    viewer: ViewerPage, place: Path
+) -> None:
+    with open_store(str(place)) as store:
+        _add(store, "codex:8", "Ships", days=1, project="/home/ada/harbour")
+        _add(store, "codex:9", "Cranes", days=1, project="/srv/harbour")
+    page = viewer.page
+    viewer.open("/")
+    section = page.locator("#facets section", has_text="Project")
+    names = section.locator("li span").all_inner_texts()
+    assert sorted(names) == ["ada/harbour", "billing", "site", "srv/harbour"]
+    viewer.screenshot("list-same-project-names")
+    section.locator("a", has_text="srv/harbour").click()
+    page.wait_for_url("**/?project=%2Fsrv%2Fharbour")
+    assert _keys(page) == ["codex:9"]
+
+
 def test_date_filter_keeps_empty_fields_out_of_the_address(viewer: ViewerPage) -> None:
     page = viewer.page
     viewer.open("/?program=claude-code")
@@ -191,9 +208,29 @@ def test_filter_keeps_the_search_words(viewer: ViewerPage) -> None:
     viewer.open("/")
     page.locator("#search").fill("invoice")
     expect(page.locator(".group")).to_have_count(6)
+    expect(page.locator(".group .failures")).to_have_count(1)
     page.locator("#facets a", has_text="has failed tools").click()
     page.wait_for_url("**/?failed=true&q=invoice")
     expect(page.locator(".group")).to_have_count(1)
+    expect(page.locator(".group .failures")).to_have_text("1 failed")
+    viewer.screenshot("list-search-failed")
+
+
+def test_totals_are_hidden_during_a_search(viewer: ViewerPage) -> None:
+    page = viewer.page
+    viewer.open("/?program=codex")
+    total = page.locator("#total")
+    expect(total).to_contain_text("3 sessions")
+    page.locator("#search").fill("deploy")
+    expect(page.locator(".row")).to_have_count(1)
+    expect(total).to_be_hidden()
+    viewer.screenshot("list-search-totals")
+    viewer.open("/?program=codex&q=deploy")
+    expect(total).to_be_hidden()
+    page.locator("#search").fill("")
+    expect(page.locator(".row")).to_have_count(3)
+    expect(total).to_contain_text("3 sessions")
+    expect(total).to_be_visible()
 
 
 def test_list_is_sorted_by_cost_tokens_length_and_age(viewer: ViewerPage) -> None:
@@ -305,6 +342,16 @@ def test_back_keeps_the_loaded_rows_and_the_scroll_position(
         assert abs(after - before) < 3
 
 
+# Pixels between an element and the last word before it.
+_GAP_BEFORE = """one => {
+  const text = one.previousSibling;
+  const range = document.createRange();
+  range.setStart(text, 0);
+  range.setEnd(text, text.data.trimEnd().length);
+  return one.getBoundingClientRect().left - range.getBoundingClientRect().right;
+}"""
+
+
 def test_delete_asks_first_and_the_trash_restores_the_session(viewer: ViewerPage) -> None:
     page = viewer.page
     viewer.open("/")
@@ -329,6 +376,7 @@ def test_delete_asks_first_and_the_trash_restores_the_session(viewer: ViewerPage
     page.wait_for_url("**/trash")
     expect(page.locator(".row")).to_have_count(2)
     viewer.screenshot("list-trash")
+    assert page.locator(".row time").first.evaluate(_GAP_BEFORE) < 6
     page.locator(".row", has_text="codex:2").locator("button").click()
     expect(page.locator("#toast")).to_have_text("Restored codex:2.")
     expect(page.locator(".row")).to_have_count(1)

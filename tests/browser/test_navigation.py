@@ -131,7 +131,8 @@ def test_outline_follows_the_scroll_position_and_links_to_every_prompt(
     expect(current).to_contain_text("Prompt 400")
     expect(current).to_be_in_viewport()
     expect(current).to_contain_text("1 tool")
-    expect(current).to_contain_text("1 failed")
+    expect(current.locator(".bad")).to_have_text("1 failed: run")
+    expect(current.locator(".bad")).to_have_attribute("title", "Failed: run")
     expect(current.locator("time")).to_be_visible()
     assert page.locator("#outline a").count() <= 100
     assert page.locator("#outline a.failed").count() == 5

@@ -1,6 +1,7 @@
 """Start page: the list of sessions with filters, search in titles and messages, and the trash."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -132,6 +133,7 @@ async def home(request: Request) -> Response:
         kept=[(name, value) for name, value in _link_fields(query).items() if name != "q"],
         sorts=SORTS,
         base_name=base_name,
+        project_labels=project_labels,
         shorter=short_model_name,
         marked=snippet_html,
         new_key=new_key(),
@@ -326,6 +328,20 @@ def snippet_html(hit: Hit) -> Markup:
 def base_name(path: str) -> str:
     """Return the last part of a path, as the short name of a project."""
     return re.split(r"[\\/]", path.rstrip("\\/"))[-1] or path
+
+
+def project_labels(paths: Sequence[str]) -> dict[str, str]:
+    """Return the short name of each project, with more of the path if names are the same."""
+    labels = {path: base_name(path) for path in paths}
+    parts = 1
+    while same := {label for label, count in Counter(labels.values()).items() if count > 1}:
+        parts += 1
+        for path in [path for path, label in labels.items() if label in same]:
+            pieces = re.split(r"([\\/])", path.rstrip("\\/"))
+            # A part of a path is followed by its separator, except the last part.
+            is_short = 2 * parts - 1 <= len(pieces)
+            labels[path] = "".join(pieces[1 - 2 * parts :]) if is_short else path
+    return labels
 
 
 def short_model_name(model: str) -> str:

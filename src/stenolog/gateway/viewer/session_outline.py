@@ -38,6 +38,8 @@ _BURST_MESSAGES: Final = 100
 """Number of messages to read between two pauses, if `read_outline` has a limit."""
 _PAUSE_SECONDS: Final = 0.001
 _MAX_OUTLINES_PER_STORE: Final = 4
+_MAX_FAILED_TOOLS: Final = 5
+"""Maximum number of names of failed tools per turn."""
 _PLAIN_FIELDS: Final = frozenset(("role", "content", FIELD))
 """A message with only these fields has no content besides its text."""
 
@@ -85,6 +87,8 @@ class Turn(TokenUsage, kw_only=True):
     calls: int = 0
     failed: int = 0
     """Number of failed tool calls."""
+    failed_tools: list[str] = []
+    """Names of the tools that failed first, each once."""
     seconds: float = 0.0
 
 
@@ -135,6 +139,8 @@ class Outline:
         """Cached sums over all turns, and the number of messages that they include."""
         self._groups: dict[str | None, list[int]] = {}
         """Indexes of the message with a call and of the messages with its results, by call id."""
+        self._tool_names: dict[str | None, str] = {}
+        """Names of the tools by call id, for the calls in `_groups`."""
 
     def add(self, message: Message) -> None:
         """Add the next message."""
@@ -143,12 +149,12 @@ class Outline:
         self.seqs.append(message.seq)
         self._kinds.append(0)
         self.last_seq = message.seq
-        failures = 0
+        failures: Sequence[str] = ()
         starts_turn = is_prompt(body)
         if isinstance(body.get("content"), str) and body.keys() <= _PLAIN_FIELDS and "role" in body:
             # A tool message with only the plain fields lacks the id of its call.
             kinds = TOOLS if body["role"] in ("tool", "function") else TEXT
-            failures = int(kinds == TOOLS and has_failed(body))
+            failures = ("",) if kinds == TOOLS and has_failed(body) else ()
         else:
             kinds, failures = self._read_parts(body, index)
         self._kinds[index] |= kinds | (PROMPT if starts_turn else 0) | (FAILED if failures else 0)
@@ -160,9 +166,10 @@ class Outline:
             )
         self._count_message(self.turns[-1] if self.turns else self._start, body, failures)
 
-    def _read_parts(self, body: Mapping[str, Any], index: int) -> tuple[int, int]:
-        """Return the kinds of a message, and the number of failed results in it."""
-        kinds = failures = 0
+    def _read_parts(self, body: Mapping[str, Any], index: int) -> tuple[int, Sequence[str]]:
+        """Return the kinds of a message, and the tool of each failed result; empty if unknown."""
+        kinds = 0
+        failures: list[str] = []
         group: list[int] | None = None
         is_failed = has_failed(body)
         for part in read_message(body):
@@ -171,12 +178,14 @@ class Outline:
                 if group is None:
                     group = [index]
                     if "role" in body:
-                        self._groups = {}
+                        self._groups, self._tool_names = {}, {}
                 self._groups[part.id] = group
+                self._tool_names[part.id] = part.name
             elif isinstance(part, ToolResult):
                 kinds |= TOOLS
                 failed = is_failed or part.is_error
-                failures += failed
+                if failed:
+                    failures.append(self._tool_names.get(part.id, ""))
                 self._add_result(part.id, index, failed=failed)
             elif isinstance(part, ThinkingPart):
                 kinds |= THINKING
@@ -197,9 +206,12 @@ class Outline:
             for member in group:
                 self._kinds[member] |= FAILED
 
-    def _count_message(self, turn: Turn, body: Mapping[str, Any], failures: int) -> None:
+    def _count_message(self, turn: Turn, body: Mapping[str, Any], failures: Sequence[str]) -> None:
         turn.messages += 1
-        turn.failed += failures
+        turn.failed += len(failures)
+        for name in map(one_line, failures):
+            if name and name not in turn.failed_tools:
+                turn.failed_tools = [*turn.failed_tools, name][:_MAX_FAILED_TOOLS]
         turn.calls += len(calls_of(body))
         if FIELD not in body:
             return

@@ -9,6 +9,7 @@ from stenolog.gateway.viewer.list_page import (
     HomeQuery,
     filter_entries,
     matching_sessions,
+    project_labels,
     snippet_html,
 )
 from stenolog.stores.in_memory import InMemoryStore
@@ -89,3 +90,23 @@ def test_snippet_that_starts_or_ends_inside_a_secret_does_not_show_a_part_of_it(
     assert SECRET[5:10] not in shown
     plain = "…the lighthouse-keeper of 1850 rows to the neighbourhood…"
     assert snippet_html(_hit(plain)) == plain
+
+
+def test_projects_with_the_same_name_are_shown_with_enough_of_their_path() -> None:
+    paths = [
+        *("/home/ada/harbour", "/srv/harbour", "/harbour", "/srv/site", "/a/x/app", "/b/x/app"),
+        *("C:\\work\\tide", "D:\\work\\tide", "/srv/port", "/srv/port/", "/"),
+    ]
+    assert project_labels(paths) == {
+        "/home/ada/harbour": "ada/harbour",
+        "/srv/harbour": "srv/harbour",
+        "/harbour": "/harbour",
+        "/srv/site": "site",
+        "/a/x/app": "a/x/app",
+        "/b/x/app": "b/x/app",
+        "C:\\work\\tide": "C:\\work\\tide",
+        "D:\\work\\tide": "D:\\work\\tide",
+        "/srv/port": "/srv/port",
+        "/srv/port/": "/srv/port/",
+        "/": "/",
+    }

@@ -79,6 +79,32 @@ def test_answers_that_a_fork_copied_count_only_for_its_source() -> None:
         assert source.totals().input_tokens == 10
 
 
+def test_turn_names_its_failed_tools_once() -> None:
+    calls = [
+        {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for id, name in (("1", "Bash"), ("2", "Read"), ("3", "Bash"), ("4", "Write"))
+    ]
+    failed = {"failed": True}
+    with InMemoryStore() as store:
+        store.add_messages(
+            "s",
+            [
+                {"role": "user", "content": "One?"},
+                {"role": "assistant", "content": None, "tool_calls": calls},
+                *(
+                    {"role": "tool", "tool_call_id": id, "content": "x", "stenolog": failed}
+                    for id in ("1", "2", "3")
+                ),
+                {"role": "tool", "tool_call_id": "4", "content": "fine"},
+                {"role": "user", "content": "Two?"},
+                {"role": "tool", "tool_call_id": "none", "content": "x", "stenolog": failed},
+            ],
+        )
+        first, second = _outline(store.get_history("s")).turns
+    assert (first.failed, first.failed_tools) == (3, ["Bash", "Read"])
+    assert (second.failed, second.failed_tools) == (1, [])
+
+
 def test_without_prices_no_turn_has_a_cost() -> None:
     assert [turn.cost for turn in _outline(_history()).turns] == [None, None, None]
 

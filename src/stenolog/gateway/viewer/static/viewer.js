@@ -271,14 +271,16 @@ async function filterList(input) {
   const number = ++latestQuery;
   moreRowsLoaded = false;
   const fields = new URLSearchParams(new FormData(input.form));
-  const address = fields.size ? `/?${fields}` : "/";
+  // Set the address first, so that a slow or failed response leaves a link that can be copied.
+  history.replaceState(null, "", fields.size ? `/?${fields}` : "/");
   fields.set("part", "true");
   const made = await tryOrToast(() => html(`/?${fields}`));
   // A newer query has been sent: discard this late response.
   if (made === undefined || number !== latestQuery) return;
   const link = $(".chosen a", found)?.getAttribute("href");
   found.replaceChildren(...made.body.childNodes);
-  history.replaceState(null, "", address);
+  // The totals count the list without search words.
+  $("#total").hidden = Boolean(fields.get("q")?.trim());
   const again = $$("[data-row]", found).find((row) => $("a", row).getAttribute("href") === link);
   if (again) markRow(again);
 }
