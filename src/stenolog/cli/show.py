@@ -32,6 +32,7 @@ from stenolog.cli.workspace import (
 )
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
+from stenolog.transfer.fork_source import fork_source_text
 
 _NEIGHBOUR_COUNT: Final = 5
 """Number of messages shown before and after the requested message."""
@@ -83,14 +84,18 @@ def show_command(
             messages = _message_and_neighbours(store, info, at)
             earlier = [message for message in messages if message.seq < at]
             summary, hidden = "", 0
+        source = "" if as_json or at is not None else one_line(fork_source_text(store, info))
         if as_json:
             click.echo(json_text(_session_fields(store, info, messages)))
         elif sys.stdout.isatty():
             renderer = MessageRenderer(color=uses_color(), tools=tools)
             start = len(list(renderer.conversation_lines("", earlier, None)))
             lines = renderer.conversation_lines(summary, messages, at)
+            lines = chain([source, ""] if source else [], lines)
             _print_lines(lines, paged=not no_pager, skipped_lines=start)
         else:
+            if source:
+                click.echo(f"{source}\n")
             if summary:
                 click.secho("Summary", bold=True)
                 click.echo(f"{printable(summary)}\n")
