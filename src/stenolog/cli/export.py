@@ -137,7 +137,8 @@ def export_command(
     markdown  a document for reading
     html      a self-contained page without scripts; #m12 links to message 12
 
-    In a terminal, the start or end of KEY is enough if only one session matches.
+    In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
+    one session matches.
 
     Hidden messages are exported only with --all. An html page also has the messages that a summary
     replaced, behind a divider, unless these are more than 10,000 messages or 20 MB.

@@ -65,7 +65,8 @@ def show_command(
     KEY:SEQ shows one message and its neighbours, including hidden messages. In a terminal,
     `steno search` prints the KEY:SEQ of each result. KEY:SEQ is the same as KEY --at SEQ.
 
-    In a terminal, the start or end of KEY is enough if only one session matches.
+    In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
+    one session matches.
 
     In a terminal, Markdown is formatted, tool results are shortened, and long output is paged
     ($PAGER, otherwise less). Without a terminal the output is plain text. Control characters are
@@ -203,7 +204,8 @@ _EXIT_CTRL_C: Final = 128 + 2
 def tail_command(key: str, follow: bool, last: int, as_json: bool, where: Location) -> int:
     """Show the last messages of the session KEY, and new messages with -f.
 
-    In a terminal, the start or end of KEY is enough if only one session matches.
+    In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
+    one session matches.
 
     With -f, each message is shown as soon as any process stores it, until you press Ctrl-C or the
     session is deleted.

@@ -82,7 +82,7 @@ def test_missing_message_is_reported_in_one_sentence(steno: Steno) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr == f"Error: There is no message 9 in {KEY}; the last is 4.\n"
     nobody = steno("show", "nobody:7")
-    assert nobody.stderr.startswith("Error: There is no session 'nobody:7'.")
+    assert nobody.stderr.startswith("Error: There is no session 'nobody:7' in ./workspace.")
     assert steno("show", KEY, "--at", "0").exit_code == 2
 
 
