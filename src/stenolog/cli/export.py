@@ -162,6 +162,10 @@ def export_command(
             )
         if output is None:
             raise click.UsageError("--all without KEY requires a folder: add -o FOLDER.")
+        if Path(output).is_file():
+            raise click.UsageError(
+                f"{one_line(output)} is a file. --all writes into a folder: name a folder."
+            )
     elif since is not None or prefix:
         raise click.UsageError("--since and --prefix select sessions of --all: omit KEY.")
     elif output and Path(output).is_dir():

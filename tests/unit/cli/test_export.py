@@ -605,7 +605,10 @@ def test_export_of_all_sessions_needs_all_and_a_folder(told: Path, steno: Steno)
     assert "omit KEY" in steno("export", "k", "--prefix", "x").stderr
     assert "is a folder" in steno("export", "k", "-o", ".").stderr
     (told / "file").write_text("")
-    assert steno("export", "--all", "-o", "file").exit_code == 1
+    result = steno("export", "--all", "-o", "file")
+    assert result.exit_code == 2
+    assert "Error: file is a file. --all writes into a folder: name a folder." in result.stderr
+    assert (told / "file").read_text() == ""
 
 
 def test_export_of_all_sessions_does_not_overwrite_link_targets(told: Path, steno: Steno) -> None:
