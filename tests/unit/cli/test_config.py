@@ -162,6 +162,4 @@ def test_p11_created_config_folders_are_private_with_any_umask(steno: Steno, fil
 def test_invalid_option_is_reported_with_its_name(steno: Steno, command: str) -> None:
     result = steno(command, "--port", "99999")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "Error: --port: must be a whole number from 0 to 65,535, not 99999.\n"
-    )
+    assert result.stderr == ("Error: --port: must be a whole number from 0 to 65,535, not 99999.\n")

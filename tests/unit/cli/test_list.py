@@ -198,9 +198,7 @@ def test_list_names_the_existing_programs_and_projects(steno: Steno) -> None:
             store.set_meta(key, transcript={"program": program, "folders": [f"/srv/{key[2:]}"]})
     unknown = steno("list", "--program", "claude")
     assert (unknown.exit_code, unknown.stdout) == (0, "")
-    assert unknown.stderr == (
-        "No session has the program claude. Programs: claude-code, codex.\n"
-    )
+    assert unknown.stderr == ("No session has the program claude. Programs: claude-code, codex.\n")
     unknown = steno("list", "--project", "4", "--program", "codex")
     assert unknown.stderr == "No session has the project 4. Projects: /srv/1, /srv/2, /srv/3.\n"
     known = steno("list", "--program", "codex", "--prefix", "c:2")
