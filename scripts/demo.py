@@ -222,7 +222,7 @@ def main() -> None:
     try:
         with _demo_folder() as folder, _model() as (model, scripted):
             _end_within(SECONDS["scripted" if scripted else "local"])
-            tell(f"Files are in {folder}; the commands below run there.")
+            tell(folder_text(folder))
             Demo(model, scripted=scripted).run()
     except Failed as failed:
         sys.exit(f"\nTHE DEMO FAILED: {failed}.")
@@ -230,6 +230,12 @@ def main() -> None:
         sys.exit("\nStopped.")
     tell(f"\nAll checks passed in {time.monotonic() - began:.0f} s.")
     tell("To talk yourself: pip install . && steno chat --model scripted")
+
+
+def folder_text(folder: Path) -> str:
+    """Return a sentence about the folder of the demo and what happens to it at the end."""
+    end = "is kept" if os.environ.get("KEEP") else "is removed at the end (KEEP=1 keeps it)"
+    return f"The commands below run in {folder}, which {end}."
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import demo
 import plain
 import pytest
 import size
@@ -273,3 +274,11 @@ def _project_files() -> list[Path]:
             )
         ]
     return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+@pytest.mark.parametrize(("keep", "text"), [("", "is removed at the end"), ("1", "is kept")])
+def test_demo_says_what_happens_to_its_folder(
+    monkeypatch: pytest.MonkeyPatch, keep: str, text: str
+) -> None:
+    monkeypatch.setenv("KEEP", keep)
+    assert text in demo.folder_text(Path("folder"))

@@ -14,10 +14,10 @@ from msgspec import Struct
 from stenolog.cli.options import json_option
 from stenolog.cli.output import json_text, one_line, print_notice, print_notices, sentence
 from stenolog.cli.workspace import WORKSPACE_HELP
-from stenolog.errors import WrongSettings
+from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import commented_file, to_toml
 from stenolog.settings.file import config_path
-from stenolog.settings.loading import EffectiveSettings, load_effective
+from stenolog.settings.loading import FLAGS_SOURCE, EffectiveSettings, load_effective
 from stenolog.settings.values import Settings
 from stenolog.stores.disk import create_private_folder
 
@@ -52,7 +52,7 @@ def _load_settings(config: Path | None, flags: Mapping[str, object]) -> Effectiv
     try:
         loaded = load_effective(config=config, flags=flags)
     except WrongSettings as error:
-        lines = [sentence(str(problem)) for problem in error.problems]
+        lines = [sentence(_problem_text(problem)) for problem in error.problems]
         if len(lines) > 1:
             lines.insert(0, f"{len(lines)} settings are invalid:")
         raise click.ClickException("\n".join(lines)) from error
@@ -95,6 +95,13 @@ def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, options=options, **others)
 
     return with_options
+
+
+def _problem_text(problem: Problem) -> str:
+    """Return a wrong setting as text. An option, such as `--port`, has the name of its setting."""
+    if problem.source != FLAGS_SOURCE:
+        return str(problem)
+    return f"--{problem.field.rpartition('.')[2]}: {problem.reason}"
 
 
 @click.group("config")

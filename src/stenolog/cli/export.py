@@ -137,7 +137,8 @@ def export_command(
     markdown  a document for reading
     html      a self-contained page without scripts; #m12 links to message 12
 
-    In a terminal, the start or end of KEY is enough if only one session matches.
+    In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
+    one session matches.
 
     Hidden messages are exported only with --all. An html page also has the messages that a summary
     replaced, behind a divider, unless these are more than 10,000 messages or 20 MB.
@@ -161,6 +162,10 @@ def export_command(
             )
         if output is None:
             raise click.UsageError("--all without KEY requires a folder: add -o FOLDER.")
+        if Path(output).is_file():
+            raise click.UsageError(
+                f"{one_line(output)} is a file. --all writes into a folder: name a folder."
+            )
     elif since is not None or prefix:
         raise click.UsageError("--since and --prefix select sessions of --all: omit KEY.")
     elif output and Path(output).is_dir():

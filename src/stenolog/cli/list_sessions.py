@@ -213,24 +213,26 @@ def list_command(
     where = replace(where, workspace=choose_workspace(directory, where.workspace))
     as_table = sys.stdout.isatty() and not as_json
     with open_workspace_catalog(where) as (catalog, progress):
+        project_path = project if project is None else _find_project(catalog, project)
         page = catalog.list(
             prefix=prefix,
             tag=tag,
             state=state,
             failed=failed or None,
             program=program,
-            project=project if project is None else _find_project(catalog, project),
+            project=project_path,
             since=since,
             sort=sort or ("newest" if as_table else "changed"),
             limit=limit or (_TERMINAL_LIMIT if as_table else _NO_LIMIT),
             progress=progress,
         )
+        unknown = "" if page.entries else _unknown_value(catalog, program, project_path)
     if as_table and page.entries:
         _print_sessions_table(page.entries)
     else:
         print_rows(page.entries, fields=_session_fields, cells=_session_cells, as_json=as_json)
     unfiltered = not (prefix or tag or state or failed or program or project or since)
-    print_notices(_remarks(page, where, unfiltered=unfiltered, sort=sort))
+    print_notices(_remarks(page, where, unfiltered=unfiltered, unknown=unknown, sort=sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
 
 
@@ -251,7 +253,23 @@ def _find_project(catalog: Catalog, text: str) -> str:
     return matches[0] if matches else text
 
 
-def _remarks(page: Page, where: Location, *, unfiltered: bool, sort: Sort | None) -> Iterator[str]:
+def _unknown_value(catalog: Catalog, program: str | None, project: str | None) -> str:
+    """Return a remark with the existing names if no session has this program or project."""
+    for facet, value in (("program", program), ("project", project)):
+        if value:
+            overview = catalog.overview(SessionFilter(), limit=1, values=_NO_LIMIT)
+            names = sorted(group.value for group in overview.facets[facet])
+            if value not in names:
+                listed_names = ", ".join(map(one_line, names[:_MAX_LISTED_NAMES]))
+                more = ", …" if len(names) > _MAX_LISTED_NAMES else "."
+                others = f" {facet.capitalize()}s: {listed_names}{more}" if names else ""
+                return f"No session has the {facet} {one_line(value)}.{others}"
+    return ""
+
+
+def _remarks(
+    page: Page, where: Location, *, unfiltered: bool, unknown: str, sort: Sort | None
+) -> Iterator[str]:
     """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
     if page.after is not None:
         order = "newest" if sort in (None, "newest") else "first"
@@ -260,7 +278,7 @@ def _remarks(page: Page, where: Location, *, unfiltered: bool, sort: Sort | None
         yield (
             f"There are no sessions {_store_name(where)} yet."
             if unfiltered
-            else "No matching sessions."
+            else unknown or "No matching sessions."
         )
     for entry in page.entries:
         if entry.problem is not None:

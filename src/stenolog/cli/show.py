@@ -4,12 +4,20 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, Final
 
 import click
 
-from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
+from stenolog.catalog.searchable_text import (
+    last_copied_from,
+    prompt_from,
+    role_of,
+    source_from,
+    text_of,
+    title_from,
+)
 from stenolog.cli.message_lines import MessageRenderer, print_message
 from stenolog.cli.options import json_option, key_argument
 from stenolog.cli.output import (
@@ -30,11 +38,14 @@ from stenolog.cli.workspace import (
     messages_are,
     open_read_only,
 )
+from stenolog.errors import StenologError
 from stenolog.records import Message, SessionInfo
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, forked_at
 
 _NEIGHBOUR_COUNT: Final = 5
 """Number of messages shown before and after the requested message."""
+_MAX_SEARCHED: Final = 20_000
+"""The source session of a fork is searched only if it has at most this many messages."""
 
 
 @click.command("show")
@@ -64,7 +75,8 @@ def show_command(
     KEY:SEQ shows one message and its neighbours, including hidden messages. In a terminal,
     `steno search` prints the KEY:SEQ of each result. KEY:SEQ is the same as KEY --at SEQ.
 
-    In a terminal, the start or end of KEY is enough if only one session matches.
+    In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
+    one session matches.
 
     In a terminal, Markdown is formatted, tool results are shortened, and long output is paged
     ($PAGER, otherwise less). Without a terminal the output is plain text. Control characters are
@@ -83,14 +95,18 @@ def show_command(
             messages = _message_and_neighbours(store, info, at)
             earlier = [message for message in messages if message.seq < at]
             summary, hidden = "", 0
+        source = "" if as_json or at is not None else one_line(_fork_source_text(store, info))
         if as_json:
             click.echo(json_text(_session_fields(store, info, messages)))
         elif sys.stdout.isatty():
             renderer = MessageRenderer(color=uses_color(), tools=tools)
             start = len(list(renderer.conversation_lines("", earlier, None)))
             lines = renderer.conversation_lines(summary, messages, at)
+            lines = chain([source, ""] if source else [], lines)
             _print_lines(lines, paged=not no_pager, skipped_lines=start)
         else:
+            if source:
+                click.echo(f"{source}\n")
             if summary:
                 click.secho("Summary", bold=True)
                 click.echo(f"{printable(summary)}\n")
@@ -128,6 +144,34 @@ def _message_and_neighbours(store: Store, info: SessionInfo, at: int) -> list[Me
             f"There is no message {at} in {one_line(info.key)}; the last is {info.last_seq}."
         )
     return [*preceding, *following]
+
+
+def _fork_source_text(store: Store, info: SessionInfo) -> str:
+    """Return `forked from KEY at message N` or `continues KEY at message N`; empty for others.
+
+    A session that another program forked continues its source: it has only its own messages.
+    """
+    source = info.forked_from or source_from(info.meta)
+    if not source:
+        return ""
+    seq = forked_at(info) or _last_copied_seq(store, source, last_copied_from(info.meta))
+    verb = "forked from" if info.forked_from else "continues"
+    return f"{verb} {source} at message {seq}" if seq else f"{verb} {source}"
+
+
+def _last_copied_seq(store: Store, source: str, identity: str) -> int:
+    """Return the seq of the message with this identity in the source session, or 0."""
+    with suppress(StenologError):  # The source may be missing or damaged, or have an invalid key.
+        if identity and store.info(source).count <= _MAX_SEARCHED:
+            # This import is slow and only needed for forks of other programs.
+            from stenolog.transfer.transcripts.transcript import identity_of
+
+            encoded_id = identity.encode()
+            messages = store.get_history(source, full=True)
+            candidates = (m for m in messages if encoded_id in m.to_json())
+            seqs = (m.seq for m in candidates if identity_of(m.to_dict()) == identity)
+            return max(seqs, default=0)
+    return 0
 
 
 def _session_fields(store: Store, info: SessionInfo, messages: Iterable[Message]) -> dict[str, Any]:
@@ -198,7 +242,8 @@ _EXIT_CTRL_C: Final = 128 + 2
 def tail_command(key: str, follow: bool, last: int, as_json: bool, where: Location) -> int:
     """Show the last messages of the session KEY, and new messages with -f.
 
-    In a terminal, the start or end of KEY is enough if only one session matches.
+    In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
+    one session matches.
 
     With -f, each message is shown as soon as any process stores it, until you press Ctrl-C or the
     session is deleted.

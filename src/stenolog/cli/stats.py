@@ -92,7 +92,8 @@ def stats_command(
     Counts all sessions, or the session KEY, including hidden and archived messages. Messages that a
     fork copied are counted once.
 
-    In a terminal, the start or end of KEY is enough if only one session matches.
+    In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
+    one session matches.
 
     input_tokens, output_tokens and cached_tokens (part of the input) are numbers that the providers
     reported; the scripted model reports estimates. estimated_tokens is for messages without

@@ -36,7 +36,7 @@ Maintain  doctor      Find and repair damage   backup    Back up all sessions
           delete      Move to the trash        restore   Restore from the trash
           purge       Delete permanently       archive   Archive old messages
           retention   Apply retention rules
-Transfer  import      Import from other apps   export    Export one session
+Transfer  import      Import from other apps   export    Export sessions
           copy        Copy to another store    hook      Import as sessions end
 Set up    memory      Manage notes             config    Show the settings
           completion  Shell completion

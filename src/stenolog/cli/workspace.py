@@ -41,7 +41,11 @@ PROGRAM_NAMES: Final = {
 }
 """Names of programs in messages, by their names as arguments."""
 _MAX_LISTED_KEYS: Final = 5
-"""Maximum number of similar keys listed in the error for an unknown key."""
+"""Maximum number of matching keys listed in the error for an unknown key."""
+_MAX_COMPARED_KEYS: Final = 1_000
+"""Maximum number of keys that are compared with an unknown key."""
+_MIN_SIMILARITY: Final = 0.75
+"""Minimum similarity of a suggested key, from 0 to 1."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -241,25 +245,26 @@ def find_session(store: Store, name: str) -> "SessionInfo":
     session = find_session_or_none(store, name)
     if session is None:
         raise _unknown_session_error(
-            name, _similar_keys(store, name), " This command needs a whole key."
+            name, store.list_sessions(), " This command needs a whole key."
         )
     return session
 
 
 def find_session_to_read(store: Store, name: str) -> "SessionInfo":
-    """Return the session with this key or alias, or the only one whose key starts or ends with it.
+    """Return the session with this key or alias, or the only one whose key matches in part.
 
     Only for commands that change nothing. A script must give the whole key, because it would not
     notice that another session is meant. Raises ClickException.
     """
     session = find_session_or_none(store, name)
     if session is None:
-        keys = _similar_keys(store, name)
+        keys = store.list_sessions()
         if not _is_in_terminal():
             raise _unknown_session_error(name, keys, " A script needs a whole key.")
-        if len(keys) != 1:
+        matching_keys = _matching_keys(keys, name)
+        if len(matching_keys) != 1:
             raise _unknown_session_error(name, keys)
-        session = store.info(keys[0])
+        session = store.info(matching_keys[0])
         print_notice(f"Session {one_line(session.key)}")
     return session
 
@@ -268,23 +273,45 @@ def _is_in_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _similar_keys(store: Store, part: str) -> list[str]:
-    """Return the keys that start or end with this text."""
-    return [key for key in store.list_sessions() if key.startswith(part) or key.endswith(part)]
+def _matching_keys(keys: Sequence[str], part: str) -> list[str]:
+    """Return the keys that start or end with this text, or have it after a colon."""
+    return [key for key in keys if key.startswith(part) or key.endswith(part) or f":{part}" in key]
 
 
 def _unknown_session_error(
-    name: str, similar_keys: Sequence[str], advice: str = ""
+    name: str, keys: Sequence[str], advice: str = ""
 ) -> click.ClickException:
-    text = f"There is no session {one_line(name)!r}."
-    if not similar_keys:
-        return click.ClickException(f"{text} `steno list{location_hint()}` lists the sessions.")
-    count = len(similar_keys)
-    verbs = "starts or ends" if count == 1 else "start or end"
-    lines = [f"{text}{advice} {plural(count, 'key')} {verbs} with it:"]
-    lines += [f"  {one_line(key)}" for key in similar_keys[:_MAX_LISTED_KEYS]]
+    """Return the error for an unknown key. `keys`: the keys of all sessions."""
+    text = f"There is no session {one_line(name)!r}{_searched_place()}."
+    matching_keys = _matching_keys(keys, name)
+    if not matching_keys:
+        suggestion = _suggestion(keys, name)
+        advice = f"`steno list{location_hint()}` lists the sessions."
+        return click.ClickException(f"{text}{suggestion} {advice}")
+    count = len(matching_keys)
+    lines = [f"{text}{advice} {plural(count, 'key')} {'matches' if count == 1 else 'match'}:"]
+    lines += [f"  {one_line(key)}" for key in matching_keys[:_MAX_LISTED_KEYS]]
     lines += [f"  … and {count - _MAX_LISTED_KEYS:,} more"] if count > _MAX_LISTED_KEYS else []
     return click.ClickException("\n".join(lines))
+
+
+def _suggestion(keys: Sequence[str], name: str) -> str:
+    """Return a question that names up to three similar keys, or an empty string."""
+    # These imports are only needed for errors.
+    from difflib import get_close_matches
+    from heapq import nsmallest
+
+    # A store lists keys without times. A typing error changes the length of a key only a little.
+    compared_keys = nsmallest(_MAX_COMPARED_KEYS, keys, lambda key: abs(len(key) - len(name)))
+    matches = get_close_matches(name, compared_keys, n=3, cutoff=_MIN_SIMILARITY)
+    return f" Did you mean {' or '.join(map(one_line, matches))}?" if matches else ""
+
+
+def _searched_place() -> str:
+    """Return the workspace of the command, such as ` in ./workspace`; empty if unknown."""
+    ctx = click.get_current_context(silent=True)
+    workspace = None if ctx is None else ctx.params.get("workspace")
+    return f" in {one_line(display_name(workspace))}" if workspace else ""
 
 
 def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":

@@ -156,3 +156,10 @@ def test_p11_created_config_folders_are_private_with_any_umask(steno: Steno, fil
     assert len(made) == 3
     for folder in (file.parents[1], *made):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+@pytest.mark.parametrize("command", ["view", "serve", "open"])
+def test_invalid_option_is_reported_with_its_name(steno: Steno, command: str) -> None:
+    result = steno(command, "--port", "99999")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == ("Error: --port: must be a whole number from 0 to 65,535, not 99999.\n")

@@ -355,7 +355,7 @@ def test_one_unknown_key_prevents_all_deletions(steno: Steno, more: list[str]) -
     for command in ("delete", "purge"):
         result = steno(command, KEY, "nobody", "--yes", *more)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "There is no session 'nobody'." in result.stderr
+        assert "There is no session 'nobody' in ./workspace." in result.stderr
     assert KEY in _keys("workspace")
 
 

@@ -185,8 +185,9 @@ def test_summarize_makes_a_summary_that_undo_reverts(steno: Steno, where: str) -
 def test_misspelt_key_creates_no_session(place: Path, steno: Steno, command: list[str]) -> None:
     result = steno(*command)
     assert (result.exit_code, result.stdout) == (1, "")
+    place_text = "" if command[0] == "summarize" else " in ./workspace"
     assert result.stderr == (
-        "Error: There is no session 'nobody'. `steno list` lists the sessions.\n"
+        f"Error: There is no session 'nobody'{place_text}. `steno list` lists the sessions.\n"
     )
     with open_store("workspace", read_only=True) as store:
         assert "nobody" not in store.list_sessions()

@@ -257,6 +257,19 @@ def test_markdown_has_a_heading_and_an_anchor_for_each_message(steno: Steno) -> 
     assert '<details><summary>ls .</summary>\n\n```json\n{\n  "path": "."\n}\n```' in shown
 
 
+def test_markdown_has_unknown_fields_but_not_the_original_record_of_a_program(
+    steno: Steno,
+) -> None:
+    body = {"role": "user", "content": "hello", "claude_code": {"uuid": "u1"}, "other": 2}
+    with open_store("workspace") as store:
+        store.add_messages("imported", [body])
+    text = steno("export", "imported", "--format", "markdown").stdout
+    assert "claude_code" not in text
+    assert "u1" not in text
+    assert '{"other": 2}' in text
+    assert '"claude_code"' in steno("export", "imported").stdout, "jsonl is exactly as stored"
+
+
 def test_anthropic_blocks_are_exported_as_calls_and_results(steno: Steno) -> None:
     image = {"type": "image", "source": {"media_type": "image/png", "data": "iVBORw0KGgo="}}
     use = {"type": "tool_use", "id": "1", "name": "login", "input": {"password": KEY}}
@@ -592,7 +605,10 @@ def test_export_of_all_sessions_needs_all_and_a_folder(told: Path, steno: Steno)
     assert "omit KEY" in steno("export", "k", "--prefix", "x").stderr
     assert "is a folder" in steno("export", "k", "-o", ".").stderr
     (told / "file").write_text("")
-    assert steno("export", "--all", "-o", "file").exit_code == 1
+    result = steno("export", "--all", "-o", "file")
+    assert result.exit_code == 2
+    assert "Error: file is a file. --all writes into a folder: name a folder." in result.stderr
+    assert (told / "file").read_text() == ""
 
 
 def test_export_of_all_sessions_does_not_overwrite_link_targets(told: Path, steno: Steno) -> None:

@@ -182,11 +182,27 @@ def test_list_filters_by_failed_tool_call_program_and_project(steno: Steno) -> N
     assert _keys(steno("list", "--project", "/srv/billing")) == ["c:1"]
     assert _keys(steno("list", "--project", "site")) == ["c:3"]
     assert _keys(steno("list", "--project", ".")) == ["c:4"]
-    none = steno("list", "--project", "sit", "--prefix", "c:")
+    none = steno("list", "--project", "site", "--prefix", "d:")
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", "No matching sessions.\n")
     both = steno("list", "--project", "billing")
     assert (both.exit_code, both.stdout) == (2, "")
     assert "2 projects are named 'billing': /opt/billing, /srv/billing" in both.stderr
+
+
+def test_list_names_the_existing_programs_and_projects(steno: Steno) -> None:
+    unknown = steno("list", "--program", "claude")
+    assert unknown.stderr == "No session has the program claude.\n"
+    with open_store("workspace") as store:
+        for key, program in (("c:1", "codex"), ("c:2", "claude-code"), ("c:3", "claude-code")):
+            store.add_message(key, "user", "hello")
+            store.set_meta(key, transcript={"program": program, "folders": [f"/srv/{key[2:]}"]})
+    unknown = steno("list", "--program", "claude")
+    assert (unknown.exit_code, unknown.stdout) == (0, "")
+    assert unknown.stderr == ("No session has the program claude. Programs: claude-code, codex.\n")
+    unknown = steno("list", "--project", "4", "--program", "codex")
+    assert unknown.stderr == "No session has the project 4. Projects: /srv/1, /srv/2, /srv/3.\n"
+    known = steno("list", "--program", "codex", "--prefix", "c:2")
+    assert known.stderr == "No matching sessions.\n"
 
 
 def test_title_cannot_control_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:

@@ -27,7 +27,7 @@ def test_script_needs_the_whole_key(
     monkeypatch.setattr(workspace, "_is_in_terminal", _is_in_terminal)
     result = steno(command, "telegram:1")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "A script needs a whole key. 1 key starts" in result.stderr
+    assert "A script needs a whole key. 1 key matches" in result.stderr
 
 
 @pytest.mark.parametrize("part", ["telegram:1", "te", "123", "egram:123"])
@@ -44,7 +44,41 @@ def test_reading_command_accepts_the_start_or_end_of_one_key(
 def test_part_of_a_key_needs_to_be_at_its_start_or_end(steno: Steno) -> None:
     result = steno("show", "gram")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: There is no session 'gram'. `steno list` lists the sessions.\n"
+    assert result.stderr == (
+        "Error: There is no session 'gram' in ./workspace. `steno list` lists the sessions.\n"
+    )
+
+
+def test_start_of_a_part_after_a_colon_is_enough(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("claude-code:da6cea2d-1:agent:7f", "user", "hello")
+    for part in ("da6cea", "da6cea2d-1:ag", "age"):
+        shown = steno("show", part, "--json")
+        assert json.loads(shown.stdout)["key"] == "claude-code:da6cea2d-1:agent:7f"
+    assert steno("show", "a6cea").exit_code == 1
+
+
+def test_error_suggests_at_most_three_similar_keys(
+    steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store("workspace") as store:
+        for number in range(5):
+            store.add_message(f"slack:general-{number}", "user", "hello")
+    [line] = steno("show", "telegrm:123").stderr.splitlines()
+    assert line == (
+        "Error: There is no session 'telegrm:123' in ./workspace. Did you mean telegram:123? "
+        "`steno list` lists the sessions."
+    )
+    assert steno("show", "slack:genral-0").stderr.count("slack:general-") == 3
+    assert "Did you mean telegram:123?" in steno("rename", "telegrm:123", "A title").stderr
+    # Only some of very many keys are compared: those of about the same length.
+    monkeypatch.setattr(workspace, "_MAX_COMPARED_KEYS", 1)
+    assert "Did you mean telegram:123?" in steno("show", "telegrm:1234").stderr
+
+
+def test_error_names_the_workspace_that_was_searched(place: Path, steno: Steno) -> None:
+    other = str(place / "workspace")
+    assert f"no session 'nobody' in {other}. `steno" in steno("show", "nobody", "-w", other).stderr
 
 
 def test_whole_key_takes_precedence_over_parts_of_keys(steno: Steno) -> None:
@@ -72,7 +106,7 @@ def test_ambiguous_part_is_reported_with_five_keys(steno: Steno) -> None:
     result = steno("show", "cli:many")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "Error: There is no session 'cli:many'. 7 keys start or end with it:\n"
+        "Error: There is no session 'cli:many' in ./workspace. 7 keys match:\n"
         "  cli:many-0\n  cli:many-1\n  cli:many-2\n  cli:many-3\n  cli:many-4\n  … and 2 more\n"
     )
 
@@ -105,9 +139,10 @@ def test_changing_command_names_the_key_and_changes_nothing(
     before = {path: path.read_bytes() for path in logs.iterdir() if path.is_file()}
     result = steno(*command)
     assert (result.exit_code, result.stdout) == (1, "")
+    place_text = "" if command[0] == "summarize" else " in ./workspace"
     assert result.stderr == (
-        "Error: There is no session 'telegram'. This command needs a whole key. 1 key starts or "
-        "ends with it:\n  telegram:123\n"
+        f"Error: There is no session 'telegram'{place_text}. This command needs a whole key. "
+        "1 key matches:\n  telegram:123\n"
     )
     assert {path: path.read_bytes() for path in before} == before
 

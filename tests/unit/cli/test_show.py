@@ -13,6 +13,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import record_field
 from support.tool_samples import CODING, fill_tools
+from support.transcripts import SAMPLES
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -81,7 +82,7 @@ def test_missing_message_is_reported_in_one_sentence(steno: Steno) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr == f"Error: There is no message 9 in {KEY}; the last is 4.\n"
     nobody = steno("show", "nobody:7")
-    assert nobody.stderr.startswith("Error: There is no session 'nobody:7'.")
+    assert nobody.stderr.startswith("Error: There is no session 'nobody:7' in ./workspace.")
     assert steno("show", KEY, "--at", "0").exit_code == 2
 
 
@@ -287,3 +288,46 @@ def test_original_record_of_another_program_is_not_shown(
 
 def test_original_records_of_all_programs_are_known() -> None:
     assert set(map(record_field, PROGRAMS)) == PROGRAM_FIELDS
+
+
+# --- forks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_show_names_the_source_of_an_imported_fork(
+    steno: Steno, in_terminal: InTerminal, is_terminal: bool
+) -> None:
+    folder = SAMPLES / "claude-code" / "projects"
+    assert steno("import", "--from", "claude-code", str(folder)).exit_code == 0
+    fork = "claude-code:9e1eb1be-32e7-4220-a0bf-a63df7f38f75"
+    [source] = {
+        session["forked_from"]
+        for line in steno("list", "--json").stdout.splitlines()
+        if (session := json.loads(line))["key"] == fork
+    }
+
+    def first_line() -> str:
+        if is_terminal:
+            return in_terminal("show", fork, "--no-pager", NO_COLOR="1")[1].splitlines()[0]
+        return steno("show", fork).stdout.splitlines()[0]
+
+    assert first_line() == f"continues {source} at message 28"
+    assert "continues" not in steno("show", f"{fork}:1").stdout
+    # Without its source, the number is unknown.
+    assert steno("delete", source, "--yes").exit_code == 0
+    assert first_line() == f"continues {source}"
+
+
+def test_show_names_the_source_of_a_fork(steno: Steno) -> None:
+    assert steno("fork", KEY, "copy", "--at", "3").exit_code == 0
+    assert steno("show", "copy").stdout.startswith(f"forked from {KEY} at message 3\n\nSummary\n")
+    assert "forked" not in steno("show", KEY).stdout
+
+
+def test_name_of_the_source_cannot_control_the_terminal(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "hello")
+        store.set_meta("k", transcript={"forked_from": "a\x1b[2J\nb", "forked_after": "id"})
+    shown = steno("show", "k").stdout
+    assert "\x1b" not in shown
+    assert shown.startswith("continues a\\x1b[2J\\nb\n\n[1] user")

@@ -252,7 +252,7 @@ def test_unknown_key_is_reported_in_one_sentence(steno: Steno, command: str) -> 
     result = steno(command, "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "Error: There is no session 'nobody'. `steno list` lists the sessions.\n"
+        "Error: There is no session 'nobody' in ./workspace. `steno list` lists the sessions.\n"
     )
 
 

@@ -124,3 +124,7 @@ def test_package_can_be_run_as_a_module() -> None:
         check=True,
     )
     assert ended.stdout == f"steno {version('stenolog')}\n"
+
+
+def test_help_says_that_export_writes_sessions(steno: Steno) -> None:
+    assert "export    Export sessions" in steno("--help").stdout

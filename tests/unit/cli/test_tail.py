@@ -154,7 +154,7 @@ def test_session_recreated_during_the_read_is_shown_from_its_end(
 def test_follow_does_not_wait_for_a_missing_session(steno: Steno, more: list[str]) -> None:
     result = steno("tail", "nobody", *more)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "There is no session 'nobody'." in result.stderr
+    assert "There is no session 'nobody' in ./workspace." in result.stderr
 
 
 def test_tail_is_formatted_in_a_terminal(in_terminal: InTerminal) -> None:

@@ -9,7 +9,14 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.catalog.message_metadata import FIELD, has_failed, interruption, model_of, seconds_of
+from stenolog.catalog.message_metadata import (
+    FIELD,
+    PROGRAM_FIELDS,
+    has_failed,
+    interruption,
+    model_of,
+    seconds_of,
+)
 from stenolog.messages import (
     UNNAMED,
     FilePart,
@@ -177,7 +184,7 @@ def _readable_parts(
 
 def _field_parts(fields: Mapping[str, Any], clean: TextCleaner) -> Iterator[Part]:
     for name, value in fields.items():
-        if name != FIELD and value is not None:
+        if name != FIELD and name not in PROGRAM_FIELDS and value is not None:
             # Clean name and value together, because the name may reveal that the value is a secret.
             yield _field_part(redact_text(name, clean), {name: value}, clean)
 
