@@ -174,7 +174,7 @@ def test_project_filter_tells_folders_with_the_same_name_apart(
     viewer: ViewerPage, place: Path
 ) -> None:
     with open_store(str(place)) as store:
-        _add(store, "codex:8", "Ships", days=1, project="/home/ada/harbour")
+        _add(store, "codex:8", "Ships", days=1, project="/data/ada/harbour")
         _add(store, "codex:9", "Cranes", days=1, project="/srv/harbour")
     page = viewer.page
     viewer.open("/")

@@ -94,11 +94,11 @@ def test_snippet_that_starts_or_ends_inside_a_secret_does_not_show_a_part_of_it(
 
 def test_projects_with_the_same_name_are_shown_with_enough_of_their_path() -> None:
     paths = [
-        *("/home/ada/harbour", "/srv/harbour", "/harbour", "/srv/site", "/a/x/app", "/b/x/app"),
+        *("/data/ada/harbour", "/srv/harbour", "/harbour", "/srv/site", "/a/x/app", "/b/x/app"),
         *("C:\\work\\tide", "D:\\work\\tide", "/srv/port", "/srv/port/", "/"),
     ]
     assert project_labels(paths) == {
-        "/home/ada/harbour": "ada/harbour",
+        "/data/ada/harbour": "ada/harbour",
         "/srv/harbour": "srv/harbour",
         "/harbour": "/harbour",
         "/srv/site": "site",
