@@ -184,7 +184,10 @@ def update_steps(
 ) -> Iterator[Step]:
     """Yield the steps that bring a row of the catalog up to date with the session's content."""
     info = content.info
-    kept_row = None if content.from_start else row
+    # The time of a row without messages is that of its creation, which may be later than the
+    # times of imported messages.
+    is_first_batch = row is not None and row.indexed == 0 and bool(content.messages)
+    kept_row = None if content.from_start or is_first_batch else row
     start = info.uid, info.generation, info.archived
     removals = _emptying_steps(key, row, start) if kept_row is None else ()
     return _add_versions(row, chain(removals, _adding_steps(key, stamp, kept_row, content, price)))

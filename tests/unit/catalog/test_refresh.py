@@ -78,6 +78,17 @@ def test_catalog_equals_a_full_scan_after_ten_thousand_operations(
             _walk(stores, catalogs, seed=seed + part, steps=500)
 
 
+def test_imported_messages_of_an_indexed_empty_session_keep_their_times(
+    store: Store, catalog: Catalog
+) -> None:
+    store.set_meta("cli:0", tags=["empty"])
+    _agree(store, catalog)
+    store.add_messages(
+        "cli:0", [{"role": "user", "content": "old"}], at=[datetime(2025, 1, 1, tzinfo=UTC)]
+    )
+    _agree(store, catalog)
+
+
 def test_small_transactions_give_the_same_catalog(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
