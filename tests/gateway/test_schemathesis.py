@@ -98,9 +98,8 @@ def _run(*options: str) -> None:
             # A stream that never ends is not for a client that waits for the end.
             *("--exclude-path-regex", "/events$", *options),
         ]
-        ended = subprocess.run(
-            command, check=False, cwd=folder, capture_output=True, text=True, timeout=150
-        )
+        # The time limit of the test ends a run that hangs.
+        ended = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
