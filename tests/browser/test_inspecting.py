@@ -88,7 +88,7 @@ def test_turns_page_shows_tokens_tools_and_duration_of_each_turn(
     expect(page.locator(".turns tbody tr")).to_have_count(3)
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("td").all_inner_texts()[1:5] == ["2", "1,526", "314", "11.5 s"]
-    assert install_command("prices") in page.locator(".hint").inner_text()
+    assert install_command("prices") in page.locator("main .hint").inner_text()
     viewer.screenshot("turns")
     row.locator("a").click()
     expect(page.locator("#m3")).to_be_in_viewport()
@@ -238,7 +238,7 @@ def test_context_page_explains_why_messages_are_not_sent(
         expect(page.locator(".cut a")).to_have_text("message 2")
         assert "demo-model" in page.locator(".lead").inner_text()
         assert "9555" not in page.locator(".lead").inner_text()
-        expect(page.locator(".hint").first).to_contain_text(
+        expect(page.locator("main .hint").first).to_contain_text(
             "The system message stored in this session is not sent."
         )
         viewer.screenshot("care-context-not-sent")

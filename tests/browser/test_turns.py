@@ -93,7 +93,7 @@ def test_chart_shows_tokens_and_cost_of_each_turn(viewer: ViewerPage) -> None:
     assert "$0.0047" in page.locator(".lead").inner_text()
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("[data-name=cost]").inner_text() == "$0.0028"
-    assert page.locator(".hint").count() == 0
+    assert page.locator("main .hint").count() == 0
     viewer.screenshot("turns-priced")
 
 
@@ -146,7 +146,7 @@ def test_chart_shows_hostile_prompts_as_text(viewer: ViewerPage) -> None:
     assert box is not None
     area.hover(position={"x": box["width"] / 16, "y": box["height"] / 2})
     expect(page.locator("#chart-label")).to_contain_text("<script>window.hurt=1</script>")
-    assert "No known price for <script>" in page.locator(".hint").inner_text()
+    assert "No known price for <script>" in page.locator("main .hint").inner_text()
     assert page.evaluate("window.hurt ?? 0") == 0
     assert page.locator("main script, main svg, main img").count() == 0
 
